@@ -7,14 +7,17 @@ import gc
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -34,6 +37,9 @@ os.environ.setdefault("DOVETAIL_SKIP_OBSERVERS", "report")
 # Tests read no tokens that another run made.
 os.environ["DOVETAIL_CACHE"] = tempfile.mkdtemp(prefix="dovetail-tests-")
 atexit.register(shutil.rmtree, os.environ["DOVETAIL_CACHE"], ignore_errors=True)
+
+# Python writes the stacks of all threads when a process is aborted, as `abort_commands` does.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 # No test asks a clock: on a busy machine a deadline would.
 # A quarter of hypothesis' examples where a test does not say how many; the nightly run draws all.
@@ -91,6 +97,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if starts_ray(Path(item.path)):
             item.add_marker(pytest.mark.ray)
+
+
+def abort_commands(test: str) -> None:
+    """Name the commands that a test has started and that still run, and abort them, so that Python ones write their stacks."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(process.cmdline())
+            os.write(2, f"{test}: aborted after the time limit: {process.pid} {command}\n".encode())
+            process.send_signal(signal.SIGABRT)
+        except psutil.NoSuchProcess:
+            continue
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Abort a test's commands shortly before the test itself is ended, which kills them without a word."""
+    mark = item.get_closest_marker("timeout")
+    limit = float(
+        (mark.args and mark.args[0] if mark else None)
+        or item.config.getoption("timeout")
+        or item.config.getini("timeout")
+        or 0
+    )
+    timer = threading.Timer(0.8 * limit, abort_commands, [item.nodeid])
+    timer.daemon = True
+    if limit:
+        timer.start()
+    try:
+        return (yield)
+    finally:
+        timer.cancel()
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_renamed_names_are_followed_alone_and_by_their_beginning():
 
 
 def test_a_line_of_three_names_is_no_rename():
-    with pytest.raises(ValueError, match="'a b c' is no line of two names"):
+    with pytest.raises(ValueError, match=r"'a b c' is.*two names"):
         compare.read_renames("a b c")
 
 

@@ -70,10 +70,7 @@ def test_a_failing_observer_stops_no_other_and_is_reported(
             observers.hook.step_finished(step=step, metrics={})
     assert len(before.seen) == len(after.seen) == 2
     assert observers.failures == {name: 2}
-    assert (
-        "observer the failing one failed in step_finished: OSError: no room for step 1"
-        in caplog.text
-    )
+    assert "one failed in step_finished: OSError:" in caplog.text
     assert "Traceback" in caplog.text
 
 

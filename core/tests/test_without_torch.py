@@ -18,7 +18,7 @@ lines = status.read_text().splitlines() if status.exists() else ["VmHWM: 0 kB"]
 peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 print(f"peak {peak // 1000} MB")
 """
-"""`ru_maxrss` is no less than what the process that started this one had. Where there is no /proc, nothing is measured."""
+"""`ru_maxrss` is not less than what the process that started this one had. Where there is no /proc, nothing is measured."""
 
 
 def without(code: str, *arguments: str, blocked: tuple[str, ...] = BLOCKED) -> tuple[str, int]:

@@ -100,7 +100,7 @@ class Moving(ScriptedRun):
 
 
 class Words(ScriptedRun):
-    """Metrics are no numbers."""
+    """Metrics are not numbers."""
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, validation={"val/mean@1": "good"}, **named)

@@ -86,17 +86,17 @@ def test_other_prompts_and_the_untrained_model(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("{tmp}",), "neither a run directory nor a model"),
-        (("{tmp}/nothing/at/all",), "there is no run directory"),
-        (("{run}@7",), "no checkpoint of step 7; there are: step_1, step_2, step_3"),
-        (("{run}@last",), "expected a step after the @"),
+        (("{tmp}",), "run directory"),
+        (("{tmp}/nothing/at/all",), "run directory"),
+        (("{run}@7",), "checkpoint of step 7; there are: step_1, step_2, step_3"),
+        (("{run}@last",), "step after the @"),
         (("{run}@best",), "no best checkpoint"),
         (("{tiny}",), "--config"),
         (("{run}", "data.val_files=[]"), "data.val_files names no file"),
         (("{run}", "rollout.name=vlm"), "vlm"),
         (("{run}", "data.max_response_length=100000"), "positions"),
-        (("no-such/model", "--config={config}"), "no tokenizer of that hub id could be loaded"),
-        (("rollout.validation.n=2",), "no MODEL is named"),
+        (("no-such/model", "--config={config}"), "hub id could"),
+        (("rollout.validation.n=2",), "MODEL is named"),
     ],
 )
 def test_what_can_not_be_evaluated_is_one_error(

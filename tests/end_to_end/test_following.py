@@ -103,8 +103,8 @@ def test_the_plan_says_who_follows(config: Path, planned) -> None:
         planned(str(config), KL, "ref.update={every: 64}", "roles.slow.update.decay=0.99").split()
     )
     assert "follow_actor" in text
-    assert "on fsdp2, is set to the actor every 64 steps" in text
-    assert "on fsdp2, averages the actor every step (decay 0.99)" in text
+    assert "every 64 steps" in text
+    assert "on fsdp2, averages" in text
     # Nothing reads the reference: there is none, and nothing follows.
     assert "follow_actor" not in planned(str(config), "ref.update.every=64")
 
@@ -112,7 +112,7 @@ def test_the_plan_says_who_follows(config: Path, planned) -> None:
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [
-        (["roles.second={update: {}, objective: policy}"], "objective of its own"),
+        (["roles.second={update: {}, objective: policy}"], "of its own"),
         (["roles.second={update: {}, head: value}"], "value head"),
         ([KL, "ref={update: {}, engine: {name: fsdp2, lora: {rank: 2}}}"], "adapters"),
         ([KL, "ref.update={}", "actor.engine.lora={rank: 2}", "ref.path={other}"], "below it"),

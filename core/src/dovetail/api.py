@@ -40,7 +40,7 @@ def train(
     Ctrl-C (or a notebook's stop button) ends generation, or waits for the stage that runs, and saves the run.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         overrides: `key=value`, as on the command line.
         reward: scores every row, in place of the functions of the config.
         dataset: training rows, in place of `data.train_files`. They are written to `output_dir`, so that the run can be
@@ -76,13 +76,13 @@ def resume(
     """Continue a run from its latest checkpoint and return the summary, as `dovetail resume` does.
 
     Args:
-        run_directory: of the run.
-        overrides: `key=value`; they belong to the run from then on.
+        run_directory: the run directory.
+        overrides: `key=value`; they are kept in the run's config.
         reward: the function that `train` was given, where it was given one.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
-        DovetailError: whatever else is wrong.
+        DovetailError: the config, the data, or a plugin is wrong.
         StopRequested: the run was stopped and saved.
     """
     from dovetail.run.run import resume as run
@@ -102,7 +102,7 @@ def plan(
     """Return the stages, models, placement and counts of a run as plain containers.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         overrides: `key=value`.
         dataset: training rows, in place of `data.train_files`.
         val_dataset: held-out rows, in place of `data.val_files`.
@@ -125,10 +125,10 @@ def check(
     dataset: Rows | None = None,
     val_dataset: Rows | None = None,
 ) -> Examination:
-    """Return everything that can be known to be wrong before a run, as `dovetail check` lists it.
+    """Return all problems that can be found before a run, as `dovetail check` lists them.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         overrides: `key=value`.
         reward: scores every row, in place of the functions of the config.
         dataset: training rows, in place of `data.train_files`.

@@ -16,7 +16,7 @@ class DovetailError(Exception):
     """Base of all of Dovetail's errors.
 
     Args:
-        message: what was wrong, with the offending value.
+        message: the description of the error, with the offending value.
         hint: how to fix it; printed on a line of its own.
     """
 
@@ -31,7 +31,7 @@ class DovetailError(Exception):
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
 
     def during(self, what: str) -> None:
-        """Put first in the message what was under way, such as `step 3`."""
+        """Prefix the message with the running operation, such as `step 3`."""
         if not self.message.startswith(f"{what}: "):
             self.message = f"{what}: {self.message}"
 
@@ -62,7 +62,7 @@ class ConfigError(DovetailError, ValueError):
 
 
 class PluginError(DovetailError):
-    """Base of what can go wrong with a plugin."""
+    """Base of all errors of plugins."""
 
     exit_code = 2
 
@@ -113,7 +113,7 @@ class NumericsError(DovetailError, ArithmeticError):
     """A number, a loss or a gradient is not finite; the weights were left as they were.
 
     Attributes:
-        sample_ids: the samples that it came from, as far as they could be told.
+        sample_ids: the samples that caused it, as far as known.
     """
 
     exit_code = 3
@@ -125,7 +125,7 @@ class NumericsError(DovetailError, ArithmeticError):
         self.sample_ids = tuple(sample_ids)
 
     def gather(self, others: Iterable[Exception]) -> None:
-        """Take over the samples that other ranks' errors of this kind name: each rank knows only its own."""
+        """Add the samples that other ranks' errors of this kind name: each rank knows only its own."""
         found = [e for e in others if isinstance(e, NumericsError) and e.sample_ids]
         if found:
             # A rank that names samples says more in its message too.
@@ -139,17 +139,17 @@ class DispatchError(DovetailError, ValueError):
 
 
 class UnregisteredMethodError(DispatchError, AttributeError):
-    """A worker group was asked for a method that its class does not register."""
+    """A method was called on a worker group that its class does not register."""
 
 
 class PlacementError(DovetailError, RuntimeError):
-    """The runtime can't give the workers what they ask for: too few accelerators, CPUs or nodes, or no cluster."""
+    """The runtime lacks what the workers need: accelerators, CPUs or nodes, or a cluster."""
 
     exit_code = 2
 
 
 class WorkerError(DovetailError, RuntimeError):
-    """A call on a worker group failed; carries the first failing rank and its own traceback.
+    """A call on a worker group failed; has the first failing rank and its traceback.
 
     Attributes:
         rank: the first failing rank.
@@ -183,13 +183,13 @@ class RolloutError(DovetailError, RuntimeError):
 
 
 class RequestRefusedError(RolloutError, ValueError):
-    """An engine does not take a request as it is: asked again, or started again, it would refuse it again."""
+    """An engine refuses a request; a retry or a restart would not change that."""
 
     exit_code = 1
 
 
 class ToolError(DovetailError, RuntimeError):
-    """A call of a tool did not work; the policy is shown the message as an observation."""
+    """A tool call failed; the policy is shown the message as an observation."""
 
 
 class RewardError(DovetailError, RuntimeError):
@@ -201,13 +201,13 @@ class WeightSyncError(DovetailError, RuntimeError):
 
 
 class ReceiverError(WeightSyncError):
-    """Receivers did not take an update whose sender is whole: once they have been mended, it can be sent again."""
+    """Receivers did not take an update, and the sender is unaffected: the update can be sent again once they have been restarted."""
 
     exit_code = _INFRASTRUCTURE
 
 
 class CalledOffError(ReceiverError):
-    """The update was called off before its first byte, since a receiver will not come: the others are as they were."""
+    """The update was called off before its first byte, since a receiver will not connect: the other receivers are unchanged."""
 
 
 class CheckpointError(DovetailError, OSError):
@@ -237,7 +237,7 @@ class StopRequested(DovetailError, KeyboardInterrupt):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Give an error and what led to it, each once: two errors may each be the other's cause, where one of them is raised again."""
+    """Yield an error and its causes, each once, even where the causes form a cycle."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and not any(cause is each for each in seen):

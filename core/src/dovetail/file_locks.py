@@ -12,8 +12,8 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
 
     Args:
         file: the descriptor, also of a directory.
-        shared: other processes may have a shared lock on it, too.
-        wait: for the lock, where another process holds it.
+        shared: take a shared lock, which other processes may hold as well.
+        wait: wait where another process holds the lock.
 
     Returns:
         Whether it is locked now: false where another process holds it, None on a file system without locks.
@@ -39,10 +39,10 @@ def unlock(file: int) -> None:
 
 
 def system_locks() -> ModuleType:
-    """Return the module of the system's locks.
+    """Return the module of the system's file locks.
 
     Raises:
-        DovetailError: this system has none, as Windows; a run needs them.
+        DovetailError: this system has none (Windows); a run needs them.
     """
     try:
         import fcntl

@@ -79,7 +79,8 @@ class Observers:
         """Add an observer and return the name that reports use.
 
         Raises:
-            PluginBrokenError: it implements a hook that does not exist, asks for an argument that the hook lacks, or none at all.
+            PluginBrokenError: it implements a hook that does not exist, a hook with an unknown argument, or no hook at
+                all.
         """
         name = name or f"{type(observer).__module__}.{type(observer).__qualname__}"
         unique, count = name, 1
@@ -112,7 +113,7 @@ class Observers:
         return tuple(name for name, _ in self._manager.list_name_plugin())
 
     def guarded(self, name: str, what: str, method: Callable[..., Any]) -> Callable[..., None]:
-        """Return the method such that what it raises is reported and counted, as a failure of this observer in `what`."""
+        """Wrap a method so that its exceptions are reported and counted as failures of this observer."""
 
         @wraps(method)
         def call(*arguments: object) -> None:

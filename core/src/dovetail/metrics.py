@@ -11,15 +11,15 @@ import attrs
 
 @runtime_checkable
 class Metric(Protocol):
-    """A figure that can be merged with another of its kind."""
+    """A value that can be merged with others of its kind."""
 
     @property
     def value(self) -> float:
-        """The figure."""
+        """The metric's value."""
         ...
 
     def merge(self, other: Self) -> Self:
-        """Return both taken together; associative and commutative up to rounding."""
+        """Merge two metrics; associative and commutative up to rounding."""
         ...
 
 
@@ -70,7 +70,7 @@ class Min:
 
 @attrs.frozen
 class Last:
-    """The latest figure: a learning rate, a norm. Equal on every rank."""
+    """The latest value: a learning rate, a norm. Equal on every rank."""
 
     value: float
 
@@ -156,5 +156,5 @@ def is_empty(metric: Metric) -> bool:
 
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Return the figure of every metric, by name; a metric over nothing has none and is left out."""
+    """Return the value of every metric, by name; metrics without any sample are left out."""
     return {name: metric.value for name, metric in metrics.items() if not is_empty(metric)}

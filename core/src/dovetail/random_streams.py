@@ -17,7 +17,7 @@ def stream_seed(seed: int, *name: str | int) -> int:
 
 
 def seed_torch(seed: int, *name: str | int) -> None:
-    """Seed torch's default generator of the CPU by a stream's name, for code that draws without a generator of its own.
+    """Seed torch's default CPU generator from a stream's name, for code that draws without its own generator.
 
     Generators of accelerators stay as they are: `torch.manual_seed` would seed them too. Without torch there is none to seed.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def encodable(value: Any) -> Any:
-    """Return a text, or plain containers of texts, as UTF-8 holds them: pairs are joined, and half of one becomes U+FFFD."""
+    """Return a text, or plain containers of texts, in encodable form: surrogate pairs are joined, lone surrogates become U+FFFD."""
     if isinstance(value, str):
         if value.isascii():
             return value

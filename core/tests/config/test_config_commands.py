@@ -133,4 +133,4 @@ def test_keys_are_explained_in_a_config_without_a_model(tmp_path):
     )
     assert "not given" in dovetail("config", "explain", str(path), "model.path").stdout
     refused = dovetail("config", "show", str(path))
-    assert "model.path: required, but no layer gives it" in refused.stderr
+    assert "model.path: required," in refused.stderr

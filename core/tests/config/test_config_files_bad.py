@@ -1,4 +1,4 @@
-"""Files that are no config: each gets a clear error, beside those in the messages of tests/end_to_end/bad_inputs."""
+"""Files that are not a config: each gets a clear error, beside those in the messages of tests/end_to_end/bad_inputs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_a_directory_points_to_the_config_inside(tmp_path):
         (b"# only a comment\n", "is empty"),
         (b"just text\n", "single value 'just text'"),
         (b"model: {path: x\nseed: 1\n", "line 2 is not YAML"),
-        (b"model: {1: x}\n", "the key 1 below model is no string"),
-        (b"a: 1\n---\nb: 2\n", "expected a single document"),
-        (b"seed: \x00\n", "special characters are not allowed"),
+        (b"model: {1: x}\n", "the key 1 below"),
+        (b"a: 1\n---\nb: 2\n", "single document"),
+        (b"seed: \x00\n", "special characters"),
         (b"PAR1\x15\x00\x15", "not YAML"),
     ],
 )  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_file_that_is_no_config_says_what_it_is(tmp_path, content, complaint):
         ("a: 'it's'\n", "single quotes"),
         (r'a: "C:\data"', "single quotes"),
         ("a: | x\n", "line after"),
-        ("a: \x07\n", "take the character out"),
+        ("a: \x07\n", "character out"),
     ],
 )
 def test_bad_yaml_gets_the_fix_of_its_fault(tmp_path, content, hint):
@@ -82,7 +82,7 @@ def test_an_unreadable_file_says_why(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(type(path), "read_text", refuse)
-    assert "can't be read: Permission denied" in str(_error(path))
+    assert "can't be read" in str(_error(path))
 
 
 def test_problems_of_a_file_name_its_lines(tmp_path, lookup):
@@ -98,7 +98,7 @@ def test_problems_of_a_file_name_its_lines(tmp_path, lookup):
 def test_a_text_that_is_nested_very_deep_is_refused_at_once(tmp_path, content):
     path = tmp_path / "c.yaml"
     path.write_text(content + ("]" * 2000 if content[0] == "[" else ""))
-    assert "not YAML that a config can hold" in _error(path).message
+    assert "config can hold" in _error(path).message
 
 
 @pytest.mark.parametrize(("first", "more"), [("[x, x]", "[{0}, {0}]"), ("{{k: x}}", "{{<<: [{0}, {0}], l{1}: {0}}}")])  # fmt: skip

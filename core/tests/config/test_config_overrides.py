@@ -100,15 +100,15 @@ def test_values_within_a_verbatim_mapping_keep_their_types(build, override):
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("rollout.n", "not of the form key=value"),
+        ("rollout.n", "of the form key=value"),
         ("+rollout.n=4", "write rollout.n=4"),
-        ("~rollout.n=4", "null unsets a value"),
-        ("rollout..n=4", "is no key path"),
-        ("=4", "is no key path"),
-        ("[0]=4", "starts with a section's name"),
+        ("~rollout.n=4", "null unsets"),
+        ("rollout..n=4", "key path"),
+        ("=4", "key path"),
+        ("[0]=4", "section's name"),
         ("rollout.stop=[a", "not YAML"),
-        ("rollout[0]=a", "expected a plugin's name"),
-        ("seed[0]=1", "is no list"),
+        ("rollout[0]=a", "plugin's name"),
+        ("seed[0]=1", "is not a list"),
         (f"odd{'.x' * 2000}=1", "at most 100 levels"),
     ],
 )

@@ -116,11 +116,11 @@ def test_a_file_stands_in_place_of_a_name(build):
     ("advantage", "complaint"),
     [
         ({"name": "grpo", "path": "a.py"}, "gives both name = 'grpo' (mapping) and path = 'a.py'"),
-        ({"path": "a.py"}, "name the class in a.py that is the advantage plugin"),
+        ({"path": "a.py"}, "the class in a.py that"),
         ({"name": "grpo", "attribute": "A"}, "goes with `path`"),
         ({"name": 3}, 'expected str; write "…" around it'),
-        (None, "a plugin of kind advantage is needed"),
-        (["grpo"], "expected a plugin's name"),
+        (None, "kind advantage"),
+        (["grpo"], "plugin's name"),
         ("grop", "did you mean 'grpo'?"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_plugin_whose_class_is_no_section_of_its_kind_is_a_problem_not_a_crash
     def find(kind, section):
         return Stranger if kind == "rollout" else lookup(kind, section)
 
-    with pytest.raises(ValueError, match="does not extend RolloutSection"):
+    with pytest.raises(ValueError, match="extend RolloutSection"):
         config_from_mapping({"model": {"path": "x"}}, resolver=find)
 
 

@@ -163,7 +163,7 @@ def test_settings_of_the_preset_alone_do_not_name_it_and_say_so_where_they_chang
     assert again.config.algorithm.policy_loss == loss
     (warning,) = again.warnings
     assert warning.startswith("algorithm.preset (override #1 'algorithm.preset.width=0.75')")
-    assert "its settings change nothing" in warning
+    assert "settings change nothing" in warning
 
 
 def test_what_stays_of_another_preset_that_was_named_before_is_told(tmp_path):
@@ -175,7 +175,7 @@ def test_what_stays_of_another_preset_that_was_named_before_is_told(tmp_path):
     assert warning.startswith(
         f"preset 'sharp' (override #1 '{SHARP}') takes the place of another preset"
     )
-    assert "does not set algorithm.sample_filters: " in warning
+    assert "does not set algorithm.sample_filters:" in warning
     named_only = build({"algorithm": {"preset": "other"}}, SHARP)
     assert named_only.config.algorithm.sample_filters == ()
     assert named_only.warnings == ()

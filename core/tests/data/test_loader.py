@@ -245,14 +245,14 @@ def test_a_resume_with_other_data_is_refused() -> None:
         loader(11),
         PromptLoader(prompts(10, length=4), shuffled(), 4, Ledger()),
     ):
-        with pytest.raises(DataError, match="training prompts are not those of the checkpoint"):
+        with pytest.raises(DataError, match="training prompts"):
             other.load_state(state)
     saved = Ledger(size=10).state()
-    with pytest.raises(LedgerError, match="saved for 10 prompts an epoch; now there are 11"):
+    with pytest.raises(LedgerError, match=r"saved for 10 prompts.*are 11"):
         Ledger(size=11).load_state(saved)
     restored = Ledger()
     restored.load_state(saved)
-    with pytest.raises(LedgerError, match="saved for 10 prompts an epoch; now there are 11"):
+    with pytest.raises(LedgerError, match=r"saved for 10 prompts.*are 11"):
         loader(11, ledger=restored)
 
 
@@ -264,7 +264,5 @@ def test_a_sampler_that_gives_no_permutation_is_refused() -> None:
             return np.zeros(size, dtype=np.int64)
 
     broken = Broken(PluginSection(), PluginContext())
-    with pytest.raises(
-        DataError, match="sampler 'broken' gave no permutation of 10 rows for epoch 0"
-    ):
+    with pytest.raises(DataError, match=r"sampler 'broken' gave.*of 10 rows for epoch 0"):
         loader(sampler=broken).next_batch()

@@ -23,7 +23,7 @@ def because(stage: str, *overrides: str) -> str:
         (["algorithm.policy_loss=gspo"], "gspo (clip_low 0.0003, clip_high 0.0004), token_mean; every step"),
         (["algorithm.policy_loss=dppo"], "dppo (divergence total_variation), token_mean; every step"),
         (["algorithm.loss_aggregation=seq_mean_token_sum_norm"], ", seq_mean_token_sum_norm (length 1024); every step"),
-        (["algorithm.kl.in_loss={}"], ", token_mean, KL k3 0.001 in the loss; every step"),
+        (["algorithm.kl.in_loss={}"], ", token_mean, KL k3 0.001 in"),
         (["algorithm.kl.in_loss={controller: adaptive}"], "KL k3 0.001 (adaptive) in the loss"),
         (["algorithm.entropy.coef=0.01"], ", token_mean, entropy bonus 0.01; every step"),
         (["algorithm.rollout_correction=bypass_pg_is", "algorithm.policy_loss=reinforce"], "reinforce, token_mean, corrected by bypass_pg_is; every step"),

@@ -62,7 +62,7 @@ def test_an_entry_point_may_name_one_function(rules) -> None:
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("acme_broken", "RuntimeError: no such engine"),
+        ("acme_broken", "no such engine"),
         ("acme_nowhere", "ModuleNotFoundError"),
         ("acme_rules:odd", "AttributeError"),
         ("acme_rules:__name__", "AttributeError"),

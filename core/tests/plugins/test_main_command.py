@@ -132,7 +132,7 @@ def test_ctrl_c_exits_with_130(failing) -> None:
 def test_an_unknown_command_gets_the_nearest(dovetail) -> None:
     done = dovetail("plugin")
     assert done.returncode == 2
-    assert "there is no command 'plugin'; did you mean 'plugins'?" in done.stderr
+    assert "no command 'plugin'; did you mean 'plugins'?" in done.stderr
 
 
 def test_plugins_bring_commands(dovetail) -> None:

@@ -120,9 +120,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written_and_only_the_end
         made.step()
         made.run.save()
         made.step()
-        with pytest.raises(
-            DiskFullError, match=r"needs about .* 10 B are free in .*step_1 is intact"
-        ):
+        with pytest.raises(DiskFullError, match=r"needs about .* 10 B.*in .*step_1 is intact"):
             made.run.save()
         monkeypatch.undo()
     [warning] = [text for text in made.logger.warnings if "without a checkpoint" in text]
@@ -149,7 +147,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_one_that_is_emptied_in_time_doe
             for free in (10**12, 10, 10**12, 10, 10):
                 save(free)
 
-    with pytest.raises(DiskFullError, match=r"^2 checkpoints in a row .*max_failed_saves") as ended:
+    with pytest.raises(DiskFullError, match=r"^2 checkpoints.*row .*max_failed_saves") as ended:
         run()
     assert ended.value.exit_code == 75
     # The disk has room again when the run ends, so that its last step is saved all the same.

@@ -30,14 +30,14 @@ def test_names_of_one_folder_are_taken_as_they_are():
     ["../../../x", "/etc", "a/b", ".", "..", "", "a\nb", "a\x1b[2J", "\u202ea", "ä" * 128],
 )
 def test_what_is_no_name_of_one_folder_is_refused_and_says_what_a_name_is(key, name):
-    with pytest.raises(ConfigError, match="the name of one folder: 1 to 255 bytes") as caught:
+    with pytest.raises(ConfigError, match="of one folder: 1 to 255 bytes") as caught:
         RunDirectory.path_for(config(**{key: name}))
     assert f"{key} is {name!r}" in caught.value.message
 
 
 def test_an_output_dir_with_a_name_that_is_too_long_is_refused():
     assert RunDirectory.path_for(config(output_dir="a/" + "x" * 255)).parts[1] == "x" * 255
-    with pytest.raises(ConfigError, match="output_dir has a name of 256 bytes"):
+    with pytest.raises(ConfigError, match=r"output_dir has.*of 256 bytes"):
         RunDirectory.path_for(config(output_dir="a/" + "ä" * 128))
 
 

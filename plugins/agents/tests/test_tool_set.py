@@ -108,8 +108,8 @@ def test_a_wrong_call_is_an_error_that_the_policy_can_act_on(name, arguments, fa
         (("double",), "names no function"),
         (({"type": "function", "function": {"parameters": NUMBER}},), "names no function"),
         ((schema(parameters={"type": "objekt"}),), "'objekt'"),
-        ((schema(parameters={"type": "array"}),), "expected the schema of an object"),
-        ((schema(), schema()), "both have a function 'double'"),
+        ((schema(parameters={"type": "array"}),), "expected the schema"),
+        ((schema(), schema()), "have a function 'double'"),
     ],
 )
 def test_a_wrong_schema_is_refused_with_tool_and_function(offered, facts):
@@ -144,7 +144,7 @@ def test_an_answer_that_is_no_result_names_tool_and_function():
 
 @pytest.mark.parametrize("content", [None, 8, ["text"], {"type": "text"}])
 def test_a_result_without_text_or_parts_is_refused(content):
-    with pytest.raises(TypeError, match="expected text or a list"):
+    with pytest.raises(TypeError, match="expected text"):
         ToolResult(content=content)
 
 

@@ -118,7 +118,7 @@ def test_a_component_that_is_no_number_is_refused():
 
 
 def test_as_many_weights_as_components():
-    with pytest.raises(ValueError, match="2 values, but there are 1 components"):
+    with pytest.raises(ValueError, match=r"2 values,.*are 1 components"):
         GdpoConfig(components=("a",), weights=(1.0, 2.0))
     with pytest.raises(ValueError, match="none named"):
         GdpoConfig(weights=(1.0,))

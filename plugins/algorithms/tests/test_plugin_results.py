@@ -119,7 +119,7 @@ def test_a_column_that_may_be_missing_can_still_be_asked_for():
 @pytest.mark.parametrize(
     ("returned", "words", "fix"),
     [
-        (lambda i: None, "returned None, not TokenLosses", "return TokenLosses(losses_T="),
+        (lambda i: None, "returned None", "return TokenLosses(losses_T="),
         (lambda i: -i.log_probs_T, "returned a float32 tensor of shape [5], not TokenLosses", "return TokenLosses("),
         (lambda i: TokenLosses(losses_T=-i.log_probs_T[:2]), "is a float32 tensor of shape [2]", "a float32 tensor of shape [5]"),
         (lambda i: TokenLosses(losses_T=-i.log_probs_T.double()), "is a float64 tensor of shape [5]", "a float32 tensor"),
@@ -138,9 +138,9 @@ def test_a_loss_returns_one_loss_a_token(returned, words, fix):
 @pytest.mark.parametrize(
     ("returned", "words", "fix"),
     [
-        (lambda i: i.mask_T, "returned a bool tensor of shape [5], not Correction", "return Correction("),
+        (lambda i: i.mask_T, "tensor of shape [5], not Correction", "return Correction("),
         (lambda i: Correction(weights_T=torch.ones(2)), "weights_T of rollout_correction/correcting", "shape [5]"),
-        (lambda i: Correction(keep_T=torch.ones(5)), "is a float32 tensor of shape [5]", "a bool tensor of shape [5]"),
+        (lambda i: Correction(keep_T=torch.ones(5)), "is a float32 tensor of shape [5]", "tensor of shape [5]"),
         (lambda i: Correction(metrics={"rollout_corr/x": 1.0}), "the metric 'rollout_corr/x'", "mean_metric"),
     ],
 )  # fmt: skip

@@ -90,7 +90,7 @@ def test_tokens_beyond_the_shorter_response_weigh_less():
     [
         ({"loss": "exo"}, "exo needs label_smoothing"),
         ({"loss": "hinge", "label_smoothing": 0.1}, "hinge has no label_smoothing"),
-        ({"loss": "nca", "robust": True}, "nca has no robust form"),
+        ({"loss": "nca", "robust": True}, "robust form"),
         ({"loss": "bco", "f_divergence": "js"}, "not defined for f_divergence js"),
     ],
 )

@@ -69,7 +69,7 @@ def test_the_doctor_reports_everything_and_exits_with_1_where_something_is_broke
 def test_a_trial_survives_failures_and_crashes_at_import(installed: Path) -> None:
     found = {p.entry.name: p for p in probed(default_index().entries("tracker"))}
     assert (found["crash"].entry.state, found["crash"].status) == ("compatible", "broken")
-    assert "RuntimeError: the moon is full" in str(found["crash"].reason)
+    assert "RuntimeError: the moon" in str(found["crash"].reason)
     assert found["dies"].status == "broken"
     assert found["dies"].reason == "its import ends the process: exit code 3"
     assert "does not implement metrics_logged" in str(found["partial"].reason)
@@ -110,8 +110,8 @@ def test_what_a_package_has_examined_is_a_table(monkeypatch, tmp_path: Path) -> 
     [
         ("1 / 0", "ZeroDivisionError"),
         ("def examine():\n    return 3", "not iterable"),
-        ("def examine():\n    return [{'what': 'oven'}]", "a row has the keys what, available"),
-        (OVEN.replace("True", "'yes'"), "available of a row is 'yes'"),
+        ("def examine():\n    return [{'what': 'oven'}]", "keys what, available"),
+        (OVEN.replace("True", "'yes'"), "a row is 'yes'"),
         ("def examine():\n    import os; os._exit(3)", "exit code 3"),
         ("def examine():\n    import time; time.sleep(60)", "longer than 1.5 s"),
     ],

@@ -158,7 +158,7 @@ def test_look_shows_what_is_wrong_with_each_of_the_planted_rows(run, write) -> N
     assert "⟦4<|im_end|>⟧" in by_line[7]
     assert "user\n<|im_end|><|im_end|>" in by_line[8]
     cut = run("look", path, "data.max_response_length=5", "data.overlong_prompts=truncate_right", "--from", "4", "--rows", "1")  # fmt: skip
-    assert "cut to its limit" in cut.output
+    assert "cut to its" in cut.output
 
 
 def test_check_of_sound_data_says_so(run, write) -> None:

@@ -205,7 +205,7 @@ def test_texts_and_messages_do_not_mix(write, tokenizer) -> None:
 def test_a_chat_template_that_is_no_jinja_is_named_and_not_the_row(
     write, templated, template, why
 ) -> None:
-    with pytest.raises(ConfigError, match="no Jinja template") as error:
+    with pytest.raises(ConfigError, match="a Jinja template") as error:
         load(templated(template), write("x.jsonl", [{"prompt": turns("a")}]))
     assert why in error.value.message
     assert "row" not in error.value.message

@@ -326,7 +326,7 @@ def test_what_the_template_leaves_out_is_named_with_its_dataset(config, files, n
             "mixture.a has no weight",
         ),
         ({"mixture": {"a": {"files": "x", "weight": 0}}}, "weight"),
-        ({"mixture": {"a/b": {"files": "x"}}}, "expected a name of letters"),
+        ({"mixture": {"a/b": {"files": "x"}}}, "expected a name"),
         ({"mixture": {"a": {"weight": 1}}}, "files"),
     ],
 )

@@ -17,7 +17,7 @@ BLOCKS = [
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_config_of_the_page_plans(number, config, student, teacher, tmp_path):
     block = BLOCKS[number]
-    # What is no whole config stands in the place of the first one's sections.
+    # What is not a whole config stands in the place of the first one's sections.
     document = block if "model" in block else {**BLOCKS[0], **block}
     served = any("endpoints" in stage for stage in document.get("algorithm", {}).get("stages", []))
     roles = {} if served else document.get("roles", {})

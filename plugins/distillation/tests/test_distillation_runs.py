@@ -113,7 +113,7 @@ def test_a_teacher_with_another_vocabulary_is_refused_by_name(config, tmp_path):
 
 
 def test_more_words_than_the_vocabulary_has_are_refused(config):
-    with pytest.raises(ConfigError, match=r"301 words .* 300"):
+    with pytest.raises(ConfigError, match=r"301 token ids .* 300"):
         train(config, ["actor.objective={name: distill, top_k: 301}"])
 
 

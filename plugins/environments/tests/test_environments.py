@@ -49,7 +49,7 @@ def tasks(settings, count, held_out):
     return [{"prompt": f"say {n}", "task": {"n": n}} for n in range(count)]
 
 def episode(settings, task, model):
-    print("noise, which is no answer")
+    print("noise, which is not an answer")
     return float(model.chat([{"role": "user", "content": "question"}]) == "right")
 """
 _BESIDE = Path(__file__).parents[3] / ".venv-openenv" / "bin" / "uv"
@@ -370,7 +370,7 @@ def test_a_file_that_is_missing_and_settings_that_exclude_each_other_are_refused
     with pytest.raises(ConfigError, match=r"nowhere\.py"):
         tasks_of(ProgramEnvironmentConfig(name="program", file="nowhere.py"))
     for given in ({}, {"file": "x.py", "command": "x"}):
-        with pytest.raises(ValueError, match="one of the two"):
+        with pytest.raises(ValueError, match="either file or"):
             ProgramEnvironmentConfig(name="program", **given)
 
 

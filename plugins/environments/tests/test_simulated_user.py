@@ -145,7 +145,7 @@ def test_rewards_are_the_users_word_or_the_answer(
 
 REFUSAL = {"error": {"code": "context_length_exceeded", "message": "too long for the user"}}
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
-    "empty": (words_of({"choices": [{"message": {"content": " "}}]}), "said nothing"),
+    "empty": (words_of({"choices": [{"message": {"content": " "}}]}), "gave an empty answer"),
     "error": (words_of({"error": {"message": "no such model"}}, 404), "no such model"),
     "page": (lambda request: reply(request, 502, b"<html>"), "failed"),
     "context": (words_of(REFUSAL, 400), "too long for the user"),

@@ -266,15 +266,15 @@ def errors_of(client: Client, **config: Any) -> tuple[Drawn, Any]:
 @pytest.mark.parametrize(
     ("request_", "kind", "says"),
     [
-        ({"messages": []}, openai.BadRequestError, "messages is []; expected a list of one or more objects"),
+        ({"messages": []}, openai.BadRequestError, "messages is []; expected"),
         ({"messages": [{"role": "robot", "content": "x"}]}, openai.BadRequestError, 'messages[0].role is "robot"'),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, openai.BadRequestError, "image_url"),
-        ({"messages": ASKED, "max_tokens": 0}, openai.BadRequestError, "max_tokens is 0; expected an integer of 1 or more"),
+        ({"messages": ASKED, "max_tokens": 0}, openai.BadRequestError, "max_tokens is 0; expected"),
         ({"messages": ASKED, "n": 1000}, openai.BadRequestError, "n is 1000"),
         ({"messages": ASKED, "stop": [3]}, openai.BadRequestError, "stop"),
-        ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, openai.BadRequestError, "the last message is"),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, openai.BadRequestError, "last message"),
         ({"messages": ASKED, "tools": [{"type": "web_search"}]}, openai.BadRequestError, "web_search"),
-        ({"messages": ASKED, "model": "gpt-4o"}, openai.NotFoundError, "'gpt-4o' is not served; expected policy"),
+        ({"messages": ASKED, "model": "gpt-4o"}, openai.NotFoundError, "'gpt-4o' is"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_refused_in_the_clients_own_form(

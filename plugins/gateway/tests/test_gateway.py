@@ -153,13 +153,13 @@ def test_half_of_a_surrogate_pair_in_a_request_is_answered() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status", "says"),
     [
-        (CHAT, b"{", {}, 400, "no JSON"),
-        (CHAT, b"[" * 3900, {}, 400, "no JSON"),
-        (CHAT, [], {}, 400, "no JSON object"),
+        (CHAT, b"{", {}, 400, "not JSON"),
+        (CHAT, b"[" * 3900, {}, 400, "not JSON"),
+        (CHAT, [], {}, 400, "not a JSON object"),
         (CHAT, {"model": "policy", "messages": ["x" * 5000]}, {}, 413, "max_request_bytes"),
         (CHAT, {"model": "policy", "messages": [{"role": "user", "content": 3}]}, {}, 400, "messages[0].content is 3"),
         (CHAT, {"model": 3, "messages": list(MESSAGES)}, {}, 400, "model is 3"),
-        (CHAT, {"model": "policy", "messages": list(MESSAGES)}, {"authorization": "Bearer no"}, 401, "not one of an episode that runs"),
+        (CHAT, {"model": "policy", "messages": list(MESSAGES)}, {"authorization": "Bearer no"}, 401, "episode that runs"),
         ("/v1/embeddings", {}, {}, 404, "/v1/embeddings is not served"),
         ("/v1/models", {}, {}, 405, "/v1/models is not served"),
         ("/v1/responses", {"model": "policy", "input": "x", "previous_response_id": "resp_1"}, {}, 404, "resp_1"),

@@ -53,6 +53,6 @@ def test_a_translation_by_hand_passes_the_full_check(name, here, monkeypatch):
         pytest.importorskip("datasets", reason="verl's dataset class reads files by datasets")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(here))
-    # What this machine lacks, an engine and its accelerators, is no fault of a config.
+    # What this machine lacks, an engine and its accelerators, is not a fault of a config.
     found = check(f"{name}.yaml", ["tracking=[console]"]).errors
     assert not [str(each) for each in found if each.rule != "environment_missing"], json.dumps([str(e) for e in found])  # fmt: skip

@@ -129,7 +129,7 @@ def test_a_damaged_episode_is_shown_as_a_response(sample_of: Any, trajectory: An
     [
         ({"score": None, "failure": {"kind": "tool", "message": "tool 'add' hung"}}, "failed"),
         ({"filtered": "no_answer"}, "dropped by filter no_answer"),
-        ({"masked": "overlong"}, "masked by filter overlong"),
+        ({"masked": "overlong"}, "filter overlong"),
     ],
 )
 def test_an_episode_that_is_not_trained_on_says_so(

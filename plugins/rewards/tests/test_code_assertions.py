@@ -98,7 +98,7 @@ FORGERIES = {
         "import os\ndef add(a, b): os._exit(0)",
         {"tests": "try:\n    add(1, 2)\nexcept BaseException:\n    pass\nassert 1 == 1"},
     ),
-    "what is no message": (
+    "what is not a message": (
         "import os\nfor fd in range(10):\n    try: os.write(fd, b'[' * 10**6 + b'\\n')\n    except OSError: pass\ndef add(a, b): return 3",
         {"tests": "try:\n    add(1, 2)\nexcept BaseException:\n    pass\nassert 1 == 1"},
     ),

@@ -55,7 +55,7 @@ def test_the_first_failing_test_is_named_with_what_it_gave() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("1 / 0", "failed, exit status 1: ZeroDivisionError: division by zero"),
+        ("1 / 0", "failed, exit status 1: ZeroDivisionError:"),
         ("print(", "SyntaxError"),
         ("while True: pass", "timeout"),
         ("import os; os.abort()", "crashed by signal 6"),
@@ -282,15 +282,15 @@ def test_a_bound_of_tests_leaves_out_those_beyond() -> None:
     ("truth", "why"),
     [
         (None, "NoneType"),
-        ("not json", "no JSON"),
+        ("not json", "not JSON"),
         ("[1]", "something else"),
         ({}, "not two lists"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": [], "outputs": []}, "no test cases"),
-        ({"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}, "not the name of a function"),
+        ({"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}, "not the name"),
         ({"inputs": ["\ud800"], "outputs": ["1"]}, "surrogates"),
         (json.dumps([{"input": ["1"], "output": ["\udfff"]}]), "surrogates"),
-        ({"tests": "assert ("}, "no Python"),
+        ({"tests": "assert ("}, "not Python"),
         ({"tests": []}, "no tests"),
         ({"tests": [1]}, "not a text"),
     ],

@@ -95,9 +95,9 @@ def test_token_rewards_that_are_none_fail_the_sample(manager, sample, rewards) -
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ([1.0], "returned 1 rewards for 2 samples; a reward is one for each, in order"),
+        ([1.0], "returned 1 rewards for 2 samples;"),
         ([1.0] * 3, "returned 3 rewards for 2 samples"),
-        (1.0, "returned 1.0 (float) for 2 samples; a reward is a list of rewards"),
+        (1.0, "returned 1.0 (float) for 2 samples;"),
         ("ab", "'ab' (str)"),
         (None, "None (NoneType)"),
         ({0: 1.0, 1: 2.0}, "(dict)"),

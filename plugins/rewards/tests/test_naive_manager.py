@@ -226,7 +226,7 @@ def test_each_source_has_its_function(manager, sample) -> None:
     assert [o.value for o in outcomes] == [2.0, 1.0]
     outcome = score_one(naive, sample(data_source="c"))
     assert isinstance(outcome, Failure)
-    assert "'c'; there are: a, b" in outcome.message
+    assert "'c'; there are:" in outcome.message
 
 
 def test_a_manager_without_functions_says_so() -> None:

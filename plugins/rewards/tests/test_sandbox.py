@@ -251,7 +251,7 @@ def test_time_spent_waiting_for_a_core_is_not_held_against_a_program(any_box) ->
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
 def test_files_outside_the_working_directory_are_refused(name) -> None:
-    with pytest.raises(SandboxError, match="does not lie below"):
+    with pytest.raises(SandboxError, match="lie below"):
         Program(source="", files={name: b""})
 
 

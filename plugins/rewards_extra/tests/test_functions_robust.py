@@ -91,7 +91,7 @@ def test_long_hostile_texts_take_linear_time(name) -> None:
     texts = [f"{begin}{run}{end}" for run in runs for begin, end in ENDS]
     function.compute_score(None, "\\boxed{x}", truth)  # processes begin, tables are built
     for text in texts:
-        began = time.process_time()  # a busy machine is no slow function
+        began = time.process_time()  # a busy machine is not a slow function
         value = function.compute_score(None, text, truth)
         took = time.process_time() - began
         assert math.isfinite(value["score"])

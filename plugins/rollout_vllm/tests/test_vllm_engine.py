@@ -204,7 +204,7 @@ class TestEngine:
 
 class TestRefusals:
     def test_more_positions_than_the_model_has(self, tiny: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="max_model_len=5000 is more than the model's 4096"):
+        with pytest.raises(ConfigError, match=r"max_model_len=5000 is.*model's 4096"):
             start(tiny, tmp_path, max_model_len=5000)
 
     def test_an_engine_argument_that_vllm_does_not_have(self, tiny: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_what_broke_an_update_off_is_what_is_told() -> None:
         raise WeightSyncError("the sender is gone")
 
     model = Model(2, 2)
-    with pytest.raises(WeightSyncError, match="the sender is gone"):
+    with pytest.raises(WeightSyncError, match="sender is gone"):
         loading.load(model, None, Counted(tensors(), lasting=True, device="cpu"))
 
 

@@ -97,7 +97,7 @@ def test_a_request_that_living_replicas_refuse_is_no_reason_to_start_them_again(
     dead = mortal()
     dead.dead = True
     world = rescued(make_world([Refusing(), dead]))
-    with pytest.raises(RolloutError, match=r"'r0' failed on every.*the prompt is too long"):
+    with pytest.raises(RolloutError, match=r"'r0' failed on every.*the prompt.*too long"):
         generated(world, requests_of([1]))
     assert world.made == []
 
@@ -138,7 +138,7 @@ def test_replicas_that_die_again_and_again_end_the_run_with_the_cause(
         return made
 
     world.pool.replicas._restart = restart
-    with pytest.raises(WeightSyncError, match=r"every rollout replica was lost.*replica 0"):
+    with pytest.raises(WeightSyncError, match=r"rollout replica was lost.*replica 0"):
         generated(world, requests_of([2, 2]))
     assert len(world.made) == 2
 
@@ -146,7 +146,7 @@ def test_replicas_that_die_again_and_again_end_the_run_with_the_cause(
 def test_without_a_rescue_requests_fail_as_they_did(mortal: Any, make_world: Any) -> None:
     replica = mortal()
     replica.dies_after = 0
-    with pytest.raises(RolloutError, match=r"'r0' failed on every rollout replica.*it died"):
+    with pytest.raises(RolloutError, match=r"'r0' failed.*rollout replica.*it died"):
         generated(make_world([replica]), requests_of([1]))
 
 

@@ -14,7 +14,7 @@ FOUND = {
         (["rollout.keep_cache=true"], "warning", "rollout.keep_cache=true keeps nothing"),
     ],
     "best_metric_unknown": [
-        (["data.val_files=v.jsonl", "trainer.best_metric=val/mean@8"], "error", "no figure of validation at rollout.validation.n = 1"),
+        (["data.val_files=v.jsonl", "trainer.best_metric=val/mean@8"], "error", "of validation at rollout.validation.n = 1"),
         (["data.val_files=v.jsonl", "trainer.best_metric=val/gsm8k/maen@1"], "error", "val/gsm8k/maen@1"),
         (["data.val_files=v.jsonl", "trainer.best_metric=reward/mean"], "error", "reward/mean"),
         (["trainer.best_metric=val/mean@1"], "error", "data.val_files names no file"),

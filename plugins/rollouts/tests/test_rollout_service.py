@@ -90,7 +90,7 @@ def test_more_than_is_admitted_is_refused_and_nothing_is_taken(serve) -> None:
     served = serve()
     groups = served.groups_of(0, 1)
     served.service.admit(groups)
-    with pytest.raises(RolloutError, match="3 groups are to be taken, and 2 are admitted") as error:
+    with pytest.raises(RolloutError, match=r"3 groups.*and 2 are admitted") as error:
         served.service.take(3)
     assert error.value.hint == "admit as many before"
     assert served.service.take(2) == groups
@@ -344,5 +344,5 @@ def test_closing_ends_everything_that_runs_and_may_be_repeated(serve) -> None:
     assert served.manager.slept == [0]
     assert not [t for t in threading.enumerate() if t.name == "dovetail-rollout" and t.is_alive()]
     served.service.close()
-    with pytest.raises(RolloutError, match="event loop has ended"):
+    with pytest.raises(RolloutError, match="event loop"):
         served.service.take(1)

@@ -81,5 +81,5 @@ def test_an_accelerator_that_torch_does_not_see_is_said(cluster: Cluster, start:
 
 
 def test_more_ranks_than_accelerators(cluster: Cluster, start: Any) -> None:
-    with pytest.raises(PlacementError, match=r"5 accelerators, on each node 5 GPUs.*4 of 4 GPUs"):
+    with pytest.raises(PlacementError, match=r"5 accelerators,.*node 5 GPUs.*4 of 4 GPUs"):
         start(attrs.evolve(POOL, ranks_per_node=5))

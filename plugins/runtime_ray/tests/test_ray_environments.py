@@ -133,7 +133,7 @@ def test_an_environment_that_does_not_do_is_refused_before_anything_starts(
     place = make_venv(**versions)
     with pytest.raises(error, match=said) as caught:
         start(probes.pool("rollout"), run_directory=tmp_path, environments={"rollout": str(place)})
-    assert f"runtime.environments.rollout={str(place)!r} does not do" in str(caught.value)
+    assert f"runtime.environments.rollout={str(place)!r} is not usable" in str(caught.value)
     assert f"{place}/bin/python -m pip install" in str(caught.value.hint)  # type: ignore[attr-defined]
 
 

@@ -61,7 +61,7 @@ def test_one_that_raises_lives_and_one_that_dies_is_started_again(runtime) -> No
 
 
 def test_what_a_start_raises_is_raised_here(runtime) -> None:
-    with pytest.raises(ValueError, match="this task does not start") as caught:
+    with pytest.raises(ValueError, match="does not start") as caught:
         runtime.task_workers(spec(given=b"refuse"))
     assert any("probe worker 0" in note for note in caught.value.__notes__)
 

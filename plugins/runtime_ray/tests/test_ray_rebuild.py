@@ -150,7 +150,7 @@ def test_nothing_is_started_again_once_training_has_failed(probes: Any, start: A
     failing = start(probes.pool("actor", "rollout"))
     (replica,) = failing.rollout_replicas(probes.rollout(), 1)
     failing._run.health.fail(WorkerError("actor rank 0 died"))
-    with pytest.raises(WorkerError, match="starting rollout replica 0 again was given up"):
+    with pytest.raises(WorkerError, match=r"starting rollout replica 0 again.*given up"):
         failing.restart_replica(replica)
 
 

@@ -162,7 +162,7 @@ def test_values_that_died_with_their_worker_are_one_clear_error(group):
             RayStore().get([(Bundle(bundle.reference), number) for bundle, number in places])
             time.sleep(0.1)
 
-    with pytest.raises(WorkerError, match="lost in Ray's object store"):
+    with pytest.raises(WorkerError, match="Ray's object store"):
         read_until(time.monotonic() + 120)
     with pytest.raises(WorkerError, match="OwnerDied") as caught:
         _ = values.values

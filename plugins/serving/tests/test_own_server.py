@@ -129,6 +129,6 @@ def test_a_port_that_stays_taken_is_named(
     port: int | None, starts: int, tmp_path: Path, fake: Any
 ) -> None:
     backend = Ports(9, fake.url, tmp_path, port)
-    with pytest.raises(RolloutError, match="another process has taken the port"):
+    with pytest.raises(RolloutError, match="another process"):
         backend.start()
     assert len(backend.started) == starts

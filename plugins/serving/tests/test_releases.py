@@ -97,7 +97,7 @@ def test_a_newer_release_is_taken_and_spoken_of(
 @pytest.mark.parametrize(
     ("version", "plugin", "words"),
     [
-        ("1.3.9", "", "needs Motor 1.4 or newer, and motor-cpu 1.3.9 is installed"),
+        ("1.3.9", "", "needs Motor 1.4 or.*motor-cpu 1.3.9 is installed"),
         ("of tomorrow", "", "needs Motor 1.4 or newer"),
         ("1.5", "from motor.deep import B\n", r"motor\.deep\.B, and motor-cpu 1\.5 has no such"),
     ],

@@ -57,7 +57,7 @@ class TestSection:
         (one,) = own.joining("http://a:1").addresses
         assert one == "http://a:1"
         assert WithMode(name="x").joining("http://a:1").mode == "server"
-        with pytest.raises(ConfigError, match="'a:1' is no address of a server"):
+        with pytest.raises(ConfigError, match=r"'a:1' is.*a server"):
             own.joining("a:1")
         with pytest.raises(ConfigError, match="joins no engines"):
             RolloutSection(name="x").joining("http://a:1")
@@ -65,8 +65,8 @@ class TestSection:
     @pytest.mark.parametrize(
         ("settings", "said"),
         [
-            ({"urls": ("10.0.0.2:8000",)}, "no address of a server"),
-            ({"urls": ("http://a", "http://a/")}, "names a server twice"),
+            ({"urls": ("10.0.0.2:8000",)}, "an address"),
+            ({"urls": ("http://a", "http://a/")}, "server twice"),
             ({"urls": ("http://a",), "port": 8000}, r"joins servers \(rollout.urls\)"),
             ({"port": 80}, "1024"),
             ({"start_timeout": 0.0}, "start_timeout"),
@@ -120,7 +120,7 @@ class TestArguments:
     def test_an_unknown_argument_is_named_with_the_nearest(self) -> None:
         error = unknown_argument("max_seqs", ("max_num_seqs", "dtype"), engine="Engine")
         assert isinstance(error, ConfigError)
-        assert "Engine has no engine argument 'max_seqs'" in error.message
+        assert "no engine argument 'max_seqs'" in error.message
         assert error.hint == "did you mean 'max_num_seqs'?"
         assert "documentation" in (unknown_argument("zzz", ("dtype",), engine="Engine").hint or "")
 
@@ -209,7 +209,7 @@ class TestJoining:
 
     def test_nobody_and_another_token_are_told_apart(self, fake: FakeServer) -> None:
         fake.answers[DESCRIBE] = words_of({}, status=401)
-        with pytest.raises(RolloutError, match=r"wants another token\n.*set TOKEN here"):
+        with pytest.raises(RolloutError, match=r"requires another token\n.*set TOKEN here"):
             self._asked(fake.url, DESCRIBE)
         with pytest.raises(RolloutError, match="no server answers"):
             self._asked("http://127.0.0.1:9", DESCRIBE)

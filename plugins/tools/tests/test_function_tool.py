@@ -67,7 +67,7 @@ def power(a: int, b: int):
     return a**b
 
 def thing():
-    """Return what is no JSON."""
+    """Return what is not JSON."""
     return object()
 
 def untyped(a):

@@ -109,7 +109,7 @@ def test_a_line_of_json_ends_at_a_line_feed_alone(tmp_path):
         ("d.jsonl", "", "has no documents"),
         ("d.jsonl", "{", "can't be read"),
         ("d.jsonl", "[1]", "line 1 is '[1]'"),
-        ("d.jsonl", '{"body": "x"}', "it has the columns body"),
+        ("d.jsonl", '{"body": "x"}', "columns body"),
         ("d.jsonl", '{"text": "x"}\n{"text": null}', "row 2: column 'text' is None"),
         ("d.parquet", "x", "can't be read"),
     ],

@@ -124,9 +124,9 @@ def test_they_keep_their_state_through_an_episode_and_get_the_rows_arguments(mak
         ("tools:\n- class_name: absent_module.X", "PYTHONPATH"),
         ("tools:\n- class_name: verl.tools.gsm8k_tool.Gsm8kTool", "install verl"),
         ("tools:\n- class_name: {module}.Old\n  config: {{type: mcp}}", "expected 'native'"),
-        ("tools:\n- {{}}", "expected a mapping with class_name"),
-        ("[]", "no tools file of verl"),
-        ("tools: [", "no tools file of verl"),
+        ("tools:\n- {{}}", "a mapping with class_name"),
+        ("[]", "tools file"),
+        ("tools: [", "tools file"),
     ],
 )
 def test_a_file_that_is_wrong_is_named_with_what_is_wrong(make, config, facts):

@@ -179,7 +179,7 @@ PAIRS = (
         ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         _deepseek_v31,
     ),
-    # Text outside of messages is no harmony, and vLLM's parser does not recover from it.
+    # Text outside of messages is not harmony, and vLLM's parser does not recover from it.
     Pair(Harmony, "openai", (), _harmony, st.just("")),
 )
 
@@ -271,7 +271,7 @@ def explained(pair: Pair, ours: ParsedTurn, theirs: list[tuple[str, Any]]) -> st
     if not theirs and pair.theirs in ("hermes", "llama3_json", "mistral", "deepseek_v3"):
         return "vLLM drops all calls of a turn where one can't be read"
     if mine == [call for call in theirs if encodable(call)]:
-        return "vLLM hands on half of a surrogate pair, which is no text that a tool could send or store"
+        return "vLLM hands on half of a surrogate pair, which is not a text that a tool could send or store"
     if theirs == [call for call in mine if call[0] in NAMES] and pair.theirs == "minimax_m2":
         return "vLLM drops a call of a function that there is not; ours is told to the policy"
     if pair.theirs == "openai" and subsequence([one for one in theirs if one[0] in NAMES], mine):

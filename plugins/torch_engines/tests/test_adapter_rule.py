@@ -67,9 +67,9 @@ def test_a_critic_with_the_actors_engine_says_the_same_once(judge, model, tied) 
 @pytest.mark.parametrize(
     ("target", "module", "hint"),
     [
-        ("mlp", "model.layers.0.mlp", "name the layers inside it: down_proj, gate_proj, up_proj"),
+        ("mlp", "model.layers.0.mlp", "layers inside it: down_proj, gate_proj, up_proj"),
         ("layers.0.self_attn", "model.layers.0.self_attn", "k_proj, o_proj, q_proj, v_proj"),
-        ("norm", "model.norm", "adapt linear layers and embeddings only"),
+        ("norm", "model.norm", "adapt linear layers"),
     ],
 )
 def test_what_is_no_layer_is_refused_with_the_layers_inside(
@@ -78,7 +78,7 @@ def test_what_is_no_layer_is_refused_with_the_layers_inside(
     (finding,) = judge("adapter_targets", model, engine("q_proj", target))
     assert finding.severity == "error"
     assert finding.message == (
-        f"actor.engine: lora.target_modules names {target!r}, and the model's {module} is no layer with a weight matrix"
+        f"actor.engine: lora.target_modules names {target!r}, and the model's {module} is not a layer with a weight matrix"
     )
     assert hint in finding.hint
 
@@ -107,7 +107,7 @@ def test_a_router_of_experts_has_a_matrix_of_its_own(judge, tmp_path, linear) ->
     section = {"model": {"path": str(tmp_path)}}
     assert judge("adapter_targets", section, engine("gate")) == []
     (finding,) = judge("adapter_targets", section, engine("experts"))
-    assert "model.layers.0.mlp.experts is no layer" in finding.message
+    assert "model.layers.0.mlp.experts is not a layer" in finding.message
 
 
 @pytest.mark.parametrize(

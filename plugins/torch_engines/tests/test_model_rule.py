@@ -168,9 +168,9 @@ PICKLES: dict[str, tuple[Callable[[Path, dict[str, torch.Tensor]], Any], str]] =
     "nothing": (lambda m, t: pickled(m, t).write_bytes(b""), "damaged"),
     "cut": (lambda m, t: cut(pickled(m, t), 5000), "damaged"),
     "a list": (lambda m, t: pickled(m, list(t.values())), "holds list"),
-    "no tensors": (lambda m, t: pickled(m, dict.fromkeys(t, 1)), "without tensors"),
-    "no names": (lambda m, t: pickled(m, dict(enumerate(t.values()))), "without tensors"),
-    "wrapped": (lambda m, t: pickled(m, {"state_dict": t}), "without tensors"),
+    "no tensors": (lambda m, t: pickled(m, dict.fromkeys(t, 1)), "names to tensors"),
+    "no names": (lambda m, t: pickled(m, dict(enumerate(t.values()))), "names to tensors"),
+    "wrapped": (lambda m, t: pickled(m, {"state_dict": t}), "names to tensors"),
     "a tensor less": (lambda m, t: pickled(m, {**t, "model.norm.weight": None}), "has model.norm.weight"),
     "another shape": (lambda m, t: pickled(m, {**t, "model.norm.weight": torch.ones(1)}), "the shape [1]"),
 }  # fmt: skip
@@ -232,7 +232,7 @@ def test_a_model_that_does_not_write_from_left_to_right_is_named(
     (model / "config.json").write_text(json.dumps(settings))
     (finding,) = judge("model_missing", {"model": {"path": str(model)}})
     assert words in finding.message
-    assert "no causal language model" in finding.message
+    assert "causal language model" in finding.message
 
 
 def test_a_model_of_its_own_code_says_that_it_needs_trust(judge: Any, model: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_model_that_loads_is_not_spoken_of(
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda file: file.unlink(), "can't be read: No such file"),
+        (lambda file: file.unlink(), "can't be read"),
         (lambda file: cut(file, 5000), "truncated"),
         (lambda file: save_file({"x": torch.ones(1)}, file), "has no tensor"),
     ],

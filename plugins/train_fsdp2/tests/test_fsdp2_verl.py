@@ -153,7 +153,7 @@ def of_another_world(folder):
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda f: (f / "model_world_size_2_rank_1.pt").unlink(), "lacks the file of rank 1"),
+        (lambda f: (f / "model_world_size_2_rank_1.pt").unlink(), "file of rank 1"),
         (truncate, "rank_1.pt can't be read"),
         (
             lambda f: (f / "model_world_size_2_rank_1.pt").write_bytes(b""),
@@ -170,7 +170,7 @@ def of_another_world(folder):
             lambda f: shutil.copy(
                 f / "model_world_size_2_rank_1.pt", f / "model_world_size_2_rank_2.pt"
             ),
-            "has a file of rank 2, and its world size is 2",
+            "file of rank 2, and.*is 2",
         ),
         (lambda f: shutil.rmtree(f / "huggingface"), "has no huggingface/config.json"),
         (
@@ -178,7 +178,7 @@ def of_another_world(folder):
                 f / "huggingface/config.json",
                 lambda c: c.update(num_hidden_layers=1, layer_types=["full_attention"]),
             ),
-            r"is not of the model .* it has 'model.layers.1",
+            "of the model .* it has 'model.layers.1",
         ),
         (
             lambda f: edit(f / "huggingface/config.json", lambda c: c.update(num_hidden_layers=1)),

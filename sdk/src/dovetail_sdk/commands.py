@@ -104,7 +104,7 @@ def check(
     """Check an installed plugin: its class, its manifest, its wheel, and the conformance suite of its kind.
 
     KEY=VALUE are settings of its config for the suite. With --all, every plugin is a line of one table. Exits with 1
-    where something failed. Where a plugin needs what is not here, its suite is not run, and that is no failure.
+    where something failed. Where a plugin needs what is not here, its suite is not run, and that is not a failure.
     """
     from dovetail_sdk.check.run import check_plugins
     from dovetail_sdk.check.tables import ReportTable, failed, print_report
@@ -139,7 +139,7 @@ def _chosen(
         bare = next((text for text in overrides if "=" not in text), None)
         if bare is not None:
             raise click.UsageError(
-                f"{bare!r} is no KEY=VALUE; did you mean {f'{plugin}/{bare}'!r}?"
+                f"{bare!r} is not a KEY=VALUE; did you mean {f'{plugin}/{bare}'!r}?"
             )
         entry = one_plugin(plugin, "check")
         if entry.distribution == CORE:

@@ -55,7 +55,7 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
 
 
 def write(projects: Iterable[Project], output: Path) -> int:
-    """Write every page below `output`, remove pages there that are of none of these plugins, and return the number written.
+    """Write every page below `output`, remove pages that this command wrote for plugins that are gone, and return the number written.
 
     Files that this did not write stay. For errors see `pages`.
     """

@@ -48,22 +48,22 @@ def index(plugins: Plugins) -> str:
 
 
 def heading(kind: str) -> str:
-    """Return what plugins of a kind are called, in the plural."""
+    """Return the plural name of a kind, for headings."""
     return HEADINGS.get(kind) or f"{kind.replace('_', ' ').capitalize()}s"
 
 
 def page_path(kind: str, name: str) -> str:
-    """Return where a plugin is described, below the output folder: a page of its own, or its heading on that of all rules."""
+    """Return the path of a plugin's page below the output folder, or its heading on the page of all rules."""
     return f"{RULES}#{name}" if kind == RULE else f"{kind}/{name}.md"
 
 
 def plugin_table(kind: str, plugins: Plugins, folder: str = "") -> list[str]:
-    """Return the lines of a kind's table: name, what it is, needs, papers; a column that says nothing for any plugin is left out.
+    """Return the lines of a kind's table: name, description, needs, papers; columns that are empty for every plugin are left out.
 
     Args:
-        kind: one of those in `plugins`; there is no line for another.
-        plugins: by kind and name.
-        folder: where the pages are, as seen from the table's page: `plugins/`.
+        kind: one of the kinds in `plugins`; others give no line.
+        plugins: the plugins by kind and name.
+        folder: the folder of the pages, relative to the table's page: `plugins/`.
     """
     pages = [page_of(plugins[key]) for key in sorted(plugins) if key[0] == kind]
     if not pages:

@@ -61,7 +61,7 @@ def read() -> dict[str, Any]:
     """Return the committed description.
 
     Raises:
-        PluginError: there is none, or it can't be read.
+        PluginError: the file is missing or can't be read.
     """
     try:
         described: dict[str, Any] = json.loads(PLACE.read_text(encoding="utf-8"))
@@ -71,10 +71,10 @@ def read() -> dict[str, Any]:
 
 
 def write() -> Path:
-    """Write the description anew.
+    """Write the description from the current classes.
 
     Raises:
-        PluginError: something changed without the version that it needs; names every such change.
+        PluginError: an interface changed without the version change that this needs; names every such change.
     """
     described = describe_all()
     if PLACE.exists() and (complaints := missing_bumps(read(), described)):
@@ -111,7 +111,7 @@ def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Return what differs between two descriptions of one interface."""
+    """Return the differences between two descriptions of one interface."""
     found = []
     for part in ("methods", "attributes"):
         found += list(_members(part.removesuffix("s"), before[part], after[part]))
@@ -156,7 +156,7 @@ def _grew_only(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         return True
     try:
         (fixed, before), (fixed_now, after) = map(_parsed, (was["declared"], now["declared"]))
-    except (SyntaxError, AttributeError):  # it is no method
+    except (SyntaxError, AttributeError):  # it is not a method
         return False
     new = after.keys() - before.keys()
     kept = {name: after.get(name) for name in before}

@@ -75,7 +75,7 @@ def write(project: Project) -> Path:
 
 
 def drift(project: Project) -> list[str]:
-    """Return how the committed manifest differs from the classes; empty where it does not. For errors see `derive`."""
+    """Return the differences between the committed manifest and the classes; empty where there are none. For errors see `derive`."""
     path = manifest_path(project)
     derived = derive(project)
     try:
@@ -116,11 +116,11 @@ def _kind(declared: Declared) -> Kind:
     """A kind that a package brings, from its interface.
 
     Raises:
-        PluginError: the interface can't be imported, is no subclass of Plugin, or has no `interface_api`.
+        PluginError: the interface can't be imported, is not a subclass of Plugin, or has no `interface_api`.
     """
     interface = _target(declared)
     if not (isinstance(interface, type) and issubclass(interface, Plugin)):
-        raise PluginError(f"the target {declared.target} of {declared} is no subclass of Plugin")
+        raise PluginError(f"the target {declared.target} of {declared} is not a subclass of Plugin")
     api = getattr(interface, "interface_api", None)
     if not isinstance(api, str):
         raise PluginError(
@@ -131,7 +131,7 @@ def _kind(declared: Declared) -> Kind:
 
 
 def describe(declared: Declared, project: Project, kind: Kind) -> dict[str, Any]:
-    """Return what the manifest says of one plugin, from its class.
+    """Return a plugin's entry in the manifest, from its class.
 
     Raises:
         DovetailError: its target can't be imported, is incomplete, or contradicts its entry point; its Config takes
@@ -238,7 +238,7 @@ def _check_attributes(declared: Declared, cls: type[Plugin], kind: Kind) -> None
     title = f"{declared.target} ({declared})"
     if not _NAME.fullmatch(declared.name):
         raise PluginError(
-            f"{declared.name!r} is no plugin name ({declared.target})",
+            f"{declared.name!r} is not a plugin name ({declared.target})",
             hint="names are lower-case letters, digits and underscores, beginning with a letter",
         )
     if getattr(cls, "name", None) != declared.name:
@@ -254,7 +254,7 @@ def _check_attributes(declared: Declared, cls: type[Plugin], kind: Kind) -> None
     if not valid:
         here = kind.api
         raise PluginError(
-            f"{title} has api = {api!r}, which is no version range",
+            f"{title} has api = {api!r}, which is not a version range",
             hint=f'write the interface versions that it works with: api = ">={here},<{int(here.split(".")[0]) + 1}"',
         )
     for alias in cls.aliases:
@@ -266,7 +266,7 @@ def _check_attributes(declared: Declared, cls: type[Plugin], kind: Kind) -> None
 
 
 def _default_config(config: type[PluginSection], declared: Declared) -> PluginSection | None:
-    """The config with all defaults; None where a field has none, or they are no config: of two fields one must be set."""
+    """The config with all defaults; None where a field has none, or they are not a config: of two fields one must be set."""
     positional = [field.name for field in attrs.fields(config) if not field.kw_only]
     if positional:
         raise PluginError(

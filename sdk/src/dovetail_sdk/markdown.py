@@ -25,7 +25,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def prose(text: str) -> str:
-    """Return a docstring as Markdown: papers are linked, and what stands indented is code."""
+    """Return a docstring as Markdown, with links to papers, and indented text as code."""
     blocks = text.split("\n\n")
     return "\n\n".join(block if block.startswith("    ") else inline(block) for block in blocks)
 

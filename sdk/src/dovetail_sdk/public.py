@@ -54,8 +54,7 @@ def public_names() -> dict[str, frozenset[str]]:
 
 
 def private_imports(directory: Path) -> list[str]:
-    """Return what the Python files below a folder, a package or a folder of packages, import from core and other libraries that is not public: a
-    line for each, `file:line: what`.
+    """Return every import of a non-public name of core or another library in the Python files below a folder, as `file:line: what`.
 
     Raises:
         PluginBrokenError: a file is not Python.
@@ -69,10 +68,10 @@ def private_imports(directory: Path) -> list[str]:
 
 
 def check_imports(directory: Path) -> None:
-    """Refuse a package that imports what is not public in core.
+    """Refuse a package that imports non-public names of core.
 
     Raises:
-        PluginBrokenError: it does; names every such import.
+        PluginBrokenError: it imports some; names every such import.
     """
     found = private_imports(directory)
     if found:

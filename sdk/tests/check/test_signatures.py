@@ -67,12 +67,12 @@ def test_a_method_that_takes_every_call_is_no_difference(judge):
 @pytest.mark.parametrize(
     ("judge", "words"),
     [
-        (renamed, "(text=…, truth=…, strict=…): missing a required argument: 'answer'"),
-        (shorter, "(text, truth, strict=…): too many positional arguments"),
-        (without_default, "(text, strict=…): missing a required argument: 'truth'"),
-        (without_keyword, "got an unexpected keyword argument 'strict'"),
-        (demanding, "missing a required argument: 'more'"),
-        (asynchronous, "is async, and its callers do not await it"),
+        (renamed, "(text=…, truth=…, strict=…): missing"),
+        (shorter, "(text, truth, strict=…): too"),
+        (without_default, "(text, strict=…): missing"),
+        (without_keyword, "unexpected keyword argument 'strict'"),
+        (demanding, "a required argument: 'more'"),
+        (asynchronous, "is async"),
     ],
 )
 def test_a_call_that_the_interface_allows_and_the_method_does_not_is_named(judge, words):

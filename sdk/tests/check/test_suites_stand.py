@@ -33,7 +33,7 @@ def test_nor_does_a_mixin_override_it():
     [
         ({"test_the_same_input_gets_a_score": "why"}, f"did you mean '{NAME}'"),
         ({NAME: ""}, "for the reason ''"),
-        ({NAME: None}, "for the reason None"),
+        ({NAME: None}, "reason None"),
     ],
 )
 def test_an_expectation_names_a_test_and_has_a_reason(expected, words):

@@ -129,7 +129,7 @@ def test_every_kind_type_checks(everything, tmp_path):
         ("advantages", "mine", "MIT", "did you mean advantage"),
         ("advantage", "My-Name", "MIT", "lower-case"),
         ("advantage", "lambda", "MIT", "can't be a plugin's name"),
-        ("advantage", "mine", "GPL", "no licence to choose from"),
+        ("advantage", "mine", "GPL", "a licence to choose"),
     ],
 )
 def test_a_wrong_kind_name_or_licence_is_refused(tmp_path, kind, name, licence, words):

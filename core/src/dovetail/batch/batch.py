@@ -96,21 +96,21 @@ class Batch:
         return tuple(self._columns)
 
     def select(self, names: Iterable[str]) -> Batch:
-        """Return only these columns, in this order."""
+        """Return the batch with only these columns, in this order."""
         return Batch({name: self[name] for name in names}, length=self._length)
 
     def drop(self, names: Iterable[str]) -> Batch:
-        """Return all columns but these; one that is absent anyway is no error."""
+        """Return all columns but these; one that is absent anyway is not an error."""
         gone = set(names)
         kept = {name: values for name, values in self._columns.items() if name not in gone}
         return Batch(kept, length=self._length)
 
     def with_columns(self, columns: Mapping[str, Values]) -> Batch:
-        """Return these columns added, or put in place of those of the same name."""
+        """Return a copy with these columns added, or replacing those of the same name."""
         return Batch({**self._columns, **columns}, length=self._length)
 
     def require(self, names: Iterable[str], who: str) -> None:
-        """Check that these columns are there.
+        """Check that the batch has these columns.
 
         Raises:
             ColumnError: says who needs which missing columns, and what there is.
@@ -123,8 +123,8 @@ class Batch:
             )
 
     def take(self, indices: np.ndarray | Sequence[int]) -> Batch:
-        """Return these samples, in this order: selects, reorders and repeats. Contiguous ones come as views,
-        other rows of ragged columns are copied when they are first read.
+        """Return the samples at these indices, in their order; may reorder and repeat. Contiguous samples are views, other rows of ragged
+        columns are copied on first read.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].

@@ -157,7 +157,7 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
 
 
 def complaints_about(batch: Batch, glossary: Mapping[str, Column]) -> list[str]:
-    """Return what `check_batch` raises, as a list."""
+    """Return the errors that `check_batch` would raise, as a list."""
     return [
         complaint
         for name, values in batch.columns.items()

@@ -36,7 +36,7 @@ class Ragged:
         """Check and keep both arrays, without copying.
 
         Raises:
-            ColumnError: they do not fit each other, or the dtype is no plain one.
+            ColumnError: they do not fit each other, or the dtype is not a plain one.
         """
         self.values = plain_array(values, "a ragged column's values")
         self.offsets = _checked_offsets(offsets, len(self.values))
@@ -45,16 +45,16 @@ class Ragged:
     def from_list(
         cls, rows: Iterable[Any], dtype: Any = None, *, inner: tuple[int, ...] | None = None
     ) -> Ragged:
-        """Pack rows: sequences or arrays, of numbers or of values of one shape.
+        """Pack rows of numbers, or of values of one shape, given as sequences or arrays.
 
         Args:
             rows: N rows, some of which may be empty.
-            dtype: of the values; by default what the rows' own values ask for.
+            dtype: the dtype of the values; by default NumPy's choice for the rows' values.
             inner: shape of one value; by default that of the rows that are not empty.
 
         Raises:
-            ColumnError: a row is no sequence of numbers or of values of one shape, rows differ in the shape of their
-                values, or nothing tells the dtype.
+            ColumnError: a row is not a sequence of numbers or of values of one shape, rows differ in the shape of their
+                values, or the dtype can't be inferred.
         """
         kept = list(rows)
         arrays = [_row_array(row, number, dtype) for number, row in enumerate(kept)]
@@ -185,7 +185,7 @@ class Ragged:
         return Ragged(values, self.offsets)
 
     def take(self, indices: np.ndarray) -> Ragged:
-        """Return these rows, in this order; a row may come more than once. Contiguous rows come as views.
+        """Return the rows at these indices, in their order; rows may repeat. Contiguous rows are views.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].
@@ -223,10 +223,10 @@ class Ragged:
 
 
 def plain_array(values: object, what: str) -> np.ndarray:
-    """Return the array itself, once it is known to be [N, …] of bool, integer or float.
+    """Check that `values` is an array [N, …] of bool, integer or float, and return it.
 
     Raises:
-        ColumnError: it is no such array.
+        ColumnError: it is not.
     """
     if not isinstance(values, np.ndarray):
         raise ColumnError(
@@ -284,7 +284,7 @@ def _row_array(row: Any, number: int, dtype: Any) -> np.ndarray:
         array = np.asarray(row, dtype=dtype)
     except (TypeError, ValueError) as error:
         raise ColumnError(
-            f"row {number} of a ragged column is no row of numbers: {error}"
+            f"row {number} of a ragged column is not a row of numbers: {error}"
         ) from error
     if array.ndim == 0:
         raise ColumnError(f"row {number} of a ragged column is the scalar {array}, not a sequence")
@@ -329,5 +329,5 @@ def _checked_offsets(offsets: object, total: int) -> np.ndarray:
 
 
 def kinds(found: Iterable[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
-    """Return dtypes and shapes of one value, in words."""
+    """Return dtypes and shapes of one value, as text."""
     return ", ".join(sorted(f"{dtype}{list(shape) if shape else ''}" for dtype, shape in found))

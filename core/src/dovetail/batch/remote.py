@@ -9,14 +9,14 @@ import numpy as np
 
 
 class Store(Protocol):
-    """Where arrays wait between the process that made them and those that read them.
+    """Keeps arrays between the process that made them and those that read them.
 
     A reference can be pickled into another process, which reads it from a store of the same kind. An array
     stays as long as any process holds a reference to it.
     """
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """Keep copies of arrays, of any shape, that are likely to be read by the same process; their references."""
+        """Store copies of arrays, of any shape, that one process is likely to read together, and return their references."""
 
     def get(self, references: Sequence[Any]) -> list[np.ndarray]:
         """Return the arrays themselves, in the shapes in which they were put, read-only and where possible not copied.
@@ -27,11 +27,11 @@ class Store(Protocol):
 
 
 class StoredArray:
-    """One array in a store. What it is like is known here; its values are fetched when they are first read.
+    """An array in a store: dtype and shape are known at once, the values are fetched on first read.
 
     Attributes:
-        reference: what the store knows it by. The array lives at least as long as this object.
-        dtype: of the values.
+        reference: identifies the array in the store. The array is kept at least as long as this object.
+        dtype: the dtype of the values.
         shape: [T, …].
         finite: whether every value is known to be finite, as integers always are.
     """
@@ -88,7 +88,7 @@ class StoredArray:
         """The array [T, …], fetched the first time.
 
         Raises:
-            WorkerError: it is lost, with the process that kept it.
+            WorkerError: the process that stored the array has died.
         """
         if self._array is None:
             (self._array,) = self._store.get([self.reference])
@@ -96,10 +96,10 @@ class StoredArray:
 
 
 def fetch(stored: Sequence[StoredArray]) -> None:
-    """Fetch the values of several arrays together, those that are not here yet. They are of one store.
+    """Fetch the values of several arrays of one store together; arrays that are fetched already are skipped.
 
     Raises:
-        WorkerError: one is lost, with the process that kept it.
+        WorkerError: the process that stored an array has died.
     """
     absent = [one for one in stored if not one.fetched]
     if absent:

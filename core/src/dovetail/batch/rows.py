@@ -55,7 +55,7 @@ class RaggedRows(Ragged):
             source_N: as above.
             start_N: as above.
             offsets: int64 [N + 1], as in Ragged.
-            dtype: of the values.
+            dtype: the dtype of the values.
             inner: shape of one value.
             locked: whether the values refuse to be written to.
         """
@@ -250,7 +250,7 @@ class RaggedRows(Ragged):
         return values
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return source, first and last value (exclusive) of each stretch of rows that lie one after another, int64 [R] each."""
+        """Return source, first and last value (exclusive) of each run of contiguous rows, int64 [R] each."""
         filled = np.flatnonzero(self.lengths)
         source_F, start_F = self.source_N[filled], self.start_N[filled]
         stop_F = start_F + self.lengths[filled]

@@ -15,7 +15,7 @@ _SMALLER_IS_BETTER = ("/loss", "/perplexity")
 
 
 class Best:
-    """Compares a validation with the best one before it, which the store remembers from one sitting to the next."""
+    """Compares each validation with the best one so far, which the store keeps across resumes."""
 
     def __init__(
         self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Logger = None
@@ -38,7 +38,7 @@ class Best:
     def of(
         cls, trainer: TrainerSection, store: CheckpointStore, logger: Logger = None
     ) -> Best | None:
-        """Return what the trainer's section asks for; None where it asks for no best checkpoint."""
+        """Return the tracker of the best checkpoint that the trainer's section configures; None where it configures none."""
         if trainer.best_metric is None:
             return None
         is_loss = trainer.best_metric.endswith(_SMALLER_IS_BETTER)

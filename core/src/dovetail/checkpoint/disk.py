@@ -28,7 +28,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether a living process holds it; also where it has just gone away."""
+    """Return whether a living process holds the directory's lock, or the directory has just been removed."""
     try:
         handle = os.open(directory, os.O_RDONLY)
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def is_held(directory: Path) -> bool:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that says what was tried."""
+    """Convert an OSError within the block to a CheckpointError that names the operation."""
     try:
         yield
     except OSError as error:
@@ -51,7 +51,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def is_full(error: BaseException, free: int) -> bool:
-    """Return whether a disk without space is behind an error, even one that a library gave a type of its own."""
+    """Return whether a full disk caused an error, also behind a library's own exception type."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
@@ -61,7 +61,7 @@ def is_full(error: BaseException, free: int) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes of the disk of a path, which may be gone: an error about it is not to become another."""
+    """Return the free bytes of a path's disk; also where the path is gone, so that its own error is reported."""
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free
 
@@ -86,7 +86,7 @@ def readable(count: int) -> str:
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
-    """Write a directory beside its place, and then put it there, in place of one that is there already.
+    """Write a directory under a temporary name, then rename it, replacing an existing one.
 
     Raises:
         CheckpointError: a file is in its place.

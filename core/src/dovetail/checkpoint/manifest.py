@@ -28,7 +28,7 @@ class FileEntry:
 
 @attrs.frozen(kw_only=True)
 class CheckpointManifest:
-    """What a checkpoint holds."""
+    """The content of a checkpoint's manifest."""
 
     step: int
     """Finished training steps."""
@@ -51,19 +51,19 @@ class CheckpointManifest:
         """Read and hash every file below a directory.
 
         Raises:
-            CheckpointError: there is no file, or something that is no plain file.
+            CheckpointError: the directory has no file, or something that is not a plain file.
         """
         files = {path.relative_to(directory).as_posix(): _entry(path) for path in walk(directory)}
         if not files:
             raise CheckpointError(f"the checkpoint of step {step} holds no file")
         if MANIFEST in files:
             raise CheckpointError(
-                f"{MANIFEST} at the top of a checkpoint is the store's own file; write another name"
+                f"{MANIFEST} at the top of a checkpoint is reserved for the store; use another file name"
             )
         return cls(step=step, sequence=sequence, files=files, mark=mark)
 
     def to_json(self) -> str:
-        """Return what `manifest.json` holds."""
+        """Return the content of `manifest.json`."""
         fields = {"schema": SCHEMA, **attrs.asdict(self)}
         return json.dumps(fields, indent=1, sort_keys=True) + "\n"
 
@@ -87,7 +87,7 @@ class CheckpointManifest:
             return cls(step=fields["step"], sequence=fields["sequence"], files=files, mark=mark)
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{directory} is no complete checkpoint: it has no {MANIFEST}"
+                f"{directory} is not a complete checkpoint: it has no {MANIFEST}"
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             if isinstance(error, CheckpointError):
@@ -95,7 +95,7 @@ class CheckpointManifest:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def damages(self, directory: Path) -> Iterator[str]:
-        """Yield what is wrong with the files of a checkpoint, a sentence each; nothing where all is well."""
+        """Yield one sentence for each file of a checkpoint that is missing or changed."""
         for name, expected in self.files.items():
             path = directory / name
             try:
@@ -114,12 +114,12 @@ def walk(directory: Path) -> Iterator[Path]:
     """Yield every file below a directory, sorted.
 
     Raises:
-        CheckpointError: there is a link or something else that is no plain file.
+        CheckpointError: there is a link or something else that is not a plain file.
     """
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(
-                f"{path.relative_to(directory)} is no plain file: a checkpoint must be whole by itself",
+                f"{path.relative_to(directory)} is not a plain file: a checkpoint must not depend on other files",
                 hint="copy what a link points to",
             )
         if path.is_file():

@@ -17,7 +17,7 @@ BEST = "best"
 
 @attrs.frozen(kw_only=True)
 class Mark:
-    """By what a checkpoint was the best one when it was saved."""
+    """The metric and value by which a checkpoint was the best one when it was saved."""
 
     metric: str
     """A metric of validation."""
@@ -27,7 +27,7 @@ class Mark:
 
 @attrs.frozen(kw_only=True)
 class BestCheckpoint:
-    """What the file `best` says."""
+    """The content of the file `best`."""
 
     path: Path
     """The checkpoint."""
@@ -42,7 +42,7 @@ class BestCheckpoint:
         return int(self.path.name.rpartition("_")[2])
 
     def to_summary(self) -> dict[str, Any]:
-        """Return what `summary.json` tells of it: `step`, `metric`, `value`, `path`."""
+        """Return the entry of `summary.json`: `step`, `metric`, `value`, `path`."""
         return {
             "step": self.step,
             "metric": self.metric,
@@ -51,7 +51,7 @@ class BestCheckpoint:
         }
 
     def to_json(self) -> str:
-        """Return what `best` holds.
+        """Return the content of the file `best`.
 
         Raises:
             CheckpointError: the value is not finite.
@@ -65,7 +65,7 @@ class BestCheckpoint:
 
     @classmethod
     def read(cls, directory: Path) -> BestCheckpoint | None:
-        """Return what `best` in this folder says; None where there is no such file.
+        """Read the file `best` in a folder; None where there is no such file.
 
         Raises:
             CheckpointError: it is damaged.

@@ -62,7 +62,7 @@ def check_states(plugins: Mapping[str, Plugin]) -> None:
     """Check that a checkpoint can keep the state of every plugin.
 
     Raises:
-        CheckpointError: as of `write_states`.
+        CheckpointError: see `write_states`.
     """
     _collected(plugins)
 
@@ -88,18 +88,18 @@ def _collected(plugins: Mapping[str, Plugin]) -> tuple[dict[str, Any], dict[str,
 
 
 def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
-    """Put the arrays of a verified checkpoint back into the states, in place, and return them.
+    """Fill the arrays of a verified checkpoint into the states, in place, and return them.
 
     Args:
         directory: the checkpoint.
-        states: what `write_states` returned, through JSON.
+        states: the result of `write_states`, after JSON.
     """
     if (directory / ARRAYS).exists():
         from safetensors import safe_open
 
         with safe_open(directory / ARRAYS, framework="np") as stored:
             scalars = set(json.loads(stored.metadata()["scalars"]))
-            for name in stored.keys():  # noqa: SIM118 - it is no mapping
+            for name in stored.keys():  # noqa: SIM118 - it is not a mapping
                 *parents, last = json.loads(name)
                 array = stored.get_tensor(name)
                 reduce(getitem, parents, states)[last] = array[()] if name in scalars else array

@@ -50,7 +50,7 @@ class CheckpointStore:
         self.best()
 
     def recover(self) -> None:
-        """Finish or clear away what a killed process left: also between the renames of one save.
+        """Complete or remove what a killed process left, also where it died between the two renames of a save.
 
         Raises:
             CheckpointError: the folder can't be written.
@@ -80,7 +80,7 @@ class CheckpointStore:
         Args:
             step: finished training steps.
             needed: bytes that it takes, as far as is known; at least those of the latest checkpoint are assumed.
-            mark: makes it the best checkpoint, too. It is sealed with the files: a kill can't come between them.
+            mark: makes this the best checkpoint as well, written with its files so that a kill can't separate them.
 
         Raises:
             DiskFullError: the disk has less room than that, before anything is written; or it is full (says how much was
@@ -123,11 +123,11 @@ class CheckpointStore:
         return saved[-1] if saved else None
 
     def mark_best(self, step: int, value: float, metric: str = "") -> None:
-        """Name the checkpoint of this step the best one; retention never removes it while it is.
+        """Mark the checkpoint of a step as the best one; retention does not remove the best one.
 
         Args:
-            step: of a saved checkpoint.
-            value: what the metric was at this step; finite.
+            step: the step of a saved checkpoint.
+            value: the metric's value at this step; finite.
             metric: the metric's name.
 
         Raises:
@@ -165,14 +165,14 @@ class CheckpointStore:
         return _complete(self.path(step))
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of a step is or would be."""
+        """Return the path of the checkpoint of a step, whether it exists or not."""
         return self.directory / f"{_PREFIX}{step}"
 
     def find(self, step: int | None = None) -> Path:
         """Return the checkpoint of a step, or the latest.
 
         Raises:
-            CheckpointError: there is none; names those that there are.
+            CheckpointError: there is no such checkpoint; names the existing ones.
         """
         found = self.latest() if step is None else self.path(step) if self.has(step) else None
         if found is None:
@@ -291,7 +291,7 @@ class CheckpointStore:
         """The error about a disk with less room than a checkpoint needs.
 
         Args:
-            step: of the checkpoint.
+            step: the step of the checkpoint.
             written: bytes of it that found room.
             expected: bytes that it takes, where there is no other to go by and they are known.
         """

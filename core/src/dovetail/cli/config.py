@@ -24,7 +24,7 @@ def config() -> None:
 @config_arguments()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is no default came from.
+    """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is not a default came from.
 
     Python files that CONFIG names as plugins are not run, and so their own defaults are not shown.
     """

@@ -57,7 +57,9 @@ class ExtensibleGroup(click.Group):
 
 
 def further_commands(group: str, own: Collection[str]) -> dict[str, list[tuple[EntryPoint, str]]]:
-    """Return the commands of packages: name → every entry point of the group that claims it, with its owner; those of `own` are left out."""
+    """Return the commands that packages add: name → every entry point of the group that claims it, with its owner. Commands named in `own`
+    are left out.
+    """
     from dovetail.plugins.index import default_index
 
     found: dict[str, list[tuple[EntryPoint, str]]] = {}
@@ -72,8 +74,8 @@ def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.C
     """Import a command of a package; None where nothing claims it.
 
     Raises:
-        PluginConflictError: several packages do.
-        PluginBrokenError: it can't be imported, or is no command.
+        PluginConflictError: several packages claim the name.
+        PluginBrokenError: it can't be imported, or is not a command.
     """
     if not claims:
         return None
@@ -99,7 +101,7 @@ def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.C
 
 
 def fail_unknown(ctx: click.Context, name: str, known: Collection[str]) -> NoReturn:
-    """End with what to install for a command that is not here, or the nearest of those that are."""
+    """Exit with the command that installs an unknown command's package, or with the nearest known command."""
     from dovetail.plugins.catalogue import COMMANDS
 
     parent = ctx.command_path.partition(" ")[2]
@@ -113,7 +115,7 @@ def fail_unknown(ctx: click.Context, name: str, known: Collection[str]) -> NoRet
 
 
 def described(further: Mapping[str, Sequence[tuple[EntryPoint, str]]]) -> list[tuple[str, str]]:
-    """Return names of commands with what each says of itself and whose it is."""
+    """Return the commands' names, each with its description and its package."""
     found = []
     for name, claims in sorted(further.items()):
         owners = f"From {' and '.join(owner for _, owner in claims)}."
@@ -122,7 +124,7 @@ def described(further: Mapping[str, Sequence[tuple[EntryPoint, str]]]) -> list[t
 
 
 def about(entry_point: EntryPoint) -> str:
-    """Return the first sentence of a command's docstring; empty where its source can't be read, or has none."""
+    """Return the first sentence of a command's docstring; empty where it has none or its source can't be read."""
     package, _, inside = entry_point.module.partition(".")
     try:
         spec = importlib.util.find_spec(package)

@@ -70,7 +70,7 @@ class CommandLine(ExtensibleGroup):
     """All commands, with what ends one that fails: a message, and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command as click does; a closed pipe is click's, a full disk and a path that the system refuses are errors like others."""
+        """Run a command as click does, and report a full disk or a refused path as an error of ours."""
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_traceback
         drop_import_messages()
@@ -143,7 +143,7 @@ def _traceback_wanted() -> bool:
 def _print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print the traceback of what is no DovetailError; its message may hold text of a model."""
+    """Print the traceback of what is not a DovetailError; its message may hold text of a model."""
     render.line("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def render_warnings(findings: Sequence[Finding]) -> None:
-    """Print the warnings among findings, each with how to fix it on a line of its own."""
+    """Print the warnings among findings, each with its fix on a separate line."""
     for finding in findings:
         if finding.severity == "warning":
             rendering.warning(str(finding))

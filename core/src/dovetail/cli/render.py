@@ -17,7 +17,7 @@ from dovetail.telemetry.escapes import visible, visible_json
 
 
 def error(failure: DovetailError) -> None:
-    """Print an error on stderr: the message, its problems where the message does not list them itself, the hint."""
+    """Print an error on stderr: the message, its problems unless the message lists them, and the hint."""
     line(failure.message, label=click.style("error: ", fg="red", bold=True), err=True)
     listed = getattr(failure, "lists_problems", False)
     for problem in getattr(failure, "problems", ()) if not listed else ():
@@ -47,10 +47,10 @@ def line(
 
     Args:
         text: the line.
-        label: stands before it as it is, with its style.
+        label: text before the line, printed unchanged in its own style.
         bold: style of the text.
-        err: on stderr.
-        nl: end the line.
+        err: print to stderr.
+        nl: end the line with a newline.
     """
     shown = visible(text)
     click.echo(label + (click.style(shown, bold=True) if bold else shown), err=err, nl=nl)
@@ -90,10 +90,10 @@ def config_arguments(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the parameters `config`, one file or none, as a tuple of str, and `overrides`.
 
-    A first argument with `=` that is no file's name is an override: keys then come from the command line alone.
+    A first argument with `=` that is not a file's name is an override: keys then come from the command line alone.
 
     Args:
-        metavar: what the command's help calls the arguments.
+        metavar: the name of the arguments in the command's help.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,5 +144,5 @@ add_completion_class(_Zsh)
 
 
 def title(config: tuple[str, ...]) -> str:
-    """Return what messages call a config."""
+    """Return how messages refer to a config."""
     return config[0] if config else COMMAND_LINE

@@ -75,7 +75,7 @@ def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool
     found = default_index().extensions(SUPERVISOR_GROUP)
     if not found:
         raise PluginNotFoundError(
-            "trainer.run_restarts asks for a supervisor, and no package that is installed brings one",
+            "trainer.run_restarts needs a supervisor, and no installed package has one",
             hint="pip install dovetail-console, or set trainer.run_restarts=0",
         )
     supervise = found[0][0].load()
@@ -87,7 +87,7 @@ def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool
 
 @contextmanager
 def cause_kept() -> Iterator[None]:
-    """Write the error that ends this process's run where its supervisor reads it; also one before the run's first step, of which no summary tells."""
+    """Write the error that ends this process's run to the file that its supervisor reads, also an error before the first step."""
     try:
         yield
     except Exception as error:
@@ -101,7 +101,7 @@ def cause_kept() -> Iterator[None]:
 def run_training(
     config: Sequence[str | Path], overrides: tuple[str, ...] = (), *, accept_changes: bool = False
 ) -> dict[str, Any]:
-    """Train with files of which later ones win, showing what is about to run; what `dovetail train` does."""
+    """Train with the merged files and print progress; implements `dovetail train`."""
     from dovetail.config.load import load_config
     from dovetail.run.requeue import summary_of
     from dovetail.run.run import train as train_run

@@ -16,7 +16,7 @@ _KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
 
 def key_advice(path: KeyPath, value: object) -> str | None:
-    """Return what to say of an unknown key with that value; None where it means nothing elsewhere either.
+    """Return advice on an unknown key with this value; None where no other system has the key either.
 
     Packages contribute functions of the key's path and the value's text: the entry points of `dovetail.key_advice`.
     """
@@ -35,7 +35,7 @@ def _advisers() -> tuple[Callable[[str, str], str | None], ...]:
 
 
 def section_advice(path: KeyPath, value: object) -> str | None:
-    """Return what to write in place of a single value for a section; None where it can't be told."""
+    """Return what to write where a section was given a single value; None where no advice is known."""
     if path == ("algorithm",) and isinstance(value, str):
         return f"a preset is chosen by {_PRESET}={value}"
     if path not in _KL:
@@ -53,7 +53,7 @@ def section_advice(path: KeyPath, value: object) -> str | None:
 
 
 def value_advice(path: KeyPath, value: object) -> str | None:
-    """Return what to write in place of another name of a KL estimator; None for any other value."""
+    """Return our name for another system's name of a KL estimator; None for any other value."""
     if path[:-1] not in _KL or path[-1] != "estimator" or not isinstance(value, str):
         return None
     ours = _KL_ESTIMATORS.get(value.removesuffix("+"))

@@ -12,7 +12,7 @@ from dovetail.sections.training import RefSection
 
 
 def cross_field_problems(config: RunConfig) -> Iterator[ConfigProblem]:
-    """Yield what can be said from the config alone, on any machine."""
+    """Yield the problems between fields that the config alone shows, on any machine."""
     yield from _mini_batch(config)
     yield from _token_budgets(config)
     yield from _profile(config)

@@ -25,7 +25,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 @functools.cache
 def own_docs(cls: type) -> Mapping[str, str]:
-    """Return the docstring below each attribute that a class itself declares; none where its source is not at hand."""
+    """Return the docstring below each attribute that a class itself declares; empty where its source can't be read."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):

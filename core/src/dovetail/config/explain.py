@@ -20,7 +20,7 @@ from dovetail.errors import ConfigError, nearest
 
 @attrs.frozen(kw_only=True)
 class Explanation:
-    """One key."""
+    """The description of one key."""
 
     key: str
     value: Any
@@ -42,7 +42,7 @@ class Explanation:
 
 
 def explain(loaded: LoadedConfig, key: str) -> Explanation:
-    """Explain one key path.
+    """Describe one key: its value, origin, type and meaning.
 
     Raises:
         ConfigError: the config has no such key; names the nearest.
@@ -96,7 +96,7 @@ def explain(loaded: LoadedConfig, key: str) -> Explanation:
 
 
 def annotated_yaml(loaded: LoadedConfig) -> str:
-    """Return the config as `dump_yaml` writes it, with the origin of each value that is no default as a comment behind it."""
+    """Return the config as `dump_yaml` writes it, with a comment on the origin of each value that is not a default."""
     text = dump_yaml(loaded.config)
     lines = text.split("\n")
     _, numbers = parse(text)
@@ -108,7 +108,7 @@ def annotated_yaml(loaded: LoadedConfig) -> str:
 
 
 def all_keys(loaded: LoadedConfig, below: str | None = None) -> Iterator[tuple[str, Any, str]]:
-    """Yield every key path, or those below one, with its value and the layer that it came from."""
+    """Yield every key path, or every one below `below`, with its value and the layer that it came from."""
     start = parse_path(below) if below else ()
     for path, value in leaves(plain_value(loaded.config)):
         if path[: len(start)] == start:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Interpolator:
-    """Resolves interpolations against everything that the layers and the defaults say.
+    """Resolves interpolations against the merged values and the defaults.
 
     OmegaConf is imported only where a config interpolates: most do not, and checking them stays quick.
     """
@@ -94,10 +94,10 @@ def _environment(*args: Any) -> Any:
 
 
 def share(part: float, whole: int) -> int:
-    """Return that part of a count, rounded to a whole number, at least 1.
+    """Return the fraction `part` of a count, rounded to an integer of at least 1.
 
     Raises:
-        ValueError: the part is not a number from 0 to 1, or the whole is no whole number.
+        ValueError: the part is not a number from 0 to 1, or the whole is not a whole number.
     """
     if type(part) not in (int, float) or not 0 <= part <= 1 or type(whole) is not int:
         raise ValueError(

@@ -42,14 +42,14 @@ def parse_path(text: str) -> KeyPath:
     """Read a key path as `format_path` writes it.
 
     Raises:
-        ValueError: the text is no key path; the message says where it breaks off.
+        ValueError: the text is not a key path; the message says from which character on.
     """
     path: list[str | int] = []
     position = 0
     while position < len(text):
         match = _SEGMENT.match(text, position)
         if match is None or (match["plain"] is not None and (match["dot"] == "") != (not path)):
-            raise ValueError(f"{text!r} is no key path from {text[position:]!r} on")
+            raise ValueError(f"{text!r} is not a key path from {text[position:]!r} on")
         if match["index"] is not None:
             path.append(int(match["index"]))
         elif match["quoted"] is not None:
@@ -58,7 +58,7 @@ def parse_path(text: str) -> KeyPath:
             path.append(match["plain"])
         position = match.end()
     if not path or isinstance(path[0], int):
-        raise ValueError(f"{text!r} is no key path: it starts with a section's name")
+        raise ValueError(f"{text!r} is not a key path: it starts with a section's name")
     if len(path) > MAX_DEPTH:
         raise ValueError(f"a key path has at most {MAX_DEPTH} levels, not {len(path)}")
     return tuple(path)
@@ -67,7 +67,7 @@ def parse_path(text: str) -> KeyPath:
 def leaves(
     value: object, path: KeyPath = (), *, lists: bool = True
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield every scalar, and every empty container, of nested plain containers with its key path; or `lists` as a whole."""
+    """Yield every scalar and every empty container of nested plain containers, with its key path; with `lists`, each list as a whole."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
             yield from leaves(child, (*path, key), lists=lists)
@@ -89,7 +89,7 @@ def value_at(tree: Any, path: KeyPath) -> Any:
 
 
 def selection(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
-    """Return what nested mappings hold at these paths, nested as they are."""
+    """Return the part of nested mappings that these key paths select, with the same nesting."""
     selected: dict[str, Any] = {}
     for path in paths:
         if (value := value_at(tree, path)) is not ABSENT:

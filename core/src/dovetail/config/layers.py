@@ -20,12 +20,12 @@ DEFAULT_RANK = -1
 
 
 class ByIndex(dict[int, Any]):
-    """Changes to single entries of a list: index to what that entry gets."""
+    """Changes to single entries of a list, by index."""
 
 
 @attrs.frozen(kw_only=True)
 class ConfigLayer:
-    """One contribution to a config. Later layers win."""
+    """One layer of a config. Later layers win."""
 
     rank: int
     """Layers of one rank were given together: all overrides share theirs."""
@@ -38,23 +38,23 @@ class ConfigLayer:
     is_preset: bool = False
     """Whether the layer holds a preset's settings."""
     raw: Mapping[KeyPath, str] = attrs.field(factory=dict)
-    """Of an override, its key and its value before it was parsed; verbatim texts take it where it is no YAML string."""
+    """Of an override, its key and its value before it was parsed; verbatim texts take it where it is not a YAML string."""
 
     def at(self, path: KeyPath) -> str:
-        """Return where the layer gives that key: its name, with the line where that is known."""
+        """Return the place at which the layer gives a key: the layer's name, with the line where known."""
         for length in range(len(path), 0, -1):
             if (line := self.lines.get(path[:length])) is not None:
                 return f"{self.name}:{line}"
         return self.name
 
     def given(self) -> dict[str, Any]:
-        """Return what the config of a run says was given for it, nested as it is: the rest are defaults, and what trainer and preset brought."""
+        """Return the keys listed in a run's config as given, with their nesting; all others are defaults, or come from trainer and preset."""
         return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
 
 @attrs.frozen
 class Given:
-    """What one layer gives for one key."""
+    """The value that one layer gives for one key."""
 
     value: Any
     layer: ConfigLayer

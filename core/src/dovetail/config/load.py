@@ -43,7 +43,7 @@ _NO_MODEL = ConfigLayer(rank=DEFAULT_RANK, name="not given", tree={"model": {"pa
 
 @attrs.frozen(kw_only=True)
 class LoadedConfig:
-    """A config with the story of how it came to be."""
+    """A config, and the layer from which each value came."""
 
     config: RunConfig
     provenance: Mapping[str, str]
@@ -71,10 +71,11 @@ def load_config(
     """Load a config from a YAML file, or from several of which later ones win, and `key=value` overrides.
 
     Args:
-        path: the file or files, or none where overrides give all. Paths inside a config are relative to the working directory.
+        path: the file or files; empty where overrides give every key. Paths inside a config are relative to the working
+            directory.
         overrides: such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
-        resolver: finds a plugin's Config class; the installed plugins' index where absent.
-        partial: take a config without `model.path`, whose other keys can be explained all the same.
+        resolver: finds a plugin's Config class; by default the index of installed plugins.
+        partial: accept a config without `model.path`, so that its other keys can be explained.
 
     Raises:
         ConfigError: a file can't be read, or anything in the config is wrong; `problems` lists all of it.
@@ -112,7 +113,9 @@ def installed_config_class(kind: str, raw_section: Mapping[str, Any]) -> type:
 
 
 def config_class_unrun(kind: str, raw_section: Mapping[str, Any]) -> type:
-    """Return what `installed_config_class` does, but without running a plugin's file: its Config takes what is given, and has no defaults of its own."""
+    """Return the Config class of a plugin as `installed_config_class` does, but without running a plugin's file: for such a plugin a Config
+    that accepts any key and has no defaults.
+    """
     if raw_section.get("path") is None:
         return installed_config_class(kind, raw_section)
     return _open_config_class(kind, frozenset(raw_section))
@@ -227,7 +230,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
     that was not given and that nothing derives any more, such as an earlier version's default or an edit of the file, stays.
 
     Raises:
-        ConfigError: `given` is no list of key paths.
+        ConfigError: `given` is not a list of key paths.
     """
     tree = {key: value for key, value in layer.tree.items() if key != GIVEN}
     keys = layer.tree[GIVEN]

@@ -53,11 +53,11 @@ class SectionDict(dict[str, Any]):
 
 
 class Merger:
-    """Merges layers once and collects everything that is wrong on the way.
+    """Merges layers and collects every problem on the way.
 
     Attributes:
-        problems: what is wrong, in the order of the schema.
-        warnings: what was dropped, each a full sentence.
+        problems: the problems found, in the order of the schema.
+        warnings: a full sentence for each value that was dropped.
         origins: the layer that each given key came from.
     """
 
@@ -69,7 +69,7 @@ class Merger:
         self.origins: dict[KeyPath, str] = {}
 
     def merge(self, cls: type, layers: Iterable[ConfigLayer]) -> SectionDict:
-        """Return the whole tree of a config class; sections that no layer gives are there, empty."""
+        """Return the whole tree of a config class, with empty sections where no layer gives one."""
         return self._section(cls, [Given(layer.tree, layer) for layer in layers], ())
 
     def _section(self, cls: type, givens: Iterable[Given], path: KeyPath) -> SectionDict:
@@ -235,7 +235,7 @@ class Merger:
         if ready is None:
             return ABSENT
         if isinstance(ready.value, ByIndex):
-            self._problem(Given(ABSENT, given.layer), path, "is no list: no index can be set")
+            self._problem(Given(ABSENT, given.layer), path, "is not a list: no index can be set")
             return ABSENT
         for key, _ in [(path, None), *leaves(given.value, path)]:
             self.origins[key] = given.layer.at(key)

@@ -15,7 +15,7 @@ from dovetail.config.problems import ConfigProblem
 
 @attrs.frozen
 class NotYaml:
-    """The value of an override that is no YAML; only a verbatim field can take it, as raw text."""
+    """The value of an override that is not YAML; only a verbatim field can take it, as raw text."""
 
     reason: str
 

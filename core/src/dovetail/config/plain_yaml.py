@@ -56,7 +56,7 @@ _HINTS = (
 
 
 class YamlTextError(ValueError):
-    """The text is no YAML, or YAML that a config can't hold; `line` counts from 1, and `hint` says how to correct it."""
+    """The text is not YAML, or YAML that a config can't hold; `line` counts from 1, and `hint` says how to correct it."""
 
     def __init__(self, message: str, line: int | None = None, hint: str = _QUOTES) -> None:
         super().__init__(message)
@@ -136,7 +136,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                         "quote a text that begins with `{` or `[`",
                     )
                 raise YamlTextError(
-                    f"the key {key_node.value}{where} is no string: put it in quotes",
+                    f"the key {key_node.value}{where} is not a string: put it in quotes",
                     line,
                     'keys are text, such as `n:` or `"1":`',
                 )
@@ -185,10 +185,10 @@ _Dumper.add_representer(str, _represent_str)
 
 
 def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return plain containers and scalars, and the line (from 1) on which the value of each key path was given.
+    """Return plain containers and scalars, and the line (from 1) of each key path.
 
     Raises:
-        YamlTextError: bad syntax, several documents, a key given twice, a key that is no string, a tag of YAML's
+        YamlTextError: bad syntax, several documents, a key given twice, a key that is not a string, a tag of YAML's
             language-specific kind, an alias that holds itself, more than 100 levels, or more than 100,000 values.
     """
     try:
@@ -227,7 +227,7 @@ def _too_deep(line: int) -> YamlTextError:
 
 
 def dump(value: object) -> str:
-    """Return block-style YAML in the order given; `parse` reads the same value back."""
+    """Return block-style YAML in the given order; `parse` returns the same value."""
     return str(
         yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
     )

@@ -64,17 +64,17 @@ def narrow(
     base: type,
     resolver: Resolver,
 ) -> Narrowed:
-    """Find the plugin that mappings select together, and drop what a plugin chosen earlier left behind.
+    """Find the plugin that mappings select together, and drop keys for a plugin selected by an earlier layer.
 
-    A preset stands for a published combination, in which values meant for another plugin than its own have no part.
-    Nothing is said of keys that a layer gives anew, nor of values that are the plugin's default anyway.
+    A preset is a published combination, so that values meant for another plugin than the preset's are dropped. There is no warning for keys
+    that a layer gives again, nor for values that equal the plugin's defaults.
 
     Args:
-        mappings: what each layer gives, in order.
-        path: of the section.
-        kind: of the plugin.
+        mappings: the values that each layer gives, in order.
+        path: the path of the section.
+        kind: the kind of the plugin.
         default: name of the plugin where no layer selects one.
-        base: what the plugin's Config must extend.
+        base: the class that the plugin's Config must extend.
         resolver: finds the Config.
     """
     problems: list[ConfigProblem] = []

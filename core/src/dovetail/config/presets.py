@@ -37,7 +37,7 @@ class _Run:
 
 @attrs.frozen(kw_only=True)
 class PresetLayer:
-    """What the selected preset contributes."""
+    """The layer of the selected preset."""
 
     layer: ConfigLayer
     section: PresetSection
@@ -50,7 +50,7 @@ class PresetLayer:
     """Keys of another preset, named before it, that the layers of that time hold and that nothing gives anew."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
-        """Return the layers with the preset's directly below those that were given together with its name.
+        """Return the layers with the preset's directly below those that give its name.
 
         Keys given beside the name, or later, win over the preset; the preset wins over keys of earlier layers.
         """
@@ -60,12 +60,12 @@ class PresetLayer:
         return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[ConfigProblem]:
-        """Return what is wrong with the preset's own section, once its settings take part in the config."""
+        """Return the problems of the preset's own section, once its settings are part of the config."""
         text = "its own settings refer to a key that the preset sets; give them values, or refer to another key"
         return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 
     def warnings(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
-        """Yield what the config says of the preset and does not do.
+        """Yield a warning for each setting of the preset that has no effect.
 
         Args:
             tree: the merged config.
@@ -172,10 +172,10 @@ def _title(section: PluginSection) -> str:
 
 
 def plain_settings(section: Any) -> Mapping[str, Any]:
-    """Return the settings of a preset with that config, as plain containers.
+    """Return the settings of a preset, built from its config section, as plain containers.
 
     Raises:
-        ValueError: they can't be made, or they are not what a layer may hold.
+        ValueError: building them failed, or they are not what a layer may contain.
     """
     title = _title(section)
     if not isinstance(section, PresetSection):
@@ -186,14 +186,14 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
 def settings_of(
     section: PresetSection | TrainerSection | EpisodeSection, title: str
 ) -> Mapping[str, Any]:
-    """Return the settings of other keys that a section stands for, as plain containers.
+    """Return the settings of other keys that a section implies, as plain containers.
 
     Args:
-        section: whose `settings` are asked for.
-        title: what messages call it.
+        section: the section with the method `settings`.
+        title: the section's name in messages.
 
     Raises:
-        ValueError: they can't be made, or they are not what a layer may hold.
+        ValueError: building them failed, or they are not what a layer may contain.
     """
     try:
         settings = section.settings()

@@ -17,7 +17,7 @@ _MOST = 200
 
 @attrs.frozen(kw_only=True)
 class ConfigProblem:
-    """One thing that is wrong with a config."""
+    """One problem of a config."""
 
     path: KeyPath
     """The key that is wrong; empty where none is."""
@@ -39,7 +39,7 @@ class ConfigProblem:
 
 
 def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
-    """Return one error that lists every problem once, in the order found; of very many it counts those after the first."""
+    """Return one error that lists every problem once, in the order found; where there are very many, the first ones and a count."""
     sentences = tuple(dict.fromkeys(str(problem) for problem in problems))
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
     listed = "\n".join("  " + text.replace("\n", "\n    ") for text in sentences[:_MOST])

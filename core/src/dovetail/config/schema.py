@@ -144,7 +144,7 @@ def _describe_container(origin: object, args: tuple[Any, ...]) -> str:
 
 
 def bounds(attribute: attrs.Attribute[Any]) -> str:
-    """Return what the field's validators allow, such as `> 0, <= 1`; empty where they say nothing readable."""
+    """Return what the field's validators allow, such as `> 0, <= 1`; empty where that has no short form."""
     text = repr(attribute.validator) if attribute.validator else ""
     return ", ".join(
         f"{operator} {bound}"

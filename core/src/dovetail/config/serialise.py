@@ -37,9 +37,10 @@ def dump_yaml(
 
     Args:
         config: a config or a section.
-        from_environment: as in `LoadedConfig`: these values, which may be secret, are written as the config gave them,
-            such as `${oc.env:KEY}`, to be read from the environment again.
-        given: as in `LoadedConfig`: listed in the text; the other values are derived anew when it is read.
+        from_environment: as in `LoadedConfig`: values from the environment, which may be secret, are written as
+            interpolations such as `${oc.env:KEY}`.
+        given: as in `LoadedConfig`: the given keys, which the text lists; other values are derived again when it is
+            read.
     """
     mapping = to_mapping(config)
     for path, (written, value) in (from_environment or {}).items():
@@ -62,7 +63,7 @@ def _holds(mapping: object, value: object) -> bool:
 
 
 def given_values(default: object) -> dict[str, Any]:
-    """Return what a field's default says that the classes of its value do not say already; empty for scalars and lists."""
+    """Return the part of a field's default that differs from the defaults of its value's class; empty for scalars and lists."""
     if isinstance(default, Mapping):
         return {key: plain_value(value) for key, value in default.items()}
     if not is_section(type(default)):
@@ -89,5 +90,5 @@ def plain_value(value: object, *, verbatim: bool = False) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Return the text that an interpolation turns back into this one."""
+    """Return the text with interpolation characters escaped, so that interpolation restores it."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -37,7 +37,7 @@ Hook = Callable[[Any, Any], Any]
 
 @attrs.frozen
 class StructureFault:
-    """An exception at a key path, before it is put into words."""
+    """An exception at a key path, before it is converted to a problem."""
 
     path: KeyPath
     error: Exception

@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield what to tell about one fault; an unknown section of another system's gives a problem for each of its keys."""
+    """Yield the problems of one structuring fault; an unknown section of another system gives one for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
@@ -48,7 +48,7 @@ def problems_of(
 
 
 def origin_of(origins: Origins, path: KeyPath) -> str | None:
-    """Return the layer that gave a key, or the container that it stands in."""
+    """Return the layer that gave a key, or else the one that gave the container around it."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]

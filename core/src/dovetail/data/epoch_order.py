@@ -23,7 +23,7 @@ class EpochOrder:
     Of a mixture, it also orders which dataset each place of an epoch draws from.
 
     Args:
-        sampler: gives permutations.
+        sampler: the sampler of permutations.
         datasets: at least one; all of them have a weight, or none has.
         window: rows that are shuffled among one another, over all streamed datasets.
     """
@@ -53,11 +53,11 @@ class EpochOrder:
         return rows
 
     def names(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """Return int64 [N]: the number of each place, which is its identity within the epoch.
+        """Return int64 [N]: the number that identifies each place within the epoch.
 
         Args:
             epoch: the epoch.
-            rows: of its places.
+            rows: int64 [N], the dataset's rows at these places.
         """
         if not self.mixture:
             return rows

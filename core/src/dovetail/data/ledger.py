@@ -47,7 +47,7 @@ class _Epoch:
 
 
 class Ledger:
-    """Accounts for every prompt that was issued.
+    """Records the state of every issued prompt.
 
     Epochs that are complete, and behind the newest, are kept as counts alone.
 
@@ -66,7 +66,7 @@ class Ledger:
         """Declare how many prompts an epoch has.
 
         Raises:
-            LedgerError: it was told of another number before.
+            LedgerError: another number was declared before.
         """
         if self.size not in (None, size):
             raise _other_size(self.size, size)
@@ -75,10 +75,10 @@ class Ledger:
     # -- the life of an attempt ----------------------------------------------------------------
 
     def issue(self, epoch: int, prompt: int) -> int:
-        """Enter a prompt as issued, and return the number of the attempt, 0 for its first in this epoch.
+        """Record a prompt as issued, and return the attempt's number, 0 for its first in this epoch.
 
         Raises:
-            LedgerError: it is in flight or was used in this epoch already, or the epoch is complete.
+            LedgerError: the prompt is in flight, was used in this epoch already, or the epoch is complete.
         """
         if epoch < self._closed:
             raise LedgerError(f"prompt {prompt} issued in epoch {epoch}, which is complete")
@@ -100,7 +100,7 @@ class Ledger:
         """Record that a step takes the prompt's samples.
 
         Raises:
-            LedgerError: that attempt is not in flight, or a step has taken it.
+            LedgerError: the attempt is not in flight, or a step has taken it already.
         """
         record = self._in_flight(epoch, prompt, attempt, "taken")
         if record.open[prompt] is not None:
@@ -110,7 +110,7 @@ class Ledger:
         record.open[prompt] = step
 
     def give_back(self, step: int) -> None:
-        """Return to flight what a failed step took."""
+        """Mark the prompts of a failed step as in flight again."""
         for record in self._epochs.values():
             for prompt, taken in record.open.items():
                 if taken == step:
@@ -120,7 +120,7 @@ class Ledger:
         """Record that the prompt was trained on.
 
         Raises:
-            LedgerError: that attempt was used or dropped, is not taken, or was never issued.
+            LedgerError: the attempt was used or dropped before, was not taken, or was never issued.
         """
         record = self._in_flight(epoch, prompt, attempt, "used")
         if record.open[prompt] is None:
@@ -135,17 +135,17 @@ class Ledger:
         To drop it and issue it again would not do: the epoch may be complete in between.
 
         Raises:
-            LedgerError: that attempt is not in flight.
+            LedgerError: the attempt is not in flight.
         """
         record = self._in_flight(epoch, prompt, attempt, "tried again")
         record.attempts[prompt] = record.attempts.get(prompt, 1) + 1
         return record.latest(prompt)
 
     def drop(self, epoch: int, prompt: int, attempt: int, reason: str) -> None:
-        """Record that the prompt is not trained on, for a reason such as `reward_failures`. It may be issued again.
+        """Record that the prompt is not trained on, with a reason such as `reward_failures`. It may be issued again.
 
         Raises:
-            LedgerError: that attempt is not in flight.
+            LedgerError: the attempt is not in flight.
         """
         record = self._in_flight(epoch, prompt, attempt, "dropped")
         del record.open[prompt]
@@ -156,9 +156,9 @@ class Ledger:
         """End every attempt that a step has taken.
 
         Args:
-            step: its number.
-            trained: those that were trained on; the others are dropped.
-            reasons: why, where it is known; else `reward_failures`.
+            step: the step's number.
+            trained: the attempts that were trained on; the step's others are dropped.
+            reasons: the reason of each drop, where known; else `reward_failures`.
         """
         for key in self.taken(step):
             if key in trained:
@@ -202,7 +202,7 @@ class Ledger:
         }
 
     def check(self, *, in_flight: bool = False) -> None:
-        """Assert that no prompt is lost or in two places.
+        """Raise unless every prompt is accounted for exactly once.
 
         Args:
             in_flight: attempts may be open, as between the steps of an asynchronous run.
@@ -246,10 +246,10 @@ class Ledger:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; no step of this process has taken anything.
+        """Restore what `state` returned, with no attempt taken by a step.
 
         Raises:
-            LedgerError: it was written by another version, or for another number of prompts.
+            LedgerError: the state is of another version, or of another number of prompts.
         """
         if state.get("version") != STATE_VERSION:
             raise LedgerError(

@@ -28,17 +28,17 @@ FOLLOW_EVERY = 512
 class PromptLoader:
     """Hands out every prompt once an epoch. Batches run on across the end of an epoch, so that none is left over.
 
-    A batch may therefore hold one prompt twice, once for each epoch. The order follows from the sampler alone: the
-    state is a position in it. After a resume, what was in flight comes first, under the attempt that it had; and
-    where the sampler now gives another order, the epoch goes on in that one, without what was issued before.
+    A batch may therefore hold a prompt twice, once for each epoch. The order depends on the sampler alone: the state is a position in it.
+    After a resume, prompts in flight come first, with their attempt numbers; where the sampler now gives another order, the epoch continues
+    in that order, without the prompts already issued.
 
     Args:
-        prompts: what an epoch consists of.
+        prompts: the prompts of an epoch.
         sampler: the order of each epoch.
         batch_size: prompts a batch.
-        ledger: where every issue is entered.
-        datasets: what the prompts are made of, where that is a mixture or streamed.
-        window: rows that are shuffled among one another where they are streamed; so many are read ahead.
+        ledger: records every prompt that is issued.
+        datasets: the datasets behind the prompts, where they are a mixture or streamed.
+        window: for streamed rows: how many are read ahead and shuffled among one another.
 
     Raises:
         DataError: a batch is larger than the data.
@@ -85,7 +85,7 @@ class PromptLoader:
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """What an epoch consists of."""
+        """The prompts of an epoch."""
         return self._prompts
 
     @property
@@ -97,12 +97,12 @@ class PromptLoader:
         return reached / len(self._prompts)
 
     def next_batch(self, size: int | None = None) -> list[Prompt]:
-        """Return the next prompts, entered in the ledger as issued.
+        """Return the next prompts, recorded in the ledger as issued.
 
         After a resume with smaller batches, what was in flight may fill several of them.
 
         Args:
-            size: how many; the batch size where absent. A refill asks for fewer.
+            size: the number of prompts; by default the batch size. A refill asks for fewer.
         """
         wanted = self._batch_size if size is None else size
         if self._resumed:
@@ -111,11 +111,11 @@ class PromptLoader:
         return again + [self._next() for _ in range(wanted - len(again))]
 
     def hold(self, prompt: Prompt) -> None:
-        """Do not issue a prompt again that was in flight: its samples were kept."""
+        """Mark a prompt in flight as kept, so that it is not issued again."""
         self._held.add((prompt.epoch, prompt.index))
 
     def close(self) -> None:
-        """End what reads ahead, where prompts are streamed."""
+        """Stop reading ahead, where prompts are streamed."""
         if self._streamed is not None:
             self._streamed.close()
 
@@ -131,7 +131,7 @@ class PromptLoader:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state` returned; the ledger's own state is loaded beside it, before or after.
+        """Restore a position that `state` returned; the ledger's own state is loaded separately, before or after.
 
         The position means nothing in another order, as of another seed or sampler: that one is gone through from
         its beginning, and prompts that the ledger knows are left out.
@@ -144,7 +144,7 @@ class PromptLoader:
         if state["streamed"] != streamed:
             have, are = ("", " not") if state["streamed"] else (" not", "")
             raise DataError(
-                f"the rows of the checkpoint's run were{have} streamed, and these are{are}: their order is another",
+                f"the rows of the checkpoint's run were{have} streamed, and these are{are}, so that their order differs",
                 hint=f"resume with data.streaming={str(state['streamed']).lower()}",
             )
         if state["data"] != self._fingerprint():

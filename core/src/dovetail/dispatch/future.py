@@ -13,7 +13,7 @@ U = TypeVar("U")
 
 
 class Future(Generic[T]):
-    """A result to wait for.
+    """The result of a call that may still run.
 
     A runtime makes one from a function that waits; the result, or the error, is kept after the first time.
     """
@@ -43,7 +43,7 @@ class Future(Generic[T]):
 
     @classmethod
     def failed(cls, error: Exception) -> Future[T]:
-        """Return a future that has failed: `result` raises the error, which is logged if nobody asks for it."""
+        """Return a future that has failed: `result` raises the error, which is logged if `result` is never called."""
 
         def wait(_: float | None) -> T:
             raise error
@@ -54,11 +54,11 @@ class Future(Generic[T]):
 
     @classmethod
     def in_thread(cls, call: Callable[[], T], name: str) -> Future[T]:
-        """Start a call in a thread of its own, which does not keep the process from ending.
+        """Start a call in a daemon thread.
 
         Args:
-            call: what to run.
-            name: of the thread.
+            call: the function to run.
+            name: the name of the thread.
         """
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
@@ -82,8 +82,8 @@ class Future(Generic[T]):
             timeout: seconds to wait; None waits for ever.
 
         Raises:
-            TimeoutError: it is not there in time; ask again later.
-            WorkerError: a worker failed; an error of Dovetail's own keeps its type.
+            TimeoutError: the result is not there in time; the call may be repeated.
+            WorkerError: a worker failed; errors of Dovetail keep their type.
         """
         self._unseen = False
         if self._outcome is None:
@@ -101,7 +101,7 @@ class Future(Generic[T]):
             return error
 
     def then(self, convert: Callable[[T], U]) -> Future[U]:
-        """Return a future of the converted result. `convert` runs once: now where the result is there, else when it is asked for.
+        """Return a future of the converted result. `convert` runs once: now where the result is there, else at the first `result`.
 
         A failure that is there now, and that nobody asks for, is logged.
         """

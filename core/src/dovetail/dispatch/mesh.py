@@ -19,7 +19,7 @@ class Mesh:
     neighbours are neighbouring ranks. Axes that are not given have size 1.
 
     Attributes:
-        name: what `nd(mesh_name)` refers to.
+        name: the name to which `nd(mesh_name)` refers.
         axes: size of every axis, in rank order.
     """
 
@@ -31,7 +31,7 @@ class Mesh:
         """Lay out a mesh: `Mesh(dp=2, tp=4)`, or `Mesh({"dp": 2, "tp": 4})`.
 
         Raises:
-            DispatchError: an axis is unknown or given twice, or a size is no integer ≥ 1.
+            DispatchError: an axis is unknown or given twice, or a size is not an integer ≥ 1.
         """
         twice = set(axes or {}) & set(sizes)
         if twice:
@@ -46,7 +46,7 @@ class Mesh:
 
     @classmethod
     def over(cls, workers: int, /, *, name: str = "train", **sizes: int) -> Mesh:
-        """Return a mesh over this many workers whose dp axis, outermost, takes what the other axes leave.
+        """Return a mesh over `workers` ranks whose dp axis, outermost, is what the other axes leave.
 
         Raises:
             DispatchError: the sizes do not multiply out to the number of workers.
@@ -64,10 +64,10 @@ class Mesh:
         return cls({"dp": workers // inner.size, **sizes}, name=name)
 
     def check_size(self, workers: int) -> Mesh:
-        """Return the mesh itself, where it has exactly this many ranks.
+        """Check that the mesh has exactly this many ranks, and return the mesh.
 
         Raises:
-            DispatchError: it has another number.
+            DispatchError: it has another number of ranks.
         """
         if self.size != workers:
             raise DispatchError(
@@ -148,10 +148,10 @@ class Mesh:
 
 
 def check_axis(axis: str) -> str:
-    """Return the axis itself, where there is one of that name.
+    """Check that an axis of this name exists, and return the name.
 
     Raises:
-        DispatchError: there is none; names the nearest.
+        DispatchError: there is no such axis; names the nearest.
     """
     if axis not in AXES:
         near = nearest(axis, AXES)

@@ -25,7 +25,7 @@ PROFILER_GROUP = "dovetail.profiler"
 
 @attrs.frozen(kw_only=True)
 class ProfileSpec:
-    """What is recorded: the same for every role and rank that takes part."""
+    """The settings of a profile, the same for every role and rank."""
 
     tool: str
     """The name of an entry point of `dovetail.profiler`, such as `torch`."""
@@ -56,7 +56,7 @@ class ProfiledWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_profile(self, spec: ProfileSpec) -> None:
-        """Begin to record this process, unless another role has begun in it: then its recording holds both.
+        """Start recording this process, unless another role has started in it: then its recording holds both.
 
         Raises:
             ConfigError: the tool can't record on this worker's device.
@@ -87,7 +87,7 @@ class ProfiledWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def memory(self) -> dict[str, float]:
-        """Return the memory of this rank's process in bytes, and begin to measure peaks anew.
+        """Return the memory of this rank's process in bytes, and reset the peaks.
 
         Returns:
             `rss_bytes`: host memory that is resident now. On an accelerator `max_memory_allocated_bytes` and
@@ -127,7 +127,7 @@ def take_peaks(device: str) -> dict[str, float]:
 
 
 def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
-    """Mark a call in the recording of this process; does nothing where there is none."""
+    """Label a call in this process's profile; without a running profiler this does nothing."""
     recording = _recording
     if recording is None:
         return nullcontext()
@@ -152,7 +152,7 @@ class Recorder(Protocol):
 
 
 def recorder(tool: str, device: str) -> Recorder:
-    """Return what records with a tool of `profile.tool`.
+    """Return the recorder for a tool of `profile.tool`.
 
     Raises:
         ConfigError: no package brings it, or it can't on this device.

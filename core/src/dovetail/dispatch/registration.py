@@ -56,8 +56,8 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
     Args:
         mesh_name: name of the mesh that the group must have.
         split: axes that divide the batch.
-        unit: what is never divided: a sample, a pair (`pair_id`; neighbours where there is none), or a group (`group_id`).
-            An ObjectiveSpec among the arguments says it for its call.
+        unit: the unit that is never divided: a sample, a pair (`pair_id`; neighbours where there is none), or a group
+            (`group_id`). An ObjectiveSpec among the arguments sets it for its call.
 
     Raises:
         DispatchError: an axis or the unit is unknown.
@@ -71,13 +71,13 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
 
 
 def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
-    """Offer a method on worker groups, dispatched in this mode. An override inherits it.
+    """Register a method for worker groups, dispatched in this mode. An override inherits it.
 
     Stacks with `@abstractmethod`, in either order.
     """
     if not isinstance(dispatch_mode, ModeSpec):
         raise DispatchError(
-            f"@register(dispatch_mode={dispatch_mode!r}) is no dispatch mode",
+            f"@register(dispatch_mode={dispatch_mode!r}) is not a dispatch mode",
             hint='use Dispatch.ONE_TO_ALL, nd("train") or ModeSpec.of("name", …)',
         )
 

@@ -30,13 +30,13 @@ class Worker:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of the group; a mesh of one outside a group."""
+        """The mesh of the group; a mesh of one rank outside a group."""
         mesh = self._context().mesh
         return Mesh() if mesh is None else mesh
 
     @property
     def coordinates(self) -> dict[str, int]:
-        """Where this worker sits on every axis of the mesh."""
+        """The coordinates of this worker's rank on every axis of the mesh."""
         return self.mesh.coordinates(self.rank)
 
     def _context(self) -> Any:

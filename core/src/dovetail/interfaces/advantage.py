@@ -99,7 +99,7 @@ def _numbered(ids_N: Shaped[np.ndarray, "N"]) -> tuple[np.ndarray, int]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Advantages:
-    """What an estimator returns: float32 [N] at sample level, a ragged float32 column at token level."""
+    """The result of an estimator: float32 [N] at sample level, a ragged float32 column at token level."""
 
     advantages: Float32[np.ndarray, "N"] | Ragged
     returns: Float32[np.ndarray, "N"] | Ragged | None = None
@@ -135,6 +135,6 @@ class AdvantageEstimator(ColumnPlugin):
             columns: at sample level `scores` float32 [N] and what `requires` names; at token level
                 `token_rewards`, `response_mask` (ragged) too. Batch moments go through
                 `context.reduction`, since a rank may hold only a part of the batch.
-            groups: which samples answer one prompt, and which belong to one trajectory; a group thinned
-                below two by failures gives 0. Scores are finite: a step with others ends before.
+            groups: which samples answer the same prompt, and which belong to one trajectory; a group with fewer than
+                two samples left after failures gets 0. All scores are finite.
         """

@@ -20,11 +20,11 @@ Transition = Literal["tool", "parallel_tools", "user"]
 
 
 class EpisodeError(DovetailError, RuntimeError):
-    """An episode failed, and not by what the policy did: it gets no score.
+    """An episode failed for a reason other than the policy's text: it gets no score.
 
     Args:
         kind: what failed: `FailureKind.TOOL`, `PROVIDER`, `SANDBOX`, `ENVIRONMENT`, `HARNESS` or `LIMIT`.
-        message: what was wrong.
+        message: the description of the failure.
     """
 
     def __init__(self, kind: FailureKind, message: str, *, hint: str | None = None) -> None:
@@ -33,7 +33,7 @@ class EpisodeError(DovetailError, RuntimeError):
 
 
 class EpisodeEndedError(DovetailError, RuntimeError):
-    """A limit ended the episode, which is scored as it is. An agent loop lets it pass, after closing what it opened."""
+    """The episode has reached a limit and is scored as it is. An agent loop closes what it opened and re-raises this."""
 
     def __init__(self, end: EpisodeEnd) -> None:
         super().__init__(f"the episode has reached its limit on {end}")
@@ -41,15 +41,15 @@ class EpisodeEndedError(DovetailError, RuntimeError):
 
 
 class Session(ABC):
-    """The tokens of one sequence of an episode, and the only way to more of them. Tokens are appended, and never rendered again.
+    """One sequence of tokens of an episode. Tokens are only ever appended, and never rendered again.
 
     Attributes:
         prompt: the row of data.
-        sample_id: of the sample that comes about; unique in the step.
-        turns: of this session, so far.
-        counts: what was counted in the episode, by name.
-        output: what the episode leaves besides its turns, a JSON value: reward functions find it in the trajectory. The loop sets it
-            on the session that `run` got.
+        sample_id: the id of the sample, unique in the step.
+        turns: the turns of this session so far.
+        counts: the figures that were counted in the episode, by name.
+        output: a JSON value that the episode adds to its turns; reward functions find it in the trajectory. The loop
+            sets it on the session that `run` received.
     """
 
     prompt: Prompt
@@ -67,15 +67,15 @@ class Session(ABC):
     async def generate(
         self, *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Turn:
-        """Let the policy produce a turn, sampled as the config says, and return it.
+        """Sample a turn of the policy, with the config's sampling parameters, and return it.
 
         Args:
             max_new_tokens: tokens of this turn at most, besides the limits of the config.
             stop: strings that end the turn, besides those of the config.
 
         Raises:
-            EpisodeEndedError: the episode has as many turns or tokens as it may have.
-            RolloutError: every replica failed; it ends the step, as it does without an agent loop.
+            EpisodeEndedError: the episode has reached its limit of turns or tokens.
+            RolloutError: every replica failed; this ends the step.
         """
 
     @abstractmethod
@@ -86,10 +86,10 @@ class Session(ABC):
         *,
         produced: Message | None = None,
     ) -> None:
-        """Show the policy something after its turn. What is too long is cut as the config says.
+        """Append messages that the policy sees after its turn. A message that is too long is cut as the config says.
 
-        Messages, all of one turn together, are rendered by the chat template, and the assistant's next turn begins after them. A
-        text continues the policy's own turn as it is. Control tokens that either of them spells are text, unless `data.control_tokens=allow`.
+        With `on_history_change: fork`, where the chat template now renders the earlier turns differently (white space aside), the session
+        continues in a further sequence, whose prompt is the whole conversation rendered again.
 
         With `on_history_change: fork`, and where the chat template renders what stands before in another way than it was served, white
         space aside, the session goes on in a further sequence, whose prompt is the whole conversation rendered anew.
@@ -101,31 +101,31 @@ class Session(ABC):
                 Where absent, its text is the content, with the calls as they stand in it.
 
         Raises:
-            EpisodeEndedError: there is no room for it and a token after it; nothing is appended.
-            EpisodeError: there was no turn before, or the chat template does not take such messages.
+            EpisodeEndedError: the messages and one more token do not fit; nothing is appended.
+            EpisodeError: there was no turn before, or the chat template does not accept such messages.
         """
 
     @abstractmethod
     def reward(self, value: float, turn: int | None = None) -> None:
-        """Give a reward for a turn: reward functions find it in the trajectory, and `episode` makes it the sample's score.
+        """Add a reward to a turn: reward functions find it in the trajectory, and the manager `episode` makes it the sample's score.
 
         Args:
-            value: finite; added to what the turn has.
+            value: finite; added to the turn's reward.
             turn: its number; the latest where absent.
         """
 
     def completion(self) -> Completion:
-        """Return this sequence's tokens so far: `prompt_ids`, int64 [P], None where they are the row's; the response, T tokens.
+        """Return this sequence's tokens so far: `prompt_ids`, int64 [P], None where they are the row's own; the response, T tokens.
 
         The tokens of a turn are `response_ids[turn.start : turn.stop]`. What was shown after the latest turn is left out.
         """
         raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} does not show its tokens")
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Session:
-        """Fork with messages, and with functions of its own that the chat template describes in this sequence.
+        """Fork with messages, and with functions for this sequence that the chat template describes.
 
         Args:
-            messages: as for `fork`.
+            messages: see `fork`.
             tools: JSON schemas in OpenAI's form.
 
         Raises:
@@ -136,28 +136,29 @@ class Session(ABC):
     def fork(self, messages: Sequence[Message] | None = None) -> Session:
         """Begin a further sequence of the same trajectory: with a shorter context, or for a part of the task.
 
-        It is trained on as a sequence of its own. What stands before its first turn is not trained on in it. Limits of the config are
-        on all sequences of the episode together, and this one may be continued beside it.
+        The further sequence is trained on by itself; tokens before its first turn are not trained on in it. The config's limits hold for
+        all sequences of the episode together. This sequence may be continued as well.
 
         Args:
-            messages: what it answers, rendered by the chat template; where absent, the tokens of this sequence so far.
+            messages: the further sequence's prompt, rendered by the chat template; by default the tokens of this
+                sequence so far.
 
         Raises:
-            EpisodeEndedError: there is no room for it and a token after it.
+            EpisodeEndedError: the prompt and one more token do not fit.
             EpisodeError: the class of the agent loop does not have "forks" among its capabilities; or the prompt has images, and
                 messages are given; or the chat template does not take them.
         """
         raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} can't be forked")
 
     def count(self, name: str, by: float = 1.0) -> None:
-        """Add to a figure of the episode. The metric `episode/NAME` is its mean over a step's episodes; one that did not count has 0.
+        """Add to a counter of the episode. The metric `episode/NAME` is its mean over a step's episodes, 0 for episodes without it.
 
         Args:
             name: such as `tool_seconds/search`; few in a run, so not a text that the policy wrote.
             by: finite.
 
         Raises:
-            EpisodeError: it is not.
+            EpisodeError: the amount is not finite.
         """
         if not math.isfinite(by):
             raise EpisodeError(
@@ -167,7 +168,7 @@ class Session(ABC):
 
 
 class AgentLoop(Plugin):
-    """How a sample comes about. One object serves all samples at once, on one event loop; `run` keeps what belongs to a sample.
+    """Runs an episode for each sample. One object serves all samples at once, on one event loop; state of a sample stays in `run`.
 
     The capability `forks`: it calls `Session.fork`, so that a sample may be several sequences.
 
@@ -181,7 +182,7 @@ class AgentLoop(Plugin):
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return kind and section of every further plugin that its own config selects, by key path below it: plan and lock list them."""
+        """Return kind and section of every plugin that its config selects, by key path below it, for plan and lock."""
         return {}
 
     def chat_tools(self) -> Sequence[Mapping[str, Any]]:
@@ -193,7 +194,7 @@ class AgentLoop(Plugin):
 
     @abstractmethod
     async def run(self, session: Session) -> None:
-        """Make one sample: have the session generate at least once.
+        """Run one episode: call `session.generate` at least once.
 
         Raises:
             EpisodeEndedError: as the session raises it.

@@ -24,13 +24,13 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's type and message, cut to 300 characters, also where its own text can't be had."""
+    """Return an error's type and message, cut to 300 characters; the type alone where `str` fails."""
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 def outcome_of(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Call code of a user in a thread of its own; return what it returned, or what it raised."""
+    """Call a user's code in a separate thread, and return its result or its exception."""
     process = os.getpid()
     try:
         return call(), None
@@ -41,11 +41,11 @@ def outcome_of(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 async def contained(work: Awaitable[T]) -> T:
-    """Await code of a user.
+    """Await a user's coroutine.
 
     Raises:
-        Exception: what it raised; a RuntimeError in place of what is no Exception.
-        CancelledError: the task that awaits it was cancelled.
+        Exception: the exception that it raised; a RuntimeError in place of a BaseException that is not an Exception.
+        CancelledError: the task that awaits this was cancelled.
     """
     process, loop, task, inside = (
         os.getpid(),
@@ -70,7 +70,7 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """End every process that a task of the loop forks where the task gives control back: the other tasks are its parent's.
+    """End every process that a task of the loop has forked when the task yields: the other tasks run in its parent.
 
     In tasks that contained code makes, SystemExit and KeyboardInterrupt, which would end the loop, become a RuntimeError.
     """

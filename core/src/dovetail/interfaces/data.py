@@ -48,12 +48,12 @@ class Prompt:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Its name in the ledger: epoch, index, attempt."""
+        """The key of the prompt in the ledger: epoch, index, attempt."""
         return self.epoch, self.index, self.attempt
 
     @property
     def arrays(self) -> Sequence[np.ndarray]:
-        """What it is made of, which tells it from another in a digest: its token ids, int64 [P]."""
+        """The arrays that identify the prompt in a digest: its token ids, int64 [P]."""
         return (self.prompt_ids,)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class RowGroups(ABC):
 
     @abstractmethod
     def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
-        """Yield a group's rows, each behind its file and row for messages.
+        """Yield a group's rows, each preceded by its file and row number for messages.
 
         Args:
             group: its number.
@@ -94,14 +94,14 @@ class RowGroups(ABC):
 
 
 class InMemoryGroups(RowGroups):
-    """Rows that a source has read whole, in groups.
+    """Rows that are in memory as a whole, in groups.
 
     Args:
-        rows: all of them.
-        places: where each is, for messages; their numbers where absent.
+        rows: all rows.
+        places: the place of each row, for messages; by default its number.
 
     Raises:
-        TypeError: they have no length, or can't be taken by number.
+        TypeError: the rows have no length, or can't be indexed by number.
     """
 
     _SIZE = 1024
@@ -149,7 +149,7 @@ class DatasetSource(Plugin):
         """
 
     def stream(self, paths: Sequence[str]) -> RowGroups:
-        """Return the rows of these files, to be read as needed; of a source that does not say how, all of them in memory.
+        """Return the rows of these files, read as needed; by default `read`'s rows, all in memory.
 
         Raises:
             DataError: see `read`.
@@ -158,18 +158,18 @@ class DatasetSource(Plugin):
 
     @classmethod
     def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
-        """Write rows that a program gives, and return the file, which `read` reads and whose name follows from its content.
+        """Write the rows of a Python program to a file, and return it; its name follows from its content, and `read` reads it.
 
         Args:
-            config: its own.
-            rows: all of them.
-            folder: where the file goes; made where it is missing.
+            config: its own config.
+            rows: all rows.
+            folder: the directory of the file; created where missing.
 
         Raises:
-            DataError: they can't be written; by default, none can.
+            DataError: the rows can't be written; by default always.
         """
         raise DataError(
-            f"the dataset source {cls.name!r} reads files, and takes no rows of a program",
+            f"the dataset source {cls.name!r} reads files only, and can't take rows from a Python program",
             hint="write them into a file that it reads, or set data.source.name=files",
         )
 

@@ -20,10 +20,10 @@ class DispatchMode(Plugin):
     def split(
         self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Call | None], Any]:
-        """Return one call for each rank in rank order (None: that rank is not called), and a receipt for `collect`."""
+        """Return one call for each rank in rank order (None for ranks that are not called), and a receipt for `collect`."""
 
     def answering(self, mesh: Mesh) -> frozenset[int]:
-        """Return the ranks whose results `collect` reads; those of others need not travel and may come as None."""
+        """Return the ranks whose results `collect` reads; the results of other ranks may be None."""
         return frozenset(range(mesh.size))
 
     @abstractmethod

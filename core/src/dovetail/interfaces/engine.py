@@ -56,7 +56,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """Return what `forward` and `update` compute for a model that ends in this head, by name.
+        """Return what `forward` and `update` can compute for a model with this head, by name.
 
         By default the `values` of a value model; of a language model the others of `OUTPUTS`, `ref_log_probs` only where
         `provides(config)` names them, and none of `TOKEN_OUTPUTS`.
@@ -66,8 +66,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @classmethod
     def bad_weight(cls, model: ModelSection, seconds: float) -> tuple[str, Path] | None:
-        """Return the first weight in a model's files that holds NaN or infinity, and its file. None where there is none, none was found
-        within so many seconds, or the engine can't tell.
+        """Return the first weight in a model's files that holds NaN or infinity, and its file. None where no such weight was found within
+        `seconds`, or the engine can't check.
         """
         return None
 
@@ -94,16 +94,16 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         ranks: int,
         size: UpdateSize,
     ) -> WorkingMemory | None:
-        """Estimate what a rank takes while it computes, besides weights, gradients and the optimizer's state; None where the engine
-        can't tell.
+        """Estimate the bytes that a rank needs during computation, besides weights, gradients and optimizer state; None where the engine
+        can't estimate them.
 
         Args:
-            config: the engine's.
-            model: its model's section.
-            head: what the model ends in.
+            config: the engine's config.
+            model: the model's section.
+            head: the model's last layer.
             trained: whether a backward pass follows.
-            ranks: of its mesh.
-            size: how much it computes.
+            ranks: the number of ranks of the mesh.
+            size: what a rank computes at once, and between two optimizer steps.
         """
         return None
 
@@ -113,9 +113,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Score response tokens without gradient.
 
         Args:
-            batch: needs `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N], and the columns that the outputs
-                read.
-            outputs: of the engine's `outputs`, by name, or a spec where one has a size to choose.
+            batch: has `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N], and the columns that
+                the outputs read.
+            outputs: names of the engine's `outputs`, or a spec for an output whose size is chosen.
 
         Returns:
             One ragged column an output, of its dtype and inner shape, aligned with `response_ids`; masked tokens hold 0.
@@ -135,15 +135,15 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         Returns metrics that merge over ranks, named after the role: `actor/…`, `critic/…`.
 
         Raises:
-            NumericsError: a column that it reads, the loss or the gradient is not finite; no step was taken. Its
-                `sample_ids` name the samples, as far as they could be told.
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken. `sample_ids` names the
+                samples, as far as known.
             ConfigError: the objective asks for outputs that the model's head does not give.
         """
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     @abstractmethod
     def weight_manifest(self, version: int) -> WeightManifest:
-        """Return names (Hugging Face form), shapes and dtypes of what `send_weights` will send.
+        """Return names (Hugging Face form), shapes and dtypes of the tensors that `send_weights` will send.
 
         Raises:
             WeightSyncError: the head is "value": no rollout takes the weights of a critic.
@@ -164,8 +164,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def free_cache(self) -> None:
-        """Give memory of the accelerator back that is held and not used, as an allocator's cache is: a rollout that slept takes
-        its share next. Called between updates; an engine that keeps no such memory does not override it.
+        """Return unused memory that the allocator caches to the accelerator, for a rollout that wakes next. Called between updates; an
+        engine without such a cache does not override it.
         """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -175,8 +175,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_save(self, directory: Path) -> None:
-        """Copy what `save` writes to host memory, and write it below `directory` in a thread that takes part in no collective.
-        An engine that does not override it writes everything here.
+        """Copy the state that `save` writes to host memory, and write it below `directory` in a thread that takes part in no collective. An
+        engine that does not override this saves synchronously.
 
         `finish_save` is called before the next save, and before the worker is closed.
         """
@@ -194,7 +194,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote: the next update is bit-identical to one never interrupted."""
+        """Restore what `save` wrote: the next update is bit-identical to that of an uninterrupted run."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def write_weights(self, directory: Path) -> None:
@@ -208,8 +208,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def average_weights(self, directory: Path, share: float) -> None:
-        """Move every weight towards those that `write_weights` wrote: w ← (1 − share) · w + share · w_written, in float32; with an adapter
-        that of each factor. A share of 1 copies them bit for bit. Engines with the capability `follows` override it.
+        """Move every weight towards the one that `write_weights` wrote: w ← (1 − share) · w + share · w_written, in float32; with an
+        adapter, its factors. A share of 1 copies the weights bit for bit. Engines with the capability `follows` override it.
 
         Raises:
             CheckpointError: a file can't be read, or is of another model or adapter; no weight was changed.
@@ -219,8 +219,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def export(self, directory: Path) -> None:
-        """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer), adapters merged; a value
-        model with its head, so that an engine with the head "value" starts from it.
+        """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer), with adapters merged; a value model is
+        written with its head, so that an engine with the head "value" can start from it.
         """
 
     def export_saved(self, saved: Path, directory: Path) -> None:
@@ -246,19 +246,20 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             CheckpointError: the state is damaged, or the directory can't be written.
         """
         raise ConfigError(
-            f"the engine {self.name!r} keeps no adapter apart from its model",
+            f"the engine {self.name!r} has no adapter separate from its model",
             hint="leave out --adapter: the whole model is exported then",
         )
 
     def quantization(self, method: str) -> Callable[[Path], None]:
-        """Return what quantizes an exported model, in its folder, as inference servers read it.
+        """Return a function that quantizes an exported model, in its folder, to the format that inference servers read.
 
         Args:
             method: such as `fp8`.
 
         Raises:
-            ConfigError: the engine knows no such method, as one that does not override this, or what it takes is not installed.
-            ModelError: while quantizing: the model is of a kind that is not quantized here.
+            ConfigError: the engine does not support the method (by default none), or a package that it needs is not
+                installed.
+            ModelError: raised by the returned function: models of this kind can't be quantized.
         """
         raise ConfigError(
             f"the engine {self.name!r} does not quantize what it exports",
@@ -267,7 +268,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
-        """Return what writes the model of another program's checkpoint to a directory, as `export` would.
+        """Return a function that writes the model of another program's checkpoint to a directory, as `export` would; None where the engine
+        does not recognise the checkpoint (the default). The function raises a CheckpointError where the checkpoint is damaged, or the
+        directory can't be written.
 
         None where this engine does not know what `source` holds, which is the default. What is returned raises a
         CheckpointError where the checkpoint is damaged, or the directory can't be written.

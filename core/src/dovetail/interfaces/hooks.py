@@ -8,17 +8,17 @@ from typing import Any
 
 
 class HookSpec:
-    """Everything that can be observed. Arguments are for reading: an observer changes none of them."""
+    """The events of a run. Arguments are read-only."""
 
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
-        """Handle the start of a run: its whole `RunConfig`, the `Plan` of a step, the run directory, the steps that were finished before
-        (0 unless it is resumed), and those of the whole run.
+        """Handle the start of a run: its `RunConfig`, the `Plan` of a step, the run directory, the steps already finished (0 unless it is
+        resumed), and the run's total steps.
         """
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:
-        """Handle the end of the run, good or bad. `summary` is what `summary.json` holds by now, `status` among it."""
+        """Handle the end of the run, also after an error. `summary` is the content of `summary.json`, with `status`."""
 
     def step_started(self, step: int) -> None:
         """Handle the start of a step; the first is 1."""
@@ -27,37 +27,36 @@ class HookSpec:
         """Handle the end of a step, with all of its metrics."""
 
     def phase_started(self, step: int, phase: str) -> None:
-        """Handle the start of a phase, such as `rollout`, `update_actor`, `weight_sync` or `validation`, after so many finished steps."""
+        """Handle the start of a phase, such as `rollout`, `update_actor`, `weight_sync` or `validation`, after `step` finished steps."""
 
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step, or of the validation after it, in the field's names (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
+        """Handle the metrics of a step, or of the validation after it, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
 
     def samples_logged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take some samples of a step, as `samples/` holds them, without tokens: each with prompt, response and score."""
+        """Handle some samples of a step, as `samples/` holds them, without tokens: each with prompt, response and score."""
 
     def rollout_finished(self, step: int, samples: Sequence[Any]) -> None:
         """Handle the end of a rollout: all samples of the step are generated and scored; each has its prompt, completion and outcome."""
 
     def reward_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of scoring, which passed its checks; the step's metrics so far (`reward/mean`, `reward/failures`, …)."""
+        """Handle the end of scoring, once it has passed its checks; `metrics` are the step's so far (`reward/mean`, `reward/failures`, …)."""
 
     def stage_finished(self, step: int, stage: str, before: Any, after: Any) -> None:
-        """Handle the end of a stage: the `Batch` that it was given, and the one that it returned."""
+        """Handle the end of a stage, with its input and its output `Batch`."""
 
     def update_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of all updates, so that the step counts; their metrics (`actor/…`, `critic/…`)."""
+        """Handle the end of all updates, after which the step counts; `metrics` are theirs (`actor/…`, `critic/…`)."""
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
-        """Handle a complete checkpoint of so many finished steps, which lies at `path`."""
+        """Handle a complete checkpoint, written to `path` after `step` finished steps."""
 
     def model_exported(self, step: int, path: Path) -> None:
-        """Handle the export of the trained model after so many finished steps: it lies at `path` in the run directory, in Hugging Face format."""
+        """Handle the export of the trained model after `step` finished steps: `path` is in the run directory, in Hugging Face format."""
 
     def failure(self, step: int, error: BaseException) -> None:
-        """Handle the error that a run fails with after so many finished steps; `run_finished` follows."""
+        """Handle the error that ends a run after `step` finished steps; `run_finished` follows."""
 
     def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
-        """Handle the end of a run's supervisor (`trainer.run_restarts`) without it: the last step that was reached, the steps of the
-        whole run where they are known, and why the last process ended. The only hook outside of the process that trains, which
-        may have been killed; an observer that has it hears of no other there.
+        """Handle the supervisor's (`trainer.run_restarts`) decision not to restart a run: the last step reached, the run's steps where
+        known, and why the last process ended. This hook alone is called in the supervisor's process.
         """

@@ -17,4 +17,4 @@ class KlController(Plugin):
 
     @abstractmethod
     def update(self, kl: float, samples: int) -> None:
-        """Learn this step's mean KL in nats a token, over `samples` samples."""
+        """Take this step's mean KL, in nats a token, over `samples` samples."""

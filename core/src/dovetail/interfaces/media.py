@@ -31,7 +31,7 @@ class MediaRef:
         """Return the file's bytes.
 
         Raises:
-            DataError: the file is gone, can't be read, or is no longer what it was.
+            DataError: the file is gone, can't be read, or has changed.
         """
         try:
             data = Path(self.path).read_bytes()
@@ -59,11 +59,11 @@ class MediaRef:
         """Return the reference that `as_json` wrote.
 
         Raises:
-            DataError: it is no such object.
+            DataError: the value is not such an object.
         """
         if set(value) != _FIELDS or value["kind"] != "image":
             raise DataError(
                 f"a reference to media has the keys {', '.join(sorted(map(str, value)))} and the kind "
-                f"{value.get('kind')!r}; it has {', '.join(sorted(_FIELDS))}, and the kind 'image'"
+                f"{value.get('kind')!r}; expected {', '.join(sorted(_FIELDS))}, and the kind 'image'"
             )
         return cls(digest=str(value["digest"]), path=str(value["path"]))

@@ -28,14 +28,14 @@ def check_outputs(
     *,
     trained: bool = True,
 ) -> tuple[OutputSpec, ...]:
-    """Return what is asked of the model of a role, each output as a spec, in the order of their names.
+    """Return the outputs that are wanted from a role's model, as specs in the order of their names.
 
     Args:
         engine: class of the role's training engine.
-        config: of the engine.
-        head: what the role's model ends in.
-        role: of the model.
-        wanted: names, or specs where dtype and shape must fit, too. What the engine gives in a size to choose needs a spec.
+        config: the config of the engine.
+        head: the last layer of the role's model.
+        role: the role of the model.
+        wanted: names, or specs where dtype and shape must agree too. An output whose size is chosen needs a spec.
         trained: whether the model is trained.
 
     Raises:
@@ -63,7 +63,7 @@ def check_outputs(
             )
         if name == "log_probs_at" and len(spec.reads) != 1:
             raise ConfigError(
-                f"{who} from the columns {sorted(spec.reads)}; expected one column of word ids",
+                f"{who} from the columns {sorted(spec.reads)}; expected one column of token ids",
                 hint='name it: OUTPUTS["log_probs_at"].sized(8, reads={"teacher_top_ids"})',
             )
         if specs.setdefault(name, spec) != spec:
@@ -73,7 +73,7 @@ def check_outputs(
 
 
 def top_size(outputs: Iterable[OutputSpec]) -> int:
-    """Return how many of the most likely words are asked for, K; 0 where none are.
+    """Return K, how many of the most likely tokens are requested; 0 where none are.
 
     Raises:
         ConfigError: `top_ids` and `top_log_probs` are asked for in different sizes.
@@ -81,7 +81,7 @@ def top_size(outputs: Iterable[OutputSpec]) -> int:
     sizes = {o.inner[0] for o in outputs if o.name in ("top_ids", "top_log_probs")}
     if len(sizes) > 1:
         raise ConfigError(
-            f"top_ids and top_log_probs are asked for in the sizes {sorted(sizes)}; expected one size"
+            f"top_ids and top_log_probs are requested with the sizes {sorted(sizes)}; expected one size"
         )
     return sizes.pop() if sizes else 0
 

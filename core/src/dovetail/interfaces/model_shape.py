@@ -43,7 +43,7 @@ class Weight:
 
 @attrs.frozen(kw_only=True)
 class ModelShape:
-    """What a config tells of a causal language model."""
+    """The sizes of a causal language model, from its config."""
 
     parameters: int
     """All of them, each once; buffers are not counted."""
@@ -71,7 +71,7 @@ class ModelShape:
     embedding alone; none of a quantised model."""
 
     def matching(self, target: str) -> frozenset[str]:
-        """Return modules that an adapter's target names: by their whole name, or by its last parts, such as `q_proj`."""
+        """Return the modules that an adapter's target names: by their full name, or by its last parts, such as `q_proj`."""
         return frozenset(
             name for name in self.modules if name == target or name.endswith(f".{target}")
         )
@@ -104,7 +104,7 @@ class ModelShape:
 
 @attrs.frozen(kw_only=True)
 class UpdateSize:
-    """What a rank computes at once and in all between two steps of its optimizer, at most."""
+    """The most that a rank computes at once, and in total between two steps of its optimizer."""
 
     prompts: int
     """Distinct prompts."""

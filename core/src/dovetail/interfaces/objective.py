@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class OutputSpec:
-    """What a model gives for every response token."""
+    """An output of a model for every response token."""
 
     name: str
     dtype: str = "float32"
@@ -39,7 +39,7 @@ class OutputSpec:
     """Columns that it is computed from, besides those that every forward pass reads."""
 
     def sized(self, *inner: int, reads: Iterable[str] = ()) -> OutputSpec:
-        """Return the output with this shape of one token's value, computed from these columns."""
+        """Return the spec of this output with a size for each token, computed from these columns."""
         return attrs.evolve(self, inner=inner, reads=self.reads.union(reads))
 
 
@@ -101,23 +101,23 @@ class Objective(ColumnPlugin):
     @classmethod
     @abstractmethod
     def outputs(cls, config: PluginConfig) -> tuple[OutputSpec, ...]:
-        """Return what the engine must compute with gradient, such as `OUTPUTS["log_probs"]`."""
+        """Return the outputs that the engine must compute with gradient, such as `OUTPUTS["log_probs"]`."""
 
     @classmethod
     def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
-        """Return the spec that workers build it from.
+        """Return the spec from which workers build the objective.
 
         Args:
-            plugin: names this class, with its config.
-            scalars: those that differ from their defaults.
+            plugin: refers to this class, with its config.
+            scalars: the scalars that differ from their defaults.
 
         Raises:
-            ConfigError: it has no such scalar.
+            ConfigError: the objective has no such scalar.
         """
         for name in scalars.keys() - cls.scalars.keys():
             near = nearest(name, cls.scalars)
             raise ConfigError(
-                f"{name!r} is no scalar of objective {cls.name!r}; expected one of {sorted(cls.scalars)}",
+                f"{name!r} is not a scalar of objective {cls.name!r}; expected one of {sorted(cls.scalars)}",
                 hint=f"did you mean {near!r}?" if near else None,
             )
         outputs = cls.outputs(plugin.config)
@@ -133,7 +133,7 @@ class Objective(ColumnPlugin):
         )
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Return the mini-batch with the columns that the loss makes of it as a whole.
+        """Return the mini-batch with the columns that the loss computes over all of it.
 
         Args:
             mini_batch: this rank's part of it. It has the required columns, and they are finite where the mask is 1.
@@ -146,7 +146,7 @@ class Objective(ColumnPlugin):
 
     @abstractmethod
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
-        """Return what sums over the whole mini-batch are divided by, by name.
+        """Return the denominators of the mini-batch's sums, by name.
 
         Args:
             mini_batch: this rank's part of it, prepared.
@@ -164,11 +164,11 @@ class Objective(ColumnPlugin):
         """Return this micro-batch's part of the loss.
 
         Args:
-            outputs: what `outputs` names, aligned with the packed `response_mask`. They carry the gradient; what masked
-                tokens hold does not matter.
-            micro_batch: some whole units of the prepared mini-batch.
-            denominators: of the whole mini-batch.
-            scalars: one for each of the class's.
+            outputs: the tensors that `outputs` names, aligned with the packed `response_mask`. They carry the gradient;
+                values at masked tokens do not matter.
+            micro_batch: whole units of the prepared mini-batch.
+            denominators: the denominators of the whole mini-batch.
+            scalars: a value for each scalar of the class.
 
         Raises:
             ColumnError: a column does not line up with the response tokens.

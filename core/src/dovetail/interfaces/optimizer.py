@@ -23,11 +23,11 @@ class Optimizer(Plugin):
     @classmethod
     @abstractmethod
     def state_bytes(cls, config: PluginConfig, *, matrix: bool) -> float:
-        """Return bytes of state that it keeps of a trained number, for the estimate of memory.
+        """Return the bytes of state for each trained parameter element, for the memory estimate.
 
         Args:
-            config: of the plugin.
-            matrix: whether the number is of a hidden layer's weight matrix, or of another parameter.
+            config: the config of the plugin.
+            matrix: whether the element belongs to the weight matrix of a hidden layer.
         """
 
     @abstractmethod
@@ -40,11 +40,11 @@ class Optimizer(Plugin):
         Args:
             parameters: by name, float32, of any shape; DTensors where they are divided over ranks, which only optimizers with
                 the capability `sharded` are given.
-            matrices: names of those that are weights [out, in] of hidden linear layers, factors of adapters among them;
-                embeddings and the output layer are not.
+            matrices: the names of weights [out, in] of hidden linear layers, including factors of adapters; embeddings
+                and the output layer are not among them.
 
         Raises:
-            ConfigError: it can't step such parameters.
+            ConfigError: the optimizer does not support such parameters.
         """
 
     def state_tensors(self, value: Tensor) -> Mapping[str, Tensor]:

@@ -28,7 +28,7 @@ Logger: TypeAlias = Any
 
 @runtime_checkable
 class Reduction(Protocol):
-    """Sums over the data-parallel ranks that share a batch; the identity in one process."""
+    """Sums over the data-parallel ranks that share a batch; without other ranks, the identity."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum element by element over ranks, same shape and dtype on every rank."""
@@ -36,7 +36,7 @@ class Reduction(Protocol):
 
 
 class LocalReduction:
-    """The reduction of a group of one."""
+    """The reduction of a single rank."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the values themselves, of any shape."""
@@ -45,7 +45,7 @@ class LocalReduction:
 
 @attrs.frozen(kw_only=True)
 class PluginContext:
-    """What a plugin is told about the run it lives in. Cheap to make and to send to a worker."""
+    """What a plugin knows about its run. Cheap to create and to send to a worker."""
 
     seed: int = 0
     """The run's seed."""
@@ -96,7 +96,7 @@ class PluginContext:
 
 
 class Plugin(ABC):
-    """Base of every plugin. Construction is cheap and touches no accelerator; `start` does the work."""
+    """Base of every plugin. Construction is cheap and uses no accelerator; `start` does the work."""
 
     name: ClassVar[str]
     """Unique within the kind: `[a-z][a-z0-9_]*`."""
@@ -116,16 +116,16 @@ class Plugin(ABC):
         self.context = context
 
     def start(self) -> None:
-        """Load what is heavy: models, processes, accelerators."""
+        """Load models, start processes, allocate on accelerators."""
 
     def close(self) -> None:
         """Release everything; safe to call twice."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return what a checkpoint must keep.
+        """Return the state that a checkpoint keeps.
 
-        Asked are the trainer, stages, the advantage estimator, the reward manager, the rollout correction where it comes before the
-        update, KL controllers and sample filters. Other plugins are not: their state is not kept.
+        Checkpoints keep the state of the trainer, stages, the advantage estimator, the reward manager, a rollout correction before the
+        update, KL controllers and sample filters. Other plugins have no state in checkpoints.
 
         Returns:
             None, bool, int, float, str, NumPy arrays of any shape and NumPy scalars, in mappings with string keys, lists and tuples, nested
@@ -147,7 +147,7 @@ class Plugin(ABC):
 
 
 class ColumnPlugin(Plugin):
-    """A plugin that reads or writes columns of a batch, as its own config alone says."""
+    """A plugin that reads or writes columns of a batch, depending on its own config alone."""
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:

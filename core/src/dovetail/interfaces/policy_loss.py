@@ -57,20 +57,20 @@ class TokenLosses:
 
 
 class PolicyLoss(ColumnPlugin):
-    """A loss a token. It sees whole samples, so that sequence-level ratios are exact."""
+    """A loss for every token. It sees whole samples, so that sequence-level ratios are exact."""
 
     aggregation: ClassVar[str | None] = None
     """The loss aggregation that the paper prescribes, where it prescribes one."""
 
     @classmethod
     def prepares(cls, config: PluginConfig) -> frozenset[str]:
-        """Return columns that `prepare` reads. They are known before the update begins: `old_log_probs` among them
-        get a pass of their own, even where one update follows a rollout.
+        """Return the columns that `prepare` reads. They must exist before the update: requiring `old_log_probs` causes a separate pass for
+        them, even where one update follows a rollout.
         """
         return frozenset()
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
-        """Return columns that need the whole mini-batch, made once before it is cut into micro-batches.
+        """Return columns computed over the whole mini-batch, before it is cut into micro-batches.
 
         Args:
             mini_batch: this rank's part, with what `requires` and `prepares` name, and `sample_id`.
@@ -97,7 +97,7 @@ class LossAggregation(Plugin):
 
     @abstractmethod
     def denominator(self, response_mask: Ragged) -> float:
-        """Return what the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant.
+        """Return the denominator of the mini-batch's sum; denominators of disjoint sets of samples add up, unless constant.
 
         Args:
             response_mask: bool, ragged [T], of this rank's samples; True on the tokens that count.

@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """One thing that is wrong with a config; a rule makes it with `Finding.error` or `Finding.warning`."""
+    """One problem of a config; a rule makes it with `Finding.error` or `Finding.warning`."""
 
     rule: str = ""
     """Id of what found it; of a rule, its function's name, which is filled in."""
@@ -27,12 +27,12 @@ class Finding:
     def error(
         cls, message: str, *, hint: str | None = None, instead_of: str | None = None
     ) -> Finding:
-        """Return a finding with which nothing is started."""
+        """Return a finding that prevents the run's start."""
         return cls(severity="error", message=message, hint=hint, instead_of=instead_of)
 
     @classmethod
     def warning(cls, message: str, *, hint: str | None = None) -> Finding:
-        """Return a finding that is shown, and no more."""
+        """Return a finding that is only shown."""
         return cls(severity="warning", message=message, hint=hint)
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ class FailureKind(StrEnum):
 
 
 class RunningTime:
-    """How long one call of `RewardManager.score` may run, and which of its time counts: running does, waiting in a queue does not.
+    """The time limit of one call of `RewardManager.score`: running counts, waiting in a queue does not.
 
     Args:
         limit: seconds; None for any.
@@ -63,18 +63,18 @@ class RunningTime:
                 self.go_on()
 
     def stop(self) -> None:
-        """Count no further; whoever enforces the limit overrides it."""
+        """Stop the clock of the time limit; the class that enforces the limit overrides this."""
 
     def go_on(self) -> None:
-        """Count again; whoever enforces the limit overrides it."""
+        """Restart the clock of the time limit; the class that enforces the limit overrides this."""
 
 
 class CountedTime(RunningTime):
-    """Moves the end of a time-out by as long as the samples wait.
+    """Extends a time-out by the time that samples spend waiting.
 
     Args:
-        seconds: that the try may run.
-        limit: the time-out around it.
+        seconds: the time that the attempt may run.
+        limit: the time-out to extend.
     """
 
     def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
@@ -130,7 +130,7 @@ class Score:
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """No score could be had. Never a number."""
+    """Scoring failed. A failure is never a number."""
 
     kind: FailureKind
     message: str
@@ -163,7 +163,7 @@ class Sample:
 
     @property
     def score(self) -> float | None:
-        """The reward; None where there is none, or none yet."""
+        """The reward; None where scoring failed or has not finished."""
         return self.outcome.value if isinstance(self.outcome, Score) else None
 
     @property
@@ -173,7 +173,7 @@ class Sample:
 
     @property
     def response_ids(self) -> np.ndarray:
-        """int64 [T]: the response's tokens, of all sequences end to end; none where they are not known."""
+        """int64 [T]: the response's tokens, of all sequences end to end; empty where they are unknown."""
         return _end_to_end([sequence.response_ids for sequence in self.sequences], np.int64)
 
     @property
@@ -187,7 +187,7 @@ class Sample:
         return int(self.produced_T.sum())
 
     def arguments(self) -> dict[str, Any]:
-        """Return what a reward function may ask for, by the name of its parameter."""
+        """Return the values that a reward function can take as parameters, by name."""
         prompt, completion = self.prompt, self.completion
         return {
             "data_source": prompt.data_source,
@@ -201,7 +201,7 @@ class Sample:
         }
 
     def row(self) -> dict[str, Any]:
-        """Return what is written to `samples/step_N.jsonl`."""
+        """Return the sample's line of `samples/step_N.jsonl`."""
         given = self.arguments()
         row = {
             "sample_id": self.sample_id,
@@ -245,17 +245,17 @@ class RewardManager(Plugin):
 
     @classmethod
     def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
-        """Reward functions that its own config selects, by a name for messages; each must accept every ground truth."""
+        """Reward functions that its config selects, by a name for messages; each must accept every ground truth."""
         return {}
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return the kind and section of every further plugin that its own config selects, by key path below it: plan and lock list them."""
+        """Return kind and section of every plugin that its config selects, by key path below it, for plan and lock."""
         return {}
 
     @property
     def capacity(self) -> int | None:
-        """Calls of `score` that it really works on at once; None means any number.
+        """The number of concurrent calls of `score` that it processes; None means any number.
 
         The Scorer starts no more, so that a time-out counts running time and not waiting time.
         """
@@ -263,21 +263,22 @@ class RewardManager(Plugin):
 
     @abstractmethod
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        """Return one outcome a sample, in order. Raises nothing for a failing sample: that is a Failure.
+        """Return one outcome for each sample, in order. A sample whose scoring fails gets a `Failure`; nothing is raised for it.
 
         It is cancelled when the time is up: what it runs is then to be stopped or left behind.
 
         Args:
             samples: one, or a whole group where `unit` is "group".
-            time: what the time-out counts. A manager that queues says `with time.waiting():` while the samples only wait.
+            time: the clock of the time-out. A manager with a queue stops it with `with time.waiting():` while samples
+                only wait.
         """
 
     def sleep(self) -> None:
-        """Release what only scoring needs, once a rollout is scored, such as an accelerator's memory. The next `score` takes it back."""
+        """Release memory that only scoring needs, such as an accelerator's, once a rollout is scored. The next `score` allocates it again."""
 
 
 class RewardFunction(Plugin):
-    """Scores one sample by rule. In a user's file a plain function with `compute_score`'s signature does as well.
+    """Scores one sample. In a user's file, a plain function with the signature of `compute_score` works too.
 
     A plain function may carry `pure` and `unit` as attributes.
     Its name and its aliases are the `data_source`s that it scores where the config says nothing else; in an alias `*` stands for any text: `aime*`.
@@ -296,7 +297,7 @@ class RewardFunction(Plugin):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> float | Mapping[str, Any]:
-        """Return a finite number, or a mapping with `score` and further parts; also an awaitable of one.
+        """Return a finite number, or a mapping with `score` and further components; may be async.
 
         `token_rewards` in the mapping is a reward for each response token, `turn_rewards` one for each turn of an episode; `score`
         is then their sum, and may be left out.
@@ -304,10 +305,10 @@ class RewardFunction(Plugin):
 
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        """Return why this ground truth can't be scored, or None; asked for every row before training."""
+        """Return why this ground truth can't be scored, or None; called for every row before training."""
         return None
 
     @classmethod
     def of_function(cls, function: Callable[..., Any], name: str) -> type[RewardFunction]:
-        """Return the class of a reward whose `compute_score` is a plain function, called as the function wants to be called."""
+        """Return a RewardFunction class whose `compute_score` is a plain function, called with the parameters that the function declares."""
         return type(name, (RewardFunction,), {"compute_score": staticmethod(function)})

@@ -123,7 +123,7 @@ class Completion:
         return np.ones(len(self.response_ids), np.bool_) if mask_T is None else mask_T
 
     def after(self, earlier: Completion) -> Completion:
-        """Return the whole sample, where this one continues an earlier part of it that was aborted.
+        """Return the whole sample, where this completion continues an earlier part that was aborted.
 
         A sample is continued by asking for its prompt and the tokens so far as the prompt, with its stream's `offset`
         moved on by their number: token ids go on as they are, and no text is tokenised again.
@@ -156,8 +156,8 @@ class BaseRollout(Plugin):
         """Yield every sample of the request as it finishes, in any order.
 
         Raises:
-            RequestRefusedError: the engine does not take the request as it is; that ends the run with this error.
-            RolloutError: the engine failed; no completion is lost silently. It is asked again, or started again.
+            RequestRefusedError: the engine does not accept the request; this ends the run.
+            RolloutError: the engine failed; its requests are sent again, to a restarted engine.
         """
 
     @abstractmethod
@@ -170,16 +170,16 @@ class BaseRollout(Plugin):
 
     @abstractmethod
     async def resume(self) -> None:
-        """Take up work again."""
+        """Continue working."""
 
     async def reset_cache(self) -> None:
         """Drop cached prefixes; called when new weights are committed."""
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:
-        """Refuse an update that can't be loaded, before either end starts: a sender would wait for the receiver.
+        """Refuse an update that can't be loaded, before sender and receiver start: else the sender would wait for the receiver.
 
         Raises:
-            WeightSyncError: it is of a kind, or of tensors, that this engine does not take.
+            WeightSyncError: the engine does not support this kind of update, or these tensors.
         """
 
     @abstractmethod
@@ -187,7 +187,7 @@ class BaseRollout(Plugin):
         """Load the weights that the trainer sends, verify them, and commit them as `version`.
 
         Raises:
-            WeightSyncError: a tensor did not arrive as it was sent; the old version stays in force.
+            WeightSyncError: a tensor differs from the one sent; the old version stays in use.
         """
 
     @property
@@ -209,14 +209,15 @@ class BaseRollout(Plugin):
 
     @property
     def draining(self) -> bool:
-        """Whether it will be ended soon, as on a machine that is taken away: it gets no more requests, and its end is no failure.
+        """Whether the engine will be ended soon, as on a machine that is taken away: it gets no more requests, and its end is not a
+        failure.
 
         Asked often, so it answers from what is known.
         """
         return False
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return how likely the model finds given tokens; needs the capability `scores`.
+        """Return the log-probabilities of given tokens; needs the capability `scores`.
 
         Args:
             sequences: int64 [L_i] each, L_i ≥ 2.
@@ -231,7 +232,7 @@ class BaseRollout(Plugin):
         raise RolloutError(f"rollout {self.name!r} does not score given tokens")
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Return what it did since it was last asked, by name (`rollout/prefix_cache_hits`, …); figures merge over replicas."""
+        """Return metrics since the last call, by name (`rollout/prefix_cache_hits`, …); they merge over replicas."""
         return {}
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
@@ -248,11 +249,11 @@ class BaseRollout(Plugin):
         return 0
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Take the memory of these tags again."""
+        """Allocate the memory of these tags again."""
 
 
 async def closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
-    """Yield what `submit` returned, whatever kind of iterator it is, as a generator that passes its closing on."""
+    """Yield the completions of `submit`, whatever kind of iterator it returned, from a generator whose closing closes the iterator."""
     try:
         async for completion in completions:
             yield completion

@@ -49,11 +49,11 @@ class CorrectionInputs:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Correction:
-    """What comes of it.
+    """The result of a rollout correction.
 
     Attributes:
-        weights_T: float32 [T] without gradient, a factor on each token's loss; None where nothing is weighed. NaN on
-            a token that is kept although its ratio is not finite: the update then stops, and no number hides it.
+        weights_T: float32 [T] without gradient, a factor on each token's loss; None where nothing is weighted. NaN on a
+            kept token whose ratio is not finite, so that the update stops.
         keep_T: bool [T], which of the masked-in tokens keep their loss; None where nothing is rejected.
         metrics: `rollout_corr/…`, which merge over micro-batches and ranks.
     """
@@ -64,7 +64,7 @@ class Correction:
 
 
 class RolloutCorrection(ColumnPlugin):
-    """Weighs or rejects tokens by how far the two policies are apart."""
+    """Weights or rejects tokens by the difference of the two policies."""
 
     @classmethod
     @abstractmethod
@@ -73,14 +73,14 @@ class RolloutCorrection(ColumnPlugin):
 
     @classmethod
     def before_update(cls, config: PluginConfig) -> bool:
-        """Return whether it needs the whole batch before the first update: in decoupled mode rejection does, since it
-        changes what losses are divided by, and so does normalising weights over the batch.
+        """Return whether it needs the whole batch before the first update: rejection in decoupled mode changes the denominators of losses,
+        and normalisation of weights uses all of them.
         """
         return False
 
     @abstractmethod
     def correct(self, inputs: CorrectionInputs, reduction: Reduction) -> Correction:
-        """Correct some whole samples: the whole batch, or those of a micro-batch.
+        """Correct whole samples: the whole batch, or those of a micro-batch.
 
         Args:
             inputs: their log-probabilities.

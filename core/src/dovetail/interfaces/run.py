@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class RunPosition:
-    """Where a run stands."""
+    """The position of a run: its finished steps."""
 
     step: int
     """Finished steps."""
@@ -60,7 +60,7 @@ class Run(ABC):
     @property
     @abstractmethod
     def position(self) -> RunPosition:
-        """Where the run stands now."""
+        """The current position."""
 
     @abstractmethod
     def step(self) -> AbstractContextManager[StepContext]:
@@ -76,13 +76,13 @@ class Run(ABC):
 
     @abstractmethod
     def admit(self, groups: int | None = None) -> None:
-        """Begin to generate and score samples to the next prompts, with the weights that the rollout holds, and return at once. Nothing
+        """Start generating and scoring samples for the next prompts, with the rollout's current weights, and return at once. Without effect
         in a run on a dataset's examples.
 
         Later calls of `collect` take them, in this order. Nothing where the steps that are left have all their prompts.
 
         Args:
-            groups: prompts; as many as a step takes (`data.train_batch_size`) where absent.
+            groups: the number of prompts; by default those of a step (`data.train_batch_size`).
 
         Raises:
             PluginBrokenError: more than (`Trainer.max_staleness` + 1) · `data.train_batch_size` prompts, or the fewer of
@@ -92,9 +92,8 @@ class Run(ABC):
 
     @abstractmethod
     def collect(self, step: StepContext) -> None:
-        """Take the samples of a step, and set `step.experience`: those that were admitted first (but see `Trainer.over_sampling`), and where
-        these are too few, others that are generated and scored now. In a run on a dataset's examples (`Trainer.examples`): take the
-        step's examples, as many as `data.train_batch_size`.
+        """Take the samples of a step, and set `step.experience`: admitted ones first (but see `Trainer.over_sampling`), the missing ones
+        are generated and scored now. In a run on a dataset's examples (`Trainer.examples`), take `data.train_batch_size` examples.
 
         Raises:
             PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that
@@ -123,8 +122,8 @@ class Run(ABC):
 
     @abstractmethod
     def validate(self) -> Mapping[str, float]:
-        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none.
-        In a run on a dataset's examples: what is minimised, on the examples that are held out.
+        """Score held-out prompts with the rollout's weights, and return the metrics; empty where the config names none. In a run on a
+        dataset's examples, return the losses on held-out examples.
 
         Raises:
             PluginBrokenError: a step is under way: validate after its block; or the rollout's weights are too old, as for `collect`.

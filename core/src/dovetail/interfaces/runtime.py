@@ -36,7 +36,7 @@ class PluginRef:
 
 @attrs.frozen(kw_only=True)
 class WorkerSpec:
-    """A group of workers to start: all make the same plugin, each with its own rank."""
+    """The description of a worker group: all workers construct the same plugin, each with its own rank."""
 
     role: str
     """`actor`, `ref`, `critic`, `rollout`, …"""
@@ -67,13 +67,13 @@ class WorkerGroupHandle(Protocol):
 
 
 class Runtime(Plugin):
-    """Starts workers and hands out groups of them. The trainer cannot tell which runtime it is on."""
+    """Starts workers and returns groups of them. The trainer does not depend on which runtime it uses."""
 
     def place(self, pools: Sequence[Pool]) -> None:
-        """Take what these pools need; called once, after `start` and before the first worker.
+        """Reserve the resources of these pools; called once, after `start` and before the first worker.
 
         Raises:
-            PlacementError: there is less than they ask for; says what was asked and what is free.
+            PlacementError: the resources are not available; names what was asked for and what is free.
         """
 
     @abstractmethod
@@ -85,12 +85,12 @@ class Runtime(Plugin):
         """Start rollout replicas; each handle has BaseRollout's methods."""
 
     def restart_replica(self, replica: BaseRollout) -> BaseRollout:
-        """Close a rollout replica that has failed, and start another in its place, with its number and its resources.
+        """Close a rollout replica that has failed, and start another with its number and resources.
 
         The new one has the weights that are on disk; the caller sends it those in force before its first request.
 
         Raises:
-            RolloutError: it can't be started again.
+            RolloutError: the replica can't be restarted.
         """
         raise RolloutError(
             f"runtime {self.name!r} does not start rollout replicas again",
@@ -103,12 +103,12 @@ class Runtime(Plugin):
         Only runtimes with the capability `task_workers` have other processes than this one. They end with the runtime.
 
         Raises:
-            PlacementError: there is less free than they ask for, or the runtime has no processes.
-            WorkerError: one did not start in time, or died.
-            DovetailError: what the target raised.
+            PlacementError: the resources are not free, or the runtime starts no processes.
+            WorkerError: a worker did not start in time, or died.
+            DovetailError: an error that the target raised.
         """
         raise PlacementError(
-            f"runtime {self.name!r} starts no further processes, and {spec.label} asks for {spec.count}",
+            f"runtime {self.name!r} can't start processes, and {spec.label} needs {spec.count}",
             hint="set runtime.name=ray",
         )
 
@@ -121,4 +121,4 @@ class Runtime(Plugin):
         return "127.0.0.1"
 
     def before_exit(self) -> None:
-        """Write what is only known while workers live, such as a timeline; called when the run has ended."""
+        """Write what is only known while workers live, such as a timeline; called at the end of the run."""

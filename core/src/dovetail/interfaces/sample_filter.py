@@ -25,7 +25,7 @@ class SampleFilter(ColumnPlugin):
 
     @classmethod
     def action_of(cls, config: PluginConfig) -> Literal["drop", "mask"]:
-        """Return what it does under this config: `action`, unless a filter leaves the choice to its user."""
+        """Return the filter's action under this config: `action`, unless a filter leaves the choice to its user."""
         return cls.action
 
     @abstractmethod
@@ -33,6 +33,6 @@ class SampleFilter(ColumnPlugin):
         """Return bool [N]: True for the samples to train on.
 
         Args:
-            columns: what rollout and reward give, before any shaping of the reward.
+            columns: the columns of rollout and reward, before any shaping of the reward.
             groups: which samples answer one prompt; groups are always whole.
         """

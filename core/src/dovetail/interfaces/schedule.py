@@ -19,7 +19,7 @@ class Schedule(Plugin):
 
     @abstractmethod
     def share(self, step: int, last: int | None) -> float:
-        """Return where the learning rate stands between its peak (1) and its floor (0).
+        """Return the learning rate as a share between its floor (0) and its peak (1).
 
         Args:
             step: optimizer steps since the peak, from 0.

@@ -35,7 +35,7 @@ Measure = Callable[["Batch"], Mapping[str, float]]
 
 @attrs.frozen(kw_only=True)
 class StepAsk:
-    """What a step asks of its source."""
+    """A step's request to its source."""
 
     step: int
     """The next step that takes samples."""
@@ -49,7 +49,7 @@ class StepAsk:
 
 @attrs.frozen(kw_only=True)
 class StepRows:
-    """What a step takes of the data."""
+    """The number and kind of rows that a step takes."""
 
     name: str
     """Their name in the plural, for people: `prompts`, `preference pairs`."""
@@ -61,7 +61,7 @@ class StepRows:
 
 @attrs.frozen(kw_only=True)
 class PlannedPart:
-    """What happens around the stages of a step, for people: generating, scoring, filtering, sending weights."""
+    """A part of a step outside of its stages, for display: generating, scoring, filtering, sending weights."""
 
     name: str
     who: str
@@ -71,7 +71,7 @@ class PlannedPart:
 
 @attrs.frozen(kw_only=True)
 class SourcePlacement:
-    """How a source's own processes are laid out. A source that has some extends it by what it needs to start them."""
+    """The placement of a source's own processes. A source extends it by what it needs to start them."""
 
     described: Mapping[str, str] = attrs.field(factory=dict)
     """What lives in its roles' places, for people: `rollout × 2`."""
@@ -90,11 +90,11 @@ class SentWeights(Protocol):
 
     @property
     def version(self) -> int:
-        """The last that was sent; 0 is what `model.path` holds."""
+        """The last version that was sent; 0 is the model at `model.path`."""
 
     @property
     def stale(self) -> bool:
-        """Whether what this process has sent is not what the actor holds, as before it has sent any."""
+        """Whether the actor's weights have changed since this process sent them, or it has sent none."""
 
     def sending(self, arrived: Callable[[int], bool]) -> AbstractContextManager[int]:
         """Return a context whose value is the version that is sent in its block.
@@ -111,15 +111,15 @@ class Offloading(Protocol):
         """Return a context in which these roles are on the accelerator."""
 
     def settle(self) -> None:
-        """Let every role that is offloaded between its stages leave the accelerator."""
+        """Move every role that is offloaded between its stages off the accelerator."""
 
     def free_caches(self) -> None:
-        """Make the roles that are on the accelerator give back what they hold unused; before a rollout wakes beside them."""
+        """Make the roles on the accelerator release unused memory, before a rollout wakes beside them."""
 
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """What a source is given of its run when it is opened."""
+    """The parts of a run that `open` gives to its source."""
 
     config: RunConfig
     plan: Any
@@ -156,8 +156,8 @@ class Site:
 
 
 class ExperienceSource(SourceDescription):
-    """Gives the samples of each step. All methods are called from the trainer's thread, between `open` and `close`; what `admit` began goes
-    on beside them. Its `state()` is in every checkpoint.
+    """Makes the samples of each step. All methods are called from the trainer's thread, between `open` and `close`; work that `admit`
+    started runs concurrently. Its `state()` is in every checkpoint.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
@@ -172,31 +172,34 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
-        """Return the sections of the plugins that it uses, by key path: the kind of each, and the section, None where none is selected.
+        """Return the sections of the plugins that the source uses, by key path: the kind of each, and its section, None where none is
+        selected.
 
         Args:
-            config: its own.
-            facts: of the run, with the plugins that are no source's.
+            config: its own config.
+            facts: the facts of the run, with all plugins but the source's own.
         """
         return {}
 
     @classmethod
     @abstractmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        """Return what a step takes of the data.
+        """Return how many rows of the data a step takes, and of which kind.
 
         Raises:
-            PlanError: the config asks for what the source does not do.
+            PlanError: the source does not support what the config asks for.
         """
 
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns of a step before its first stage: those that are always there, and those of `facts.required` that it can give."""
+        """Return the columns of a step before its first stage: those that always exist, and those of `facts.required` that the source can
+        provide.
+        """
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
-        """Return why a step has no such column, and what to do about it; None where that has nothing to do with the source."""
+        """Return why a step does not have a column, and the fix; None where the source is not the reason."""
         return None
 
     @classmethod
@@ -209,32 +212,32 @@ class ExperienceSource(SourceDescription):
     @classmethod
     @abstractmethod
     def parts_of_step(cls, config: PluginConfig, facts: PlanFacts) -> Sequence[PlannedPart]:
-        """Return how the samples of a step come about, as `dovetail plan` prints it."""
+        """Return the parts of a step that make its samples, as `dovetail plan` prints them."""
 
     @classmethod
     def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart | None:
-        """Return how it gets the actor's weights; None where it takes none."""
+        """Return how the source gets the actor's weights; None where it takes none."""
         return None
 
     @classmethod
     def placed(
         cls, config: PluginConfig, facts: PlanFacts, pools: Mapping[str, Pool]
     ) -> SourcePlacement:
-        """Return how its processes are laid out.
+        """Return the placement of the source's processes.
 
         Args:
-            config: its own.
-            facts: of the run.
-            pools: where its roles live.
+            config: its own config.
+            facts: the facts of the run.
+            pools: the pools of its roles.
 
         Raises:
-            PlanError: they do not fit there, or not each other.
+            PlanError: the processes do not fit there, or exclude each other.
         """
         return SourcePlacement()
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return the bytes of a rank of each of its roles, by purpose: the first are needed, of the others at most so many are used.
+        """Return the bytes that a rank of each of its roles uses, by purpose: the first entry is needed, the others are upper bounds.
 
         Raises:
             ModelError: a model can't be read.
@@ -243,7 +246,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        """Return how the roles of `memory` share an accelerator with models; one that is missing stays there, with what it needs."""
+        """Return how the roles of `memory` share an accelerator with models; roles without a rule stay there, with their memory."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------
@@ -254,40 +257,41 @@ class ExperienceSource(SourceDescription):
         """Return the tokenizer of the run's model, with its chat template.
 
         Args:
-            config: its own.
-            facts: as for `load`.
+            config: its own config.
+            facts: the facts that `load` gets.
 
         Raises:
-            ModelError: it can't be read.
-            ConfigError: the chat template does not read an argument that is given.
+            ModelError: the tokenizer can't be read.
+            ConfigError: a given argument is not used by the chat template.
         """
 
     @classmethod
     @abstractmethod
     def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> SourceData:
-        """Return the rows to train on and those that are held out, checked.
+        """Return the training rows and the held-out rows, checked.
 
         Args:
-            config: its own.
-            facts: of the run, with its trainer and its source alone among the plugins.
-            tokenizer: what `read_tokenizer` returned.
+            config: its own config.
+            facts: the facts of the run, with its trainer and its source alone as plugins.
+            tokenizer: the tokenizer that `read_tokenizer` returned.
 
         Raises:
             DataError, ModelError: what is missing or wrong, with file and row.
-            ConfigError: the config asks for what the source does not do.
+            ConfigError: the source does not support what the config asks for.
         """
 
     @classmethod
     def examine(
         cls, config: PluginConfig, facts: PlanFacts, data: Any, reward: Callable[..., Any] | None
     ) -> Iterator[str | Finding | DovetailError]:
-        """Check what the data is used with; yield what there is, a line each, and what is or may be wrong, for `dovetail check`.
+        """Check the data together with the plugins that use it; yield a line for each thing that was checked, and problems, for `dovetail
+        check`.
 
         Args:
-            config: its own.
-            facts: as for `load`.
-            data: what `load` returned; None where that failed.
-            reward: a function of the caller's that scores every row; None where there is none.
+            config: its own config.
+            facts: the facts that `load` gets.
+            data: the data that `load` returned; None where it failed.
+            reward: the caller's function that scores every row; None where there is none.
 
         Raises:
             DovetailError: what is wrong, and nothing else can be examined.
@@ -305,44 +309,44 @@ class ExperienceSource(SourceDescription):
         """Start processes that load models. It may run in a thread, beside the start of the training models; `start` comes after it.
 
         Args:
-            plan: of the run; `context.runtime` starts processes.
+            plan: the plan of the run; `context.runtime` starts processes.
             reward: see `examine`.
         """
 
     @abstractmethod
     def open(self, site: Site) -> None:
-        """Begin, with the run's models in place."""
+        """Start, once the run's models are in place."""
 
     @property
     def parts(self) -> Mapping[str, Plugin]:
-        """Plugins of its own whose states checkpoints keep, too, by their key path."""
+        """The source's own plugins whose states checkpoints keep, by key path."""
         return {}
 
     @property
     def observers(self) -> Mapping[str, object]:
-        """Observers that it brings to the run, by a name for reports; see `dovetail.hooks`. They are asked for between `start` and `open`."""
+        """Observers that the source adds to the run, by a name for reports; see `dovetail.hooks`. Read between `start` and `open`."""
         return {}
 
     @property
     def outstanding(self) -> int:
-        """Groups that were admitted and that no step has taken."""
+        """The number of groups that were admitted and that no step has taken."""
         return 0
 
     def admit(self, groups: int, ask: StepAsk) -> None:
-        """Begin to make groups that later steps take; return at once.
+        """Start making groups that later steps take; return at once.
 
         Args:
-            groups: how many.
+            groups: the number of groups.
             ask: `step` is the next that takes groups.
         """
 
     @abstractmethod
     def collect(self, step: StepContext, ask: StepAsk) -> Experience:
-        """Return the samples of a step: the groups that were admitted first, and what is missing of them.
+        """Return the samples of a step: admitted groups first, then new ones for the rest.
 
         Args:
-            step: the step that is under way; metrics go to `step.metrics`, the tokens of its samples to `step.tokens`.
-            ask: what it asks for.
+            step: the running step; the source adds metrics to `step.metrics` and the samples' tokens to `step.tokens`.
+            ask: the step's request.
 
         Raises:
             StopRequested: a stop was asked for.
@@ -350,17 +354,17 @@ class ExperienceSource(SourceDescription):
 
     @abstractmethod
     def settle(self, step: int, trained: Collection[Key], left_out: Mapping[Key, str]) -> None:
-        """Account for what a step took.
+        """Record which samples of a step were trained on or dropped.
 
         Args:
             step: its number.
-            trained: what it was trained on.
-            left_out: what was left out of the step, and why.
+            trained: the keys of the prompts that were trained on.
+            left_out: the keys of the prompts that were left out, with the reason.
         """
 
     @abstractmethod
     def give_back(self, step: int, *, sound: bool) -> None:
-        """Take back what a step took that has ended early: the next one gets it.
+        """Take back the samples of a step that ended early, for the next step.
 
         Args:
             step: its number.
@@ -368,14 +372,14 @@ class ExperienceSource(SourceDescription):
         """
 
     def publish(self) -> None:
-        """Send the actor's weights to where samples are made, where they have moved; see `SentWeights.sending`.
+        """Send the actor's weights to the processes that make samples, where they have changed; see `SentWeights.sending`.
 
         Raises:
-            WeightSyncError: they did not arrive.
+            WeightSyncError: the weights did not arrive.
         """
 
     def rest(self) -> None:
-        """Leave the accelerator to the training roles; `collect` and `validate` come back by themselves."""
+        """Move off the accelerator, for the training roles; `collect` and `validate` return by themselves."""
 
     def validate(self, measure: Measure) -> dict[str, float]:
         """Return metrics of held-out rows; empty where there are none.
@@ -392,7 +396,5 @@ class ExperienceSource(SourceDescription):
         return ()
 
     def summary(self) -> Mapping[str, Any]:
-        """Return the accuracy of the run for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`, each None where there
-        is none.
-        """
+        """Return the accuracy of the run for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`, None where unknown."""
         return dict.fromkeys(("accuracy_metric", "accuracy_before", "accuracy_after"))

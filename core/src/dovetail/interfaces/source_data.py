@@ -17,7 +17,7 @@ from dovetail.interfaces.plugin import Tokenizer
 
 @attrs.frozen(kw_only=True)
 class BadRow:
-    """A row that no prompt or example can be made of."""
+    """A row from which no prompt or example can be made."""
 
     row: int
     """Its number in the dataset."""
@@ -32,13 +32,13 @@ class BadRow:
 
     @property
     def error(self) -> DataError:
-        """What is wrong with it."""
+        """The fault of the row."""
         return DataError(self.message, hint=self.hint)
 
 
 @attrs.frozen(kw_only=True)
 class DatasetShape:
-    """What the order of an epoch needs to know of a dataset."""
+    """The sizes of a dataset that the order of an epoch depends on."""
 
     name: str = ""
     """Of a mixture's dataset. Places of an epoch are then numbered within it, since a row may come several times; else rows are."""
@@ -51,7 +51,7 @@ class DatasetShape:
 
 
 class IndexedPrompts(Sequence[Prompt]):
-    """Prompts that are made as they are taken, and whose rows are known before."""
+    """Prompts that are prepared on access, of rows that are known beforehand."""
 
     rows: np.ndarray
     """int64 [N]: the row of each place."""
@@ -67,7 +67,7 @@ class StreamedPrompts(IndexedPrompts):
 
     @abstractmethod
     def take(self, row: int) -> Prompt | BadRow | None:
-        """Return what became of a row; None where it is too long.
+        """Return the prompt of a row; None where it is too long.
 
         Raises:
             DataError: more rows are bad than may be.
@@ -83,7 +83,7 @@ class StreamedPrompts(IndexedPrompts):
 
     @abstractmethod
     def close(self) -> None:
-        """End what prepares rows ahead."""
+        """Stop preparing rows ahead."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -107,7 +107,7 @@ class RowSet:
         return any(prompt.media for prompt in self.prompts)
 
     def one_of_each(self) -> Sequence[Prompt]:
-        """Return a prompt of each dataset: the rows of one are alike."""
+        """Return one prompt of each dataset, for checks on which a dataset's rows are alike."""
         return list({prompt.dataset: prompt for prompt in self.prompts}.values())
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class SourceData:
 
     @property
     def sets(self) -> tuple[RowSet, ...]:
-        """The rows to train on, and those that are held out where there are any."""
+        """The training rows, and the held-out rows where there are any."""
         return (self.train,) if self.val is None else (self.train, self.val)
 
     @property
@@ -141,7 +141,7 @@ class SourceData:
 
     @property
     def bad(self) -> Iterator[BadRow]:
-        """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
+        """Rows that were left out because of a fault; of streamed rows, those read so far."""
         return chain.from_iterable(rows.bad for rows in self.sets)
 
     @property
@@ -157,7 +157,7 @@ class SourceData:
 
 
 def digest_of(prompts: Iterable[Prompt]) -> str:
-    """Return a text that differs where prompts or examples are of other rows, or their tokens differ, what is trained on, or their images."""
+    """Return a digest of prompts or examples: their rows, tokens, trained tokens and images."""
     digest = hashlib.blake2b(digest_size=8)
     for prompt in prompts:
         digest.update(prompt.index.to_bytes(8, "little"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class PlanNote:
-    """What a source says of a plan besides its parts, as `dovetail plan` prints it."""
+    """A source's note on a plan, as `dovetail plan` prints it."""
 
     name: str
     """Its key under `--json`."""
@@ -32,7 +32,7 @@ class PlanNote:
 
 @attrs.frozen(kw_only=True)
 class RowVerdict:
-    """What a source makes of the reference answer of a row."""
+    """A source's score of the reference answer of a row."""
 
     row: int
     """Its number in the file, from 0."""
@@ -45,11 +45,11 @@ class RowVerdict:
 
 
 class SourceDescription(Plugin):
-    """Says of plans, rows and runs what `dovetail plan` and `dovetail data` print. By default there is nothing to say."""
+    """Describes plans, rows and runs for `dovetail plan` and `dovetail data`. The default has nothing to add."""
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Any) -> Iterator[PlanNote]:
-        """Yield what else there is to say of a plan: how far samples are made ahead, what an update of weights carries.
+        """Yield further lines for a plan: how far ahead samples are made, what a weight update contains.
 
         Raises:
             ModelError: a model can't be read.
@@ -58,15 +58,15 @@ class SourceDescription(Plugin):
 
     @classmethod
     def forecast(cls, config: PluginConfig, plan: Any, run: Path) -> PlanNote:
-        """Return the seconds that steps of a plan will take, as the measurements of a run say.
+        """Return the seconds that each step of a plan will take, predicted from the measurements of an earlier run.
 
         Args:
-            config: its own.
-            plan: of the run to come.
-            run: the run directory of the other.
+            config: its own config.
+            plan: the plan of the run to come.
+            run: the run directory of the earlier run.
 
         Raises:
-            PlanError: the plan makes nothing whose seconds could be predicted, or the run did not measure what it takes.
+            PlanError: the plan has nothing to predict, or the run lacks a measurement.
             RunDirectoryError: there is no such run.
         """
         raise PlanError(
@@ -81,9 +81,9 @@ class SourceDescription(Plugin):
         """Return the plugins that rows of the data select by themselves, which the lock of the run keeps.
 
         Args:
-            config: its own.
-            facts: as for `load`.
-            data: what `load` returned.
+            config: its own config.
+            facts: the facts that `load` gets.
+            data: the data that `load` returned.
         """
         return ()
 
@@ -91,14 +91,14 @@ class SourceDescription(Plugin):
     def verdicts(
         cls, config: PluginConfig, facts: PlanFacts, rows: Iterable[Any]
     ) -> Iterator[RowVerdict]:
-        """Yield what the source makes of the reference answers of rows, for `dovetail data`; a row without one is passed over.
+        """Yield the scores of the rows' own reference answers, for `dovetail data`; rows without one are skipped.
 
         Args:
-            config: its own.
-            facts: as for `load`.
-            rows: of the dataset, numbered, as `dovetail data` reads them.
+            config: its own config.
+            facts: the facts that `load` gets.
+            rows: the rows of the dataset, numbered, as `dovetail data` reads them.
 
         Raises:
-            DovetailError: they can't be judged.
+            DovetailError: the answers can't be scored.
         """
         yield from ()

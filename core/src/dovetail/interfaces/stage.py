@@ -45,7 +45,7 @@ class SelectedPlugin:
         return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
 
     def requires(self) -> frozenset[str]:
-        """Return the columns that it reads under its config; none for a stage, whose needs depend on the others."""
+        """Return the columns that the plugin reads under its config; empty for a stage, whose columns depend on the other stages."""
         cls: type = self.cls
         return cls.requires(self.config) if issubclass(cls, ColumnPlugin) else frozenset()
 
@@ -70,9 +70,7 @@ class PlanFacts:
 
     @property
     def reference(self) -> tuple[str, str]:
-        """The role and the output of its forward pass that are the reference's log-probabilities: those of `ref`, or the actor's with its
-        adapters off.
-        """
+        """The role and output that give the reference's log-probabilities: those of `ref`, or the actor's with its adapter disabled."""
         ref, actor = self.config.ref, self.plugins["actor.engine"]
         own = ref.path is not None or ref.engine is not None or ref.update is not None
         if own or "ref_log_probs" not in actor.provides():
@@ -91,17 +89,17 @@ class PlanFacts:
         return max(bounds)
 
     def engine(self, role: str) -> SelectedPlugin:
-        """Return the training engine of a role; the actor's where the role has none of its own."""
+        """Return the training engine of a role; the actor's engine where the role selects none."""
         own = self.plugins.get(f"{self.config.role_key(role)}.engine")
         return own or self.plugins["actor.engine"]
 
 
 class Experience(Protocol):
-    """The samples of a step, and what its batch can't hold."""
+    """The samples of a step, and data that its batch can't hold."""
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """All samples that were generated, also those that are not trained on."""
+        """All generated samples, including those that are not trained on."""
         ...
 
     @property
@@ -116,7 +114,7 @@ class Experience(Protocol):
 
 @attrs.define(kw_only=True, eq=False)
 class StepContext:
-    """What the stages of one step share. It lasts as long as the step."""
+    """The shared state of one step's stages, which ends with the step."""
 
     number: int
     """The first is 1."""
@@ -168,9 +166,8 @@ class StepContext:
 class Stage(Plugin):
     """One stage of a step, selected by `algorithm.stages`.
 
-    Its class methods say what it needs; they take the stage's own config and the facts, read nothing else, and give
-    the same answer for the same facts. The planner puts a stage behind those of its phase that stand before it in the config,
-    as far as `before` and `after` allow, and refuses a list in which a column is read before it is written.
+    Its class methods declare what it needs; they depend on the stage's own config and the facts alone. The planner orders the stages of a
+    phase as in the config, as far as `before` and `after` allow, and refuses a list in which a column is read before it is written.
     """
 
     phase: ClassVar[Literal["score", "check", "transform", "estimate", "update"]]
@@ -196,27 +193,27 @@ class Stage(Plugin):
 
     @classmethod
     def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that it writes and no other stage has written before. Those that core does not know are in `columns`."""
+        """Return the columns that the stage writes first. Those that core does not define are in `columns`."""
         return frozenset()
 
     @classmethod
     def rewrites(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that are there and that it writes anew. Two stages of one phase that rewrite a column name each other in
+        """Return the existing columns that the stage rewrites. Two stages of one phase that rewrite the same column must name each other in
         `before` or `after`.
         """
         return frozenset()
 
     @classmethod
     def constant(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return those of its columns that follow from a sample's prompt, response and mask alone, since no model behind them changes. Where
-        that is all that it writes, a run that sees a dataset's examples several times computes them once.
+        """Return the stage's columns that depend on a sample's prompt, response and mask alone, because the models behind them do not
+        change. A run that sees a dataset's examples several times computes such columns once, where the stage writes no others.
         """
         return frozenset()
 
     @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
-        """Return why it is in the step, for the plan. A stage of the stage set is left out where this is None; one that the config
-        selects is always there.
+        """Return why the stage is active, for the plan. A stage of the stage set is left out where this is None; one that the config
+        selects is always active.
         """
         return None
 
@@ -229,7 +226,7 @@ class Stage(Plugin):
 
     @classmethod
     def objectives(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, ObjectiveSpec]:
-        """Return what it minimises of each role that it trains: such a role has an optimizer, and is in checkpoints."""
+        """Return the objective of each role that the stage trains; such a role has an optimizer and is in checkpoints."""
         return {}
 
     @classmethod
@@ -241,28 +238,30 @@ class Stage(Plugin):
     def examine(
         cls, config: PluginConfig, facts: PlanFacts, data: Any
     ) -> Iterator[str | Finding | DovetailError]:
-        """Check what a run begins with; yield what there is, a line each for `dovetail check`, and what is or may be wrong.
+        """Check what a run depends on before its start; yield a line for each thing that was checked, and problems, for `dovetail check`.
 
         Args:
-            config: its own.
-            facts: of the finished plan.
-            data: what the source's `load` returned: `data.prompts` yields all rows, each with its `data_source`.
+            config: its own config.
+            facts: the facts of the finished plan.
+            data: the data that the source's `load` returned: `data.prompts` yields all rows, each with its
+                `data_source`.
         """
         yield from ()
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that it asks of the rollout in step `number`, besides those that it requires: `rollout_log_probs`,
-        `raw_rollout_log_probs`. They are absent where the rollout engine has none.
+        """Return the optional columns that the stage uses in step `number` if the rollout provides them: `rollout_log_probs`,
+        `raw_rollout_log_probs`.
         """
         return frozenset()
 
     def skips(self, batch: Batch, step: StepContext) -> bool:
-        """Return whether it has nothing to do in this step. Only a stage whose columns nothing later requires may skip."""
+        """Return whether the stage has nothing to do in this step. Only a stage whose columns no later stage requires may skip."""
         return False
 
     @abstractmethod
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return the batch with the columns that it provides and rewrites; of the same samples in the same order, unless it `changes_samples`.
+        """Return the batch with the columns that the stage provides and rewrites; its samples and their order stay, unless it
+        `changes_samples`.
 
         Args:
             batch: N samples, N > 0, with every column that was written so far. Its arrays are not written to:
@@ -270,13 +269,13 @@ class Stage(Plugin):
             step: the current step; metrics go to `step.metrics`.
 
         Raises:
-            NumericsError: a number is not finite, or differs by more than is allowed; its `sample_ids` name the samples.
+            NumericsError: a number is not finite, or differs by more than is allowed; `sample_ids` names the samples.
         """
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Update the stage's own state after a step whose updates are through.
+        """Update the stage's own state after a step whose updates are complete.
 
         Args:
-            batch: as the last stage returned it; it may be empty, where no sample was left to train on.
-            step: with its metrics and counted updates.
+            batch: the batch that the last stage returned; empty where no sample was left to train on.
+            step: the step, with its metrics and counted updates.
         """

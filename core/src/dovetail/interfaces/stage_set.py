@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class StageSet(Plugin):
-    """Names the stages that a step of one family of algorithms is made of, selected by `algorithm.stage_set`.
+    """Names the stages of a step for one family of algorithms, selected by `algorithm.stage_set`.
 
-    The planner asks each whether it is in the step (`Stage.because`). One of `algorithm.stages` that has the name of one of them takes
-    its place. Its class methods take its own config and the facts, and give the same answer for the same facts.
+    The planner asks each stage whether it is active (`Stage.because`). A stage in `algorithm.stages` replaces the set's stage of the same
+    name. The class methods depend on the set's own config and the facts alone.
     """
 
     stages: ClassVar[tuple[str, ...]]
@@ -40,17 +40,17 @@ class StageSet(Plugin):
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> str | None:
-        """Return why none of its stages writes a column; None for a column that is not theirs."""
+        """Return why no stage of the set writes a column; None for a column of others."""
         return None
 
     @classmethod
     def check(cls, config: PluginConfig, facts: PlanFacts, stages: Sequence[Any]) -> None:
-        """Check what the active stages ask of the config.
+        """Check the config against the active stages.
 
         Args:
-            config: its own.
-            facts: as of the finished list.
-            stages: those that are active, as the plan has them: `name`, `reads`, `provides`, `rewrites` and others.
+            config: its own config.
+            facts: the facts with the finished list of stages.
+            stages: the active stages of the plan: `name`, `reads`, `provides`, `rewrites` and others.
 
         Raises:
             PlanError: names both sides.
@@ -63,10 +63,10 @@ class StageSet(Plugin):
         """Return the metrics of an objective on samples that are not trained on, as one mini-batch.
 
         Args:
-            spec: of the objective.
+            spec: the spec of the objective.
             batch: N samples, with the columns that it requires.
-            outputs: N rows with the model's outputs that it reads, by their names.
-            seed: the run's.
+            outputs: N rows with the model outputs that the objective reads, by name.
+            seed: the run's seed.
 
         Raises:
             PlanError: the set measures none.

@@ -10,14 +10,14 @@ import attrs
 
 
 class Task(Protocol):
-    """What a process runs. Its calls share one event loop; many are under way at once."""
+    """The work of a process. Its calls share one event loop; many run concurrently."""
 
     async def call(self, payload: bytes) -> bytes:
         """Return the answer to a payload."""
         ...
 
     def close(self) -> None:
-        """Release everything; called once, at the end of a process that ends in peace."""
+        """Release everything; called once, at a regular end of the process."""
         ...
 
 
@@ -49,11 +49,11 @@ class TaskWorker(ABC):
     @property
     @abstractmethod
     def lost(self) -> str | None:
-        """Why it answers no more; None while it lives."""
+        """Why the worker no longer answers; None while it lives."""
 
     @abstractmethod
     def call(self, payload: bytes) -> Future[bytes]:
-        """Ask its task.
+        """Call the task and return its answer.
 
         The future's exception is a WorkerError: `lost` then says whether the process is gone, or its task has raised.
         """
@@ -68,7 +68,7 @@ class TaskWorker(ABC):
 
     @abstractmethod
     def again(self) -> TaskWorker:
-        """End it, and start another in its place: on its machine, or another where that is gone. Blocks until it is ready.
+        """End the worker, and start another in its place: on its machine, or on another where that is gone. Blocks until it is ready.
 
         Raises:
             PlacementError, WorkerError, DovetailError: as `Runtime.task_workers`.

@@ -59,7 +59,7 @@ class ToolResult:
 
 
 class Tool(Plugin):
-    """Functions that a policy can call. In a user's file a plain function does as well: its signature and docstring give the schema.
+    """Functions that a policy can call. In a user's file a plain function works too: its signature and docstring give the schema.
 
     One object serves all episodes at once, on one event loop: what belongs to an episode is in the state that `open` returns.
     """
@@ -74,7 +74,7 @@ class Tool(Plugin):
         """Return a schema for each function. Called after `start`, and always the same."""
 
     async def open(self, episode: EpisodeInfo) -> Any:
-        """Return the state of one episode, made before its first call; None where calls share none.
+        """Return the state of one episode, created before its first call; None where calls share none.
 
         Raises:
             ToolError: the episode can't have the tool. It then fails with the cause `tool`.
@@ -89,9 +89,9 @@ class Tool(Plugin):
         before the cancellation is raised further.
 
         Args:
-            state: what `open` returned.
-            name: of the function.
-            arguments: they hold to its schema.
+            state: the object that `open` returned.
+            name: the name of the function.
+            arguments: the arguments, already checked against the function's schema.
 
         Raises:
             ToolError: its message becomes an observation. Any other exception is a failure of the episode, never a score.

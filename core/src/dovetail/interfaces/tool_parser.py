@@ -55,7 +55,7 @@ def _depth_fits(value: object, levels: int) -> bool:
 
 @attrs.frozen(kw_only=True)
 class ParsedTurn:
-    """One turn of a policy, taken apart."""
+    """The parts of a policy's turn."""
 
     content: str
     """What the user is to read: the text outside of reasoning and calls, without white space around it."""
@@ -68,7 +68,7 @@ class ParsedTurn:
 
 
 class ToolParser(Plugin):
-    """Takes a turn apart into reasoning, content and calls, in the form that a family of models was trained on."""
+    """Splits a turn into reasoning, content and calls, in the format of a family of models."""
 
     served_as: ClassVar[Mapping[str, str]] = {}
     """The name of the same parser in each server that has it, such as `{"vllm": "llama3_json", "sglang": "llama3"}`."""
@@ -79,7 +79,7 @@ class ToolParser(Plugin):
 
     @abstractmethod
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
-        """Take one turn apart. Never raises for what a policy wrote: a call that can't be read is an error of the turn.
+        """Parse one turn. Never raises for text that a policy wrote: a call that can't be parsed becomes an error of the turn.
 
         A call that was cut off is an error too, and never a call.
 

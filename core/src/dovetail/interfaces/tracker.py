@@ -14,4 +14,4 @@ class Tracker(HookSpec, Plugin):
 
     @abstractmethod
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step, or of the validation after it, in the field's names (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
+        """Log the metrics of a step, or of the validation after it, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""

@@ -22,7 +22,7 @@ class Trainer(Plugin):
 
     @classmethod
     def max_staleness(cls, config: PluginConfig) -> int:
-        """Return from how many steps ago the weights may be that generate a step's samples.
+        """Return how many steps old the weights may be that generate a step's samples.
 
         0 is on-policy. 1 lets the next step's samples be generated while a step learns (`Run.admit`). Where weights are sent
         after every k steps, samples that are at most s versions old are at most (s + 1) · k − 1 steps old. Above 0 and without
@@ -34,20 +34,20 @@ class Trainer(Plugin):
     def over_sampling(cls, config: PluginConfig) -> float | None:
         """Return how many steps' prompts may be outstanding: admitted, or in a step that no publication of weights has followed.
 
-        The product with the prompts of a step is rounded. None: `max_staleness` + 1, of which every step takes the groups that
-        were admitted first. Fewer leave room: a step takes the groups that are finished first, as long as those that it passes
-        over can still be trained on within `max_staleness`.
+        The number of prompts is the product with a step's prompts, rounded. None means `max_staleness` + 1, and every step takes the groups
+        that were admitted first. With a lower number, a step takes groups that finish first, as long as the skipped ones can still be
+        trained on within `max_staleness`.
         """
         return None
 
     @classmethod
     def sync_every(cls, config: PluginConfig) -> int:
-        """Return after how many steps it publishes weights: what `dovetail plan --from-run` assumes."""
+        """Return the number of steps between two publications of weights, for `dovetail plan --from-run`."""
         return 1
 
     @classmethod
     def examples(cls, config: PluginConfig) -> Examples:
-        """Return what a step of its runs is made of."""
+        """Return the kind of examples that a step of its runs takes."""
         return "prompts"
 
     @classmethod
@@ -61,7 +61,7 @@ class Trainer(Plugin):
 
     @abstractmethod
     def run(self, run: Run) -> None:
-        """Train from where the run stands to its end.
+        """Train from the current position to the end of the run.
 
         Args:
             run: fresh, or resumed from a checkpoint; `run.position` says which step is next.

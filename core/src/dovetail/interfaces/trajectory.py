@@ -33,7 +33,7 @@ class EpisodeEnd(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Turn:
-    """What the policy produced at one time, and what it was shown after it."""
+    """A turn of the policy, and the messages shown after it."""
 
     start: int
     """Offset of its first token in the response of its sequence."""
@@ -80,7 +80,7 @@ class Trajectory:
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
-        """What the agent loop gave for each turn."""
+        """The agent loop's reward of each turn."""
         return tuple(turn.reward for turn in self.turns)
 
     def as_json(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Trajectory:
-        """Return what `as_json` returned, as an object."""
+        """Return the trajectory that `as_json` wrote."""
         return cls(
             turns=tuple(_turn(turn) for turn in document["turns"]),
             end=EpisodeEnd(document["end"]),

@@ -52,7 +52,7 @@ class AdapterSpec:
 
 @attrs.frozen(kw_only=True)
 class WeightManifest:
-    """What an update carries; both ends know it before the first byte."""
+    """The description of a weight update, known to both ends before the first byte."""
 
     version: int
     kind: Literal["full", "adapter", "delta"] = "full"
@@ -131,7 +131,7 @@ class WeightReceiver(ABC):
 
 
 class WeightTransport(Plugin):
-    """A way for weights to travel. Both ends are made from the same config.
+    """A way to transfer weights. Both ends are made from the same config.
 
     Capabilities: `in_process` (the ends must be in one process), `across_processes` (they may be in several on one
     machine), `across_machines` (on several machines), `on_each_machine` (within a machine, and the first rank of each sends to
@@ -147,15 +147,15 @@ class WeightTransport(Plugin):
         """Make the rollout's end."""
 
     def call_off(self, manifest: WeightManifest, reason: str) -> None:
-        """Tell the sender of this update, which is in another process, that a receiver will not come.
+        """Notify the sender of this update, which is in another process, that a receiver will not connect.
 
-        A sender that still waits for receivers gives the update up with a `CalledOffError`; one that has them all goes on.
-        Transports whose senders wait for nobody do nothing.
+        A sender that is still waiting for receivers aborts the update with a `CalledOffError`; one that has them all continues. For
+        transports whose senders do not wait this does nothing.
 
         Args:
-            manifest: as the receivers were given it.
+            manifest: the manifest that receivers got.
             reason: why the receiver does not come.
 
         Raises:
-            WeightSyncError: the sender can't be told.
+            WeightSyncError: the sender can't be reached.
         """

@@ -11,7 +11,7 @@ from dovetail.sections import RunConfig
 
 @attrs.frozen(kw_only=True)
 class RunCounts:
-    """Resolved counts. A step takes rows, such as prompts, which are called prompts here whatever they are; a sample is one response."""
+    """Resolved counts. A step takes rows, called prompts here even where they are examples; a sample is one response."""
 
     of: StepRows
     """What a step takes."""
@@ -57,7 +57,7 @@ class RunCounts:
         return None if self.steps is None else self.steps * self.critic_updates_per_step
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what is counted, and how many, for people."""
+        """Return the counts as pairs of a label and a text, for printing."""
         rows = [
             ("a step", self._samples(self.prompts_per_step)),
             ("a mini-batch", self._samples(self.prompts_per_mini_batch)),
@@ -87,8 +87,8 @@ def count(config: RunConfig, prompts: int | None, rows: StepRows = PROMPTS) -> R
 
     Args:
         config: the whole config.
-        prompts: to train on, after filtering; None where the data has not been read.
-        rows: what a step takes.
+        prompts: the number of training prompts, after filtering; None where the data has not been read.
+        rows: the rows that a step takes.
 
     Raises:
         PlanError: there are fewer training prompts than one step takes, or no step at all.

@@ -12,10 +12,10 @@ CAPABILITY = "images"
 
 
 def check_images(engines: Sequence[SelectedPlugin]) -> None:
-    """Refuse engines that would leave images out.
+    """Refuse engines that can't take images.
 
     Args:
-        engines: of every model of a run, and of the rollout where it has one.
+        engines: the engines of every model of a run, and of the rollout where it has one.
 
     Raises:
         PlanError: an engine lacks the capability `images`; names it, and an engine of the run that has it.

@@ -50,12 +50,12 @@ class ModelRole:
 
     @property
     def trained(self) -> bool:
-        """Whether it takes optimizer steps."""
+        """Whether the role has an optimizer."""
         return self.objective is not None
 
     @property
     def moves(self) -> bool:
-        """Whether its weights change: what moves has an adapter where its engine's config says so, and is in checkpoints."""
+        """Whether its weights change: then it has an adapter where its engine's config says so, and is in checkpoints."""
         return self.trained or self.follows is not None
 
     @property
@@ -69,11 +69,11 @@ class ModelRole:
 
 
 def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[ModelRole]:
-    """Yield the policy, and the models that stages compute with.
+    """Yield the policy, and the other models that stages use.
 
     Raises:
         ConfigError: an engine does not give an output that its role's objective needs.
-        PlanError: no stage computes with a role of `roles`, or a role can't follow the actor.
+        PlanError: no stage uses a role of `roles`, or a role can't follow the actor.
     """
     config = facts.config
     listed = list(stages)
@@ -139,13 +139,13 @@ def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
         )
     if actor is not None and config.model_section(role) != config.model:
         raise PlanError(
-            f"{key} copies the actor's adapter, but the model below it is another: {config.model_section(role).path}, the actor's {config.model.path}",
+            f"{key} copies the actor's adapter, but their base models differ: {config.model_section(role).path}, the actor's {config.model.path}",
             hint=f"remove {config.role_key(role)}.path and {config.role_key(role)}.override_config",
         )
 
 
 def adapter_of(section: PluginSection) -> PlannedAdapter | None:
-    """Return the adapter that an engine's config describes; None for a whole model."""
+    """Return the adapter that an engine's config describes; None for full training."""
     if not isinstance(section, EngineSection):
         return None
     planned = section.planned_adapter()

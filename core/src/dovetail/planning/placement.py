@@ -34,7 +34,7 @@ class Placement:
         return next(pool for pool in self.pools if role in pool.roles)
 
     def lines(self, models: Sequence[ModelRole]) -> list[str]:
-        """Return a line a pool: its size, and who lives there on which mesh."""
+        """Return one line a pool: its size, and the roles on it with their meshes."""
         placed: SourcePlacement = self.source
         if self.in_process:
             if not placed.apart:
@@ -55,7 +55,7 @@ class Placement:
 
 
 def place(facts: PlanFacts, models: Sequence[ModelRole]) -> tuple[Placement, tuple[ModelRole, ...]]:
-    """Return where everything goes: pools, what the source has of its own, and the models with their meshes.
+    """Return the placement of everything: pools, the source's own processes, and the models with their meshes.
 
     Raises:
         PlanError: sizes that do not fit each other, and what the source refuses.

@@ -52,8 +52,8 @@ class Plan:
 
     @property
     def key_figures(self) -> dict[str, str]:
-        """Return the metrics that say how the run goes, each with the direction that is better (`up` or `down`): the reward, and what the
-        objectives name, of training and held out.
+        """Return the metrics that show a run's progress, each with its better direction (`up` or `down`): the reward, and those that the
+        objectives name, in training and on held-out data.
         """
         found = {"reward/mean": "up"} if self.generates else {}
         for model in self.models:
@@ -70,13 +70,13 @@ class Plan:
         return any(stage.name == name for stage in self.stages)
 
     def examined(self, data: Any) -> Iterator[tuple[str, Iterator[str | Finding | DovetailError]]]:
-        """Yield the name of each stage, and what it finds in what the run begins with (`Stage.examine`)."""
+        """Yield each stage's name with the results of its `Stage.examine`."""
         for stage in self.stages:
             cls: Any = load_plugin_class(stage.ref)
             yield stage.name, cls.examine(stage.ref.config, self.facts, data)
 
     def device_of(self, role: str) -> str | None:
-        """Return the type of device that a role computes on, `cpu` or an accelerator's; None where that is known on another machine alone."""
+        """Return the type of device of a role, `cpu` or an accelerator's; None where only another machine knows."""
         if not self.placement.in_process:
             return None if self.placement.pool(role).accelerators else "cpu"
         try:
@@ -146,7 +146,7 @@ def make_plan(
     images: bool = False,
     left_out: tuple[str, ...] = (),
 ) -> Plan:
-    """Work out the stages, models and counts of a run.
+    """Derive the stages, models and counts of a run from its config.
 
     Args:
         config: the whole config.

@@ -14,10 +14,10 @@ from dovetail.sections import PluginSection, RunConfig
 
 
 def source_facts(config: RunConfig) -> PlanFacts:
-    """Return what is known of a run before all its plugins are: its trainer and its source.
+    """Return the facts of a run that are known before all its plugins are: its trainer and its source.
 
     Raises:
-        PluginError: one can't be found or loaded.
+        PluginError: the trainer or the source can't be found or loaded.
     """
     chosen: dict[str, SelectedPlugin] = {}
     _select([("trainer", "trainer", config.trainer)], chosen)
@@ -30,11 +30,11 @@ def source_facts(config: RunConfig) -> PlanFacts:
 
 
 def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
-    """Resolve and import every plugin that the config selects, by key path: the source, and those that the source uses, among them.
+    """Resolve and import every plugin that the config selects, by key path, including the source's own plugins.
 
     Raises:
         PluginError: a plugin can't be found or loaded.
-        PlanError: the source does not do what the config asks for.
+        PlanError: the source does not support what the config asks for.
     """
     facts = source_facts(config)
     source, chosen = facts.plugins["source"], dict(facts.plugins)
@@ -69,5 +69,5 @@ def _select(
 
 
 def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:
-    """Return the reference of each, by key path."""
+    """Return the reference of each selected plugin, by key path."""
     return {path: plugin.ref for path, plugin in chosen.items()}

@@ -53,7 +53,7 @@ class PlannedStage:
 def list_stages(
     config: RunConfig, plugins: Mapping[str, SelectedPlugin], updates_per_step: int
 ) -> tuple[PlanFacts, tuple[PlannedStage, ...]]:
-    """Return what the planner found out, and the stages of a step in order.
+    """Return the facts of the plan, and the stages of a step in order.
 
     Args:
         config: the whole config.
@@ -123,7 +123,7 @@ def _candidates(facts: PlanFacts) -> list[Candidate]:
             )
         elif other.plugin.cls is plugin.cls:
             raise PlanError(
-                f"{path} names {whose(other)}, which is in the step where something requires it",
+                f"{path} names {whose(other)}, which is added automatically where something requires its columns",
                 hint=f"remove {path}",
             )
         else:

@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def of_set(self) -> bool:
-        """Whether it is of the stage set."""
+        """Whether the stage belongs to the stage set."""
         return self.chosen_because is None
 
     def because(self, facts: PlanFacts) -> str | None:
@@ -46,7 +46,7 @@ class Candidate:
         return reason or self.chosen_because
 
     def requires(self, facts: PlanFacts) -> dict[str, str]:
-        """Return columns, and what reads each."""
+        """Return the required columns, each with the reason."""
         found = self._names("requires", facts)
         if isinstance(found, Mapping):
             return dict(found)

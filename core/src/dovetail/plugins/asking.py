@@ -37,9 +37,9 @@ def ask(
     Args:
         code: calls `answer(value)` once for each answer, and finds the question in `asked`; both are JSON values.
         asked: the question.
-        timeout: seconds that it may take.
-        interpreter: what runs it; without one, this one, with the path of its modules as it is here.
-        variables: of its environment, besides those here.
+        timeout: seconds until the process is ended.
+        interpreter: the Python to run; by default this one, with this process's module path.
+        variables: environment variables, added to this process's.
 
     Returns:
         The answers up to its end, and `exit code 1: the last line that it printed`, `signal 11` or `took longer than 60 s`.

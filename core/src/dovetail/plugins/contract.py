@@ -29,10 +29,10 @@ def public_module(cls: type) -> str:
 
 
 def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
-    """Check that something is a complete implementation of a kind's interface.
+    """Check that a class completely implements a kind's interface.
 
     Raises:
-        PluginBrokenError: it is no class, no subclass of the interface, or lacks abstract methods or attributes.
+        PluginBrokenError: it is not a class, not a subclass of the interface, or lacks abstract methods or attributes.
     """
     interface = import_object(kind.interface)
     wanted = f"{public_module(interface)}.{interface.__name__}"
@@ -66,7 +66,7 @@ def check_api(api: str, kind: Kind, title: str) -> None:
     """Check that a range of interface versions holds the one of this core.
 
     Raises:
-        PluginIncompatibleError: it does not, or it is no range.
+        PluginIncompatibleError: the range does not hold it, or is not a version range.
     """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -74,7 +74,7 @@ def check_api(api: str, kind: Kind, title: str) -> None:
         fits = SpecifierSet(api).contains(kind.api, prereleases=True)
     except InvalidSpecifier as error:
         raise PluginIncompatibleError(
-            f"{title} has api {api!r}, which is no version range",
+            f"{title} has api {api!r}, which is not a version range",
             hint=f'write a range such as api = ">={kind.api},<2"',
         ) from error
     if not fits:
@@ -85,10 +85,10 @@ def check_api(api: str, kind: Kind, title: str) -> None:
 
 
 def config_of(cls: type[Plugin], kind: Kind) -> type[PluginSection]:
-    """Return the Config of a plugin class: the section of its kind where it has none of its own.
+    """Return the Config of a plugin class; by default the section of its kind.
 
     Raises:
-        PluginBrokenError: its Config is no attrs class that extends the section of its kind.
+        PluginBrokenError: its Config is not an attrs class that extends the section of its kind.
     """
     section = import_object(kind.section)
     if cls.Config is PluginSection:
@@ -100,7 +100,7 @@ def check_config(config: object, kind: Kind, title: str) -> type[PluginSection]:
     """Check that something is a Config class for a kind.
 
     Raises:
-        PluginBrokenError: it is no attrs class that extends the section of its kind.
+        PluginBrokenError: the class is not an attrs class that extends the section of its kind.
     """
     section = import_object(kind.section)
     if config is PluginSection:

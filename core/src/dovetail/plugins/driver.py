@@ -19,10 +19,10 @@ class ChosenDriver(DriverManager):  # type: ignore[misc]
         super().__init__(namespace=chosen.group, name=chosen.name)
 
     def list_entry_points(self) -> list[EntryPoint]:
-        """Return only the chosen one."""
+        """Return only the chosen entry point."""
         return [self._chosen]
 
 
 def load_entry_point(chosen: EntryPoint) -> object:
-    """Import the target of an entry point; whatever its import raises comes through."""
+    """Import the target of an entry point; exceptions of the import are raised unchanged."""
     return ChosenDriver(chosen).extensions[0].plugin

@@ -69,7 +69,7 @@ class PluginEntry:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What it can do beyond the interface."""
+        """The plugin's optional abilities beyond the interface."""
         return self.manifest.capabilities if self.manifest else ()
 
     @property
@@ -117,8 +117,8 @@ def entries_of(distribution: Installed, kinds: Mapping[str, Kind]) -> list[Plugi
     """Return every plugin of one distribution, gated.
 
     Args:
-        distribution: as it is installed.
-        kinds: all that there are, by name.
+        distribution: the installed distribution.
+        kinds: all kinds, by name.
     """
     manifests: dict[str, DistributionManifest | ManifestError] = {}
     entries = []
@@ -176,7 +176,7 @@ def _check_declaration(kind: str, name: str, target: str, kinds: Mapping[str, Ki
         near = nearest(kind, [*kinds, *(g.removeprefix(GROUP_PREFIX) for g in EXTENSION_GROUPS)])
         raise Rejection(
             "invalid",
-            f"{GROUP_PREFIX + kind!r} is no entry-point group that dovetail-core or an installed package knows",
+            f"{GROUP_PREFIX + kind!r} is not an entry-point group that dovetail-core or an installed package knows",
             f"did its author mean {GROUP_PREFIX + near!r}?"
             if near
             else f"the kinds are {', '.join(sorted(kinds))}",
@@ -184,7 +184,7 @@ def _check_declaration(kind: str, name: str, target: str, kinds: Mapping[str, Ki
     if not _NAME.fullmatch(name):
         raise Rejection(
             "invalid",
-            f"{name!r} is no plugin name",
+            f"{name!r} is not a plugin name",
             "names are lower-case letters, digits and underscores, beginning with a letter",
         )
     if not _TARGET.fullmatch(target):
@@ -240,7 +240,7 @@ def _check_interface(plugin: PluginManifest, distribution: Installed, provided: 
     except InvalidSpecifier:
         raise Rejection(
             "invalid",
-            f"its api {plugin.api!r} is no version range",
+            f"its api {plugin.api!r} is not a version range",
             'write a range such as api = ">=1.0,<2"',
         ) from None
     if not accepted.contains(provided, prereleases=True):

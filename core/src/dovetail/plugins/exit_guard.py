@@ -28,7 +28,7 @@ def guard_exit() -> None:
 
 @contextmanager
 def no_exit() -> Iterator[None]:
-    """Let `os._exit` raise RuntimeError in this thread, in whichever it is, while a file of the user is run."""
+    """Make `os._exit` raise RuntimeError while a user's file runs."""
     _replace()
     before, _here.process = getattr(_here, "process", None), os.getpid()
     try:

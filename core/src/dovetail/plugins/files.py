@@ -47,7 +47,7 @@ def resolve(path: str) -> Path:
     """Return the absolute path of a plugin file.
 
     Raises:
-        PluginNotFoundError: there is no such file.
+        PluginNotFoundError: the file does not exist.
     """
     place = Path(path).expanduser().resolve()
     if place.is_file():
@@ -67,7 +67,7 @@ def content_hash(path: Path) -> str:
 
 
 def load_file_attribute(path: str, attribute: str) -> Any:
-    """Run a Python file and return one of its attributes; the same content is run once.
+    """Run a Python file and return one of its attributes; a file with unchanged content is run once.
 
     Raises:
         PluginNotFoundError: the file or the attribute does not exist; names the nearest.
@@ -87,7 +87,7 @@ def load_file_attribute(path: str, attribute: str) -> Any:
 
 
 def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
-    """Return the plugin class that an attribute of a file is, or that stands for it where it is a plain function.
+    """Return the plugin class that an attribute of a file is; for a plain function, the class that wraps it.
 
     The class need not set `name` (then it is the attribute's) nor `api` (then it is made for this core).
 
@@ -240,7 +240,7 @@ def _maker(kind: Kind) -> Callable[..., type[Plugin]] | None:
 def file_and_attribute(
     kind: str, path: object, attribute: object, name: object = None
 ) -> tuple[str, str]:
-    """Check the `path` and `attribute` of a config section; a reward function's is `compute_score` unless given.
+    """Check the `path` and `attribute` of a config section; the default attribute of a reward function is `compute_score`.
 
     Raises:
         ConfigError: the section names a plugin as well, or no attribute.

@@ -32,9 +32,9 @@ class PluginIndex:
 
     Attributes:
         all_entries: every declared plugin, by kind and name.
-        problems: complaints about distributions that can't be read at all.
+        problems: messages about distributions that can't be read at all.
         distributions: the distributions with plugins or extensions.
-        kinds: of plugin, by name: core's, and those of installed packages.
+        kinds: the kinds of plugin, by name: core's, and those of installed packages.
     """
 
     all_entries: tuple[PluginEntry, ...]
@@ -44,7 +44,7 @@ class PluginIndex:
 
     @classmethod
     def discover(cls) -> PluginIndex:
-        """Look at what is installed now. Imports no plugin; a broken one shows as such and breaks nothing."""
+        """Index what is installed now, without importing a plugin; a broken plugin is listed as such."""
         distributions, problems = installed_distributions()
         kinds, complaints = _kinds_of(distributions)
         entries = [e for distribution in distributions for e in entries_of(distribution, kinds)]
@@ -63,7 +63,7 @@ class PluginIndex:
         """Return a kind of plugin.
 
         Raises:
-            PluginNotFoundError: there is none of that name; names the nearest.
+            PluginNotFoundError: there is no such kind; names the nearest.
         """
         if name in self.kinds:
             return self.kinds[name]
@@ -77,9 +77,9 @@ class PluginIndex:
         """Return the plugin that a name (`name`, an alias, or `name@distribution`) selects.
 
         Raises:
-            PluginNotFoundError: nothing installed has this name; says what there is and what to install.
-            PluginConflictError: several distributions claim it.
-            PluginIncompatibleError: it is installed, but made for something else, or its manifest is wrong.
+            PluginNotFoundError: no installed plugin has this name; lists the existing ones and what to install.
+            PluginConflictError: several distributions claim the name.
+            PluginIncompatibleError: the plugin is made for another interface version, or its manifest is wrong.
         """
         self.kind(kind)
         bare, _, distribution = name.partition("@")

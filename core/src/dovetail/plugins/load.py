@@ -40,11 +40,11 @@ from dovetail.sections.fields import PLUGIN_KIND
 
 
 def ref_for(kind: str, section: PluginSection) -> PluginRef:
-    """Name exactly the plugin that a config section selects. Imports no plugin.
+    """Return a reference to the plugin that a config section selects. Imports no plugin.
 
     Raises:
         PluginError: no usable plugin has that name, or the file does not exist.
-        ConfigError: the section selects nothing, or two things.
+        ConfigError: the section selects no plugin, or two.
     """
     default_index().kind(kind)
     if section.path is not None:
@@ -58,11 +58,11 @@ def ref_for(kind: str, section: PluginSection) -> PluginRef:
 
 
 def load_plugin_class(ref: PluginRef) -> type[Plugin]:
-    """Import the plugin that a reference names, and check that it is what it says.
+    """Import the plugin of a reference, and check it against its interface and manifest.
 
     Raises:
         PluginNotFoundError, PluginConflictError, PluginIncompatibleError: nothing usable has that name.
-        PluginNeedsError: its import fails for want of a package that it declares in its needs.
+        PluginNeedsError: its import fails because a package of its declared needs is missing.
         PluginBrokenError: its import fails, or the class does not fulfil its interface or its manifest.
     """
     kind = default_index().kind(ref.kind)
@@ -101,17 +101,17 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
 
 
 def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -> Plugin:
-    """Construct the plugin that a reference names, on the host where it will run.
+    """Construct the plugin of a reference, on the host where it will run.
 
     Args:
-        ref: names it.
+        ref: the plugin's reference.
         context: role, rank, model and settings of the process that it runs in.
         needs: whether what it needs must be here; not for a plugin that is only asked for its columns, nor for a
             preflight rule.
 
     Raises:
-        PluginNeedsError: a need of it is unmet here, and it does not join engines that others have started.
-        PluginError: it can't be loaded, or its config is of another class.
+        PluginNeedsError: a package that it needs is missing here, and it does not join an engine that runs already.
+        PluginError: the plugin can't be loaded, or its config is of another class.
     """
     # What an engine needs that runs already is for where it runs.
     if needs and ref.path is None and not getattr(ref.config, "joined", 0):
@@ -158,9 +158,9 @@ def plugin_section(kind: str, name: str, **settings: Any) -> Any:
     """Return a section of an installed plugin's own Config.
 
     Args:
-        kind: of the plugin.
-        name: of the plugin.
-        settings: fields of its Config; of a field that selects a plugin, its name will do.
+        kind: the kind of the plugin.
+        name: the name of the plugin.
+        settings: fields of its Config; a field that selects a plugin accepts the plugin's name.
 
     Raises:
         PluginError: nothing usable has that name, or its config module fails.
@@ -213,7 +213,7 @@ def _import(entry: PluginEntry) -> object:
 
 
 def cause_of(error: BaseException, own: Path = Path(__file__).parent) -> str:
-    """Return what went wrong, and in which line of the plugin: the last one outside the folder `own`."""
+    """Return the message of an error, and the line of the plugin that caused it: the last one outside the folder `own`."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = [
         frame

@@ -40,7 +40,7 @@ def lock_for(
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the lock of the same plugins and environments today, and why those are missing that can't be found any more."""
+    """Return the current lock of the same plugins and environments, and the reasons why some no longer exist."""
     plugins, gone = [], {}
     hashes: dict[str, str] = {}
     for ref in refs_of(old):
@@ -70,7 +70,7 @@ def read_lock(path: Path) -> dict[str, Any]:
     """Read a lock file, or the one in a run directory.
 
     Raises:
-        PluginError: there is none, or it can't be read.
+        PluginError: the file does not exist or can't be read.
     """
     place = path / FILE_NAME if path.is_dir() else path
     try:

@@ -24,7 +24,7 @@ _MEANS = {
 
 @dataclass(frozen=True)
 class LockDifference:
-    """One thing that was another one before."""
+    """A difference between two locks."""
 
     subject: str
     """`kind/name` of a plugin, the name of a package, or `environment ROLE`."""
@@ -45,14 +45,14 @@ class LockDifference:
 def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], gone: Mapping[str, str] | None = None
 ) -> list[LockDifference]:
-    """Compare two locks.
+    """Compare two plugin locks, and return warnings and errors.
 
     Another version, content, environment or choice of plugins is told. Another distribution behind the same name, or
     another range of interface versions, is refused.
 
     Args:
-        old: as it was.
-        new: as it is.
+        old: the earlier lock.
+        new: the current lock.
         gone: why plugins of the old one are not in the new one, by `kind/name`: they are refused.
     """
     missing = gone or {}
@@ -80,7 +80,7 @@ def differences(
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the differences in words: those that warn, and those that refuse."""
+    """Return the differences as text: warnings, and errors."""
     found = differences(old, new)
     return [d.text for d in found if not d.refused], [d.text for d in found if d.refused]
 

@@ -73,7 +73,7 @@ class PluginManifest:
 
 @dataclass(frozen=True)
 class DistributionManifest:
-    """What one distribution says of its plugins."""
+    """What one distribution declares about its plugins."""
 
     path: Path
     distribution: str
@@ -95,7 +95,7 @@ def normalised(distribution: str) -> str:
 
 
 def package_directories(package: str) -> list[Path]:
-    """Return where a top-level package lies, found without importing it; empty where there is no such package.
+    """Return the directories of a top-level package, without importing it; empty where there is no such package.
 
     Works for wheels and for editable installs, which RECORD and `importlib.resources` do not.
     """
@@ -112,7 +112,7 @@ def read_manifest(package: str, distribution: str) -> DistributionManifest:
     """Read the manifest that lies in a top-level package.
 
     Raises:
-        ManifestError: there is none, it can't be read, or it belongs to another distribution.
+        ManifestError: there is no manifest, it can't be read, or it belongs to another distribution.
     """
     places = package_directories(package)
     if not places:

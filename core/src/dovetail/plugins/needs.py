@@ -46,7 +46,7 @@ def _judge(any_of: tuple[str, ...]) -> Need:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as error:
-            here.append(f"{text!r} is no valid requirement: {error}")
+            here.append(f"{text!r} is not a valid requirement: {error}")
             continue
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
@@ -61,7 +61,7 @@ def _judge(any_of: tuple[str, ...]) -> Need:
 
 
 def install_command(distribution: str, needs: Iterable[Need]) -> str:
-    """Return what installs the unmet needs: the distribution's own engine extras where it has them.
+    """Return the command that installs the missing needs: the distribution's own engine extras where it has them.
 
     In a process of an environment of its own (`ISOLATED` is set) the command names that environment's interpreter. An index
     beside PyPI comes from the project URL `Package index` of the distribution.
@@ -108,7 +108,7 @@ def engine_extras(distribution: str) -> list[str]:
 
 
 def require(plugin: str, distribution: str, needs: Iterable[tuple[str, ...]]) -> None:
-    """Refuse to go on where a need is unmet.
+    """Raise an error where a need is missing.
 
     Raises:
         PluginNeedsError: names every unmet need and the command that installs it.
@@ -123,7 +123,7 @@ def require(plugin: str, distribution: str, needs: Iterable[tuple[str, ...]]) ->
 
 
 def packages_of(distributions: Iterable[str]) -> dict[str, str]:
-    """Return the versions, in this environment, of what these distributions depend on directly, engine extras included.
+    """Return the installed versions of these distributions' direct dependencies, engine extras included.
 
     What is not installed is left out.
     """
@@ -148,7 +148,7 @@ def packages_of(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def torch_build() -> str | None:
-    """Return `cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
+    """Return the build of the installed torch: `cpu`, `cuda 13.0` or `rocm 7.1`; None where torch is absent."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -18,7 +18,7 @@ from dovetail.sections import PluginSection
 def objective_spec(
     plugin: str | PluginSection, *, scalars: Mapping[str, float] | None = None, **settings: Any
 ) -> ObjectiveSpec:
-    """Return what a stage sends to an engine of an objective: plugin, config, columns, outputs.
+    """Return the spec of an objective that a stage sends to an engine: plugin, config, columns, outputs.
 
     Args:
         plugin: its name (`name@distribution` settles a conflict), or a section that selects it by name or by file.
@@ -26,8 +26,8 @@ def objective_spec(
         settings: fields of its Config.
 
     Raises:
-        PluginError: it can't be found or loaded.
-        ConfigError: it has no such scalar.
+        PluginError: the plugin can't be found or loaded.
+        ConfigError: the objective has no such scalar.
     """
     chosen = PluginSection(name=plugin) if isinstance(plugin, str) else plugin
     selects = {"name": chosen.name, "path": chosen.path, "attribute": chosen.attribute}
@@ -47,14 +47,14 @@ def objective_spec(
 
 
 def loss_aggregation(section: PluginSection | None, context: PluginContext) -> LossAggregation:
-    """Make the loss aggregation of an objective: the one that its config selects, or `token_mean`.
+    """Construct an objective's loss aggregation: the selected one, or `token_mean`.
 
     Args:
-        section: selects it.
-        context: of the objective; its seed is the aggregation's.
+        section: the section that selects it.
+        context: the context of the objective; its seed is the aggregation's.
 
     Raises:
-        PluginError: it can't be found, loaded or made.
+        PluginError: it can't be found, loaded or constructed.
     """
     ref = ref_for("loss_aggregation", section or PluginSection(name="token_mean"))
     return cast("LossAggregation", make_plugin(ref, PluginContext(seed=context.seed)))

@@ -16,14 +16,14 @@ from dovetail.plugins.manifest import normalised, package_directories
 
 
 def pinned(ref: PluginRef, hashes: dict[str, str]) -> dict[str, Any]:
-    """Return a plugin's entry in a lock: what it is, its version, and the SHA-256 of what a version does not pin.
+    """Return a plugin's entry in a lock: its identity, its version, and the SHA-256 of what a version does not pin.
 
     Args:
         ref: the plugin.
-        hashes: package → SHA-256 of its files; a package that is not in it is read and added.
+        hashes: package → SHA-256 of its files; missing packages are hashed and added.
 
     Raises:
-        PluginError: it is not there.
+        PluginError: the plugin is no longer there.
     """
     if ref.path is not None:
         place = resolve(ref.path)

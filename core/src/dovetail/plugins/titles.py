@@ -31,10 +31,11 @@ def title_of(kind: str, plugin: Plugin) -> str:
 
 
 def called(title: Callable[[], str], method: Callable[..., Any], *arguments: object) -> Any:
-    """Return what a plugin's method returns.
+    """Call a plugin's method and return its result.
 
     Raises:
-        PluginBrokenError: it raised something that is no error of Dovetail's; names the plugin by `title`, and the file and line.
+        PluginBrokenError: the method raised an error that is not one of Dovetail's; names the plugin by `title`, and
+            the file and line.
     """
     try:
         return method(*arguments)
@@ -50,7 +51,7 @@ def called(title: Callable[[], str], method: Callable[..., Any], *arguments: obj
 
 
 def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrokenError:
-    """Return the error that the plugin which a config section selects does not do what its interface says."""
+    """Return the error for a plugin, selected by a config section, that violates its interface."""
     if section.path is not None or section.name is None:
         title, hint = f"{kind} {section.attribute} of {section.path}", "correct the file"
     else:
@@ -60,7 +61,7 @@ def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrok
 
 
 def describe(value: object) -> str:
-    """Return what a value is: dtype and shape of an array, or its type."""
+    """Describe a value: dtype and shape of an array, or its type."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return type(value).__name__

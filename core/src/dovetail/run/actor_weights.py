@@ -11,7 +11,7 @@ ACTOR = "actor"
 
 
 class ActorWeights:
-    """Counts the versions of the actor's weights. The learner says which role was updated; sources send; all else reads.
+    """Counts the versions of the actor's weights. The learner records updates, sources record sends.
 
     A version is the number that every generated token records: 0 is what `model.path` holds, 1 the first that is sent.
     """
@@ -31,16 +31,16 @@ class ActorWeights:
 
     @property
     def stale(self) -> bool:
-        """Whether what this process has sent is not what the actor holds, as before it has sent any."""
+        """Whether the actor's weights have changed since this process sent them, or it has sent none."""
         return self.moved or not self._everywhere
 
     def updated(self, role: str) -> None:
-        """Note that optimizer steps of a role were taken, or may have been."""
+        """Record that a role has taken optimizer steps, or may have."""
         self.moved |= role == ACTOR
 
     @contextmanager
     def sending(self, arrived: Callable[[int], bool]) -> Iterator[int]:
-        """Yield the version that is sent in the block: the one in force while the actor has not moved; the first is 1.
+        """Yield the version that the block sends: the current one while the actor is unchanged, else the next; the first is 1.
 
         Args:
             arrived: whether a receiver holds a version; asked where the block fails, since no other weights may get its number.
@@ -57,7 +57,7 @@ class ActorWeights:
         self.version, self.moved, self._everywhere = version, False, True
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state that a checkpoint keeps."""
         return {"version": self.version, "moved": self.moved}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -56,13 +56,13 @@ def build(
     """Make and start every part of a run; what was started is closed again if a later part fails.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         data: tokenizer and prompts.
-        plan: made from both.
-        run_directory: where the run writes.
-        logger: with the standard methods.
+        plan: the run's plan.
+        run_directory: the run directory.
+        logger: a logger with the standard methods.
         reward: scores every row, where the config names no function.
-        stop: what asks for a stop; one of the run's own where absent.
+        stop: the switch that requests a stop; by default one of the run's own.
     """
     context = PluginContext(
         seed=config.seed,
@@ -271,7 +271,7 @@ def site_of(
     weights: ActorWeights,
     offload_manager: OffloadManager,
 ) -> Site:
-    """Return what a run gives its source."""
+    """Return the parts of the run that its source uses."""
     return Site(
         config=record.config,
         plan=record.plan,

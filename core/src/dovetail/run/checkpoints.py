@@ -54,16 +54,16 @@ class CheckpointInProgress:
 
 
 class RunCheckpoints:
-    """Writes and reads what a run needs to continue as if it had not been interrupted.
+    """Writes and reads the state with which a run continues as if it had not been interrupted.
 
     Args:
-        store: where checkpoints are.
+        store: the store of the checkpoints.
         groups: worker groups whose weights change, by role.
-        loader: of the training prompts.
-        ledger: of the training prompts.
-        plugins: plugins on the controller whose `state()` is kept, by name.
+        loader: the loader of the training prompts.
+        ledger: the ledger of the training prompts.
+        plugins: the controller's plugins whose `state()` is kept, by name.
         asynchronous: write while training goes on.
-        expected_bytes: size of a checkpoint, as far as it is known; 0 where it is not.
+        expected_bytes: the estimated size of a checkpoint; 0 where it is unknown.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RunCheckpoints:
         self._asynchronous, self._expected_bytes = asynchronous, expected_bytes
 
     def keep(self, name: str, part: Any) -> None:
-        """Keep the `state()` of a further part of the run, too."""
+        """Include the `state()` of another part of the run."""
         self._plugins = {**self._plugins, name: part}
 
     def check_states(self) -> None:
@@ -144,11 +144,11 @@ class RunCheckpoints:
         )
 
     def export(self, directory: Path, checkpoint: Path | None = None) -> None:
-        """Write the actor in Hugging Face format; what is there already is replaced by the whole new model.
+        """Write the actor in Hugging Face format; an existing model is replaced as a whole.
 
         Args:
-            directory: where the model goes.
-            checkpoint: whose weights; the actor then keeps them. None: those that it has.
+            directory: the directory of the model.
+            checkpoint: load the weights of this checkpoint into the actor first; None exports the current ones.
 
         Raises:
             CheckpointError: the model can't be written, or the checkpoint is damaged.
@@ -165,7 +165,7 @@ class RunCheckpoints:
         return sorted(role for role in roles if role not in self._groups)
 
     def restore(self, path: Path) -> RunState:
-        """Bring every part back to where the checkpoint was written.
+        """Restore the state of every part from the checkpoint.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or written by an unknown version.
@@ -196,8 +196,8 @@ def _finish_save(group: Any) -> None:
 
 
 def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
-    """Return the state with all seconds of the earlier summary, which include those after the checkpoint was written: the
-    last validation, steps that were not finished. A process that was killed wrote no summary.
+    """Return the state with the earlier summary's total seconds, which include time after the checkpoint: the last validation, unfinished
+    steps. A killed process wrote no summary.
     """
     try:
         seconds = float(summary_of(directory)["train_seconds"])

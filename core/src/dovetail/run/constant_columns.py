@@ -22,15 +22,15 @@ _KEY_BYTES = 16
 
 
 class ConstantColumns:
-    """Remembers the columns of stages that write nothing else than columns which are constant, by stage and example.
+    """Keeps the columns of stages whose columns are all constant, by stage and example.
 
     An example is known by a hash of its tokens, their mask and its images, and a file belongs to the models that it was computed with: to their
     paths, the sizes and times of the files there, and the settings of their engines.
 
     Args:
-        plan: of the run.
-        stages: of the plan, in its order.
-        directory: where the columns are kept.
+        plan: the plan of the run.
+        stages: the stages of the plan, in its order.
+        directory: the directory of the stored columns.
     """
 
     def __init__(self, plan: Plan, stages: Sequence[Stage], directory: Path) -> None:
@@ -49,7 +49,7 @@ class ConstantColumns:
 
     @property
     def roles(self) -> frozenset[str]:
-        """Roles that compute for these stages alone: none is needed once every example is known."""
+        """Roles that compute for these stages alone: they are not needed once every example is known."""
         names = self._rows.keys()
         others = (stage.roles for stage in self._plan.stages if stage.name not in names)
         return frozenset(r for planned, _ in self.stages for r in planned.roles).difference(*others)
@@ -79,7 +79,7 @@ class ConstantColumns:
             self._rows[stage].update(zip(_keys(batch), rows, strict=True))
 
     def fill(self, stage: str, batches: Sequence[Batch], compute: Callable[[Batch], Batch]) -> int:
-        """Read a stage's file, compute what is missing of these examples, and write the file anew where something was.
+        """Read a stage's file, compute missing examples, and rewrite the file where some were missing.
 
         Returns:
             How many batches were computed.

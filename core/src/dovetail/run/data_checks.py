@@ -10,14 +10,15 @@ from dovetail.plugins.titles import title_of
 
 
 def check_sampler(sampler: Sampler, size: int) -> None:
-    """Ask a sampler for its first epoch's order, twice.
+    """Ask a sampler twice for its first epoch's order.
 
     Args:
-        sampler: of the run.
-        size: prompts to train on.
+        sampler: the sampler of the run.
+        size: the number of training prompts.
 
     Raises:
-        PluginBrokenError: it gives no permutation, or another one when it is asked again; names it with its version.
+        PluginBrokenError: the order is not a permutation, or differs between the calls; names the sampler with its
+            version.
     """
     first, again = (np.asarray(sampler.order(size, 0)) for _ in range(2))
     title = title_of("sampler", sampler)

@@ -31,7 +31,7 @@ WEIGHT_SECONDS = 10
 
 @attrs.frozen(kw_only=True)
 class Examination:
-    """All that a look at a config brought to light."""
+    """Everything that an examination of a config found."""
 
     notes: tuple[str, ...]
     """What is there, a line each."""
@@ -42,17 +42,17 @@ class Examination:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """What no run can start with."""
+        """Problems that prevent a run."""
         return tuple(f for f in self.findings if f.severity == "error")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """What a run can start with, and probably should not."""
+        """Problems that do not prevent a run."""
         return tuple(f for f in self.findings if f.severity == "warning")
 
 
 def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -> Examination:
-    """Look at everything short of loading models, and go on past what is wrong, so that all of it comes at once.
+    """Check everything that needs no loaded model, and continue after problems, so that all are reported at once.
 
     Args:
         loaded: the config.
@@ -68,7 +68,7 @@ def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -
 
 
 def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, ...]:
-    """Let the rules judge a run that is about to start; record their warnings and return them.
+    """Apply the rules to a run that is about to start; record their warnings and return them.
 
     They go to `events.jsonl` as information: the caller shows them, as `dovetail check` does.
 
@@ -88,14 +88,14 @@ def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, 
 
 
 def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
-    """Return one error that lists all of them, each with its id and its fix."""
+    """Return one error that lists all errors, each with its id and its fix."""
     count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
     listed = "\n".join("  " + str(finding).replace("\n", "\n  ") for finding in errors)
     return ConfigError(f"{source}: {count}\n{listed}", problems=[f.message for f in errors])
 
 
 def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
-    """What the installed rules say of a config and its plan, leaving out those that `preflight.ignore` names.
+    """Return the installed rules' findings on a config and its plan, except those that `preflight.ignore` names.
 
     A rule that fails says nothing of the config: it is reported as a warning that names it.
     """
@@ -107,7 +107,7 @@ def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
         try:
             for finding in rule.check(config, plan):
                 findings.append(attrs.evolve(finding, rule=rule.name))  # noqa: PERF401 - those before a failure count
-        except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is no fault of the config
+        except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is not a fault of the config
             broken = Finding.warning(
                 f"the preflight rule {rule.name} of {rule.distribution} could not judge this config: "
                 f"{type(error).__name__}: {error}",

@@ -90,7 +90,7 @@ def check_finite(
     directory: RunDirectory,
     writer: Callable[[], str] | None = None,
 ) -> None:
-    """Check that every number is finite. What response_mask leaves out does not matter.
+    """Check that every number is finite. Values where response_mask is 0 are not checked.
 
     Args:
         batch: with any of the columns.
@@ -161,7 +161,7 @@ def bad_weights(
 
 
 def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan, logger: Logger) -> None:
-    """Name the first non-finite weight of the models' files in an error of the first step: it is the cause.
+    """Name the first non-finite weight of the models' files in an error of the first step.
 
     A model's files are read for at most `BAD_WEIGHT_SECONDS`.
     """

@@ -43,11 +43,11 @@ class StopSwitch:
         self._previous.clear()
 
     def request(self, reason: str) -> None:
-        """Ask for a stop: of generation at once, else after the stage that runs."""
+        """Request a stop: generation stops at once, a stage first finishes."""
         self._requested = reason
 
     def check(self) -> None:
-        """Raise StopRequested where a stop was asked for."""
+        """Raise StopRequested where a stop was requested."""
         if self._requested is not None:
             stopped = StopRequested(f"stopped by {self._requested}")
             stopped.exit_code = 128 + signal.Signals.__members__.get(self._requested, signal.SIGINT)

@@ -26,15 +26,15 @@ from dovetail.workers.offload import OffloadManager
 
 
 class Learner:
-    """Runs what `dovetail plan` prints. Around each stage: timing, offloading, checks of its columns, clean stops.
+    """Runs the stages that `dovetail plan` prints. Around each: timing, offloading, checks of its columns, clean stops.
 
     Args:
-        record: of the run.
-        stages: of the plan, in its order.
+        record: the record of the run.
+        stages: the stages of the plan, in its order.
         offload_manager: brings the models of a stage's roles onto the accelerator.
-        weights: of the actor, which updates move.
-        source: accounts for what a step took.
-        constant: columns that are known of some rows.
+        weights: the weights of the actor, which updates move.
+        source: accounts for the samples that a step took.
+        constant: the stored constant columns.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Learner:
         self._columns = glossary(c for cls in (*plugins, *map(type, stages)) for c in cls.columns)
 
     def asks(self, number: int) -> frozenset[str]:
-        """Return the columns that the rollout is asked for in a step."""
+        """Return the optional columns that the rollout is to provide in a step."""
         facts = self._record.plan.facts
         asked = (stage.asks(number, facts) for _, stage in self._stages)
         return self._record.plan.on_request.union(*asked)
@@ -235,7 +235,7 @@ class Learner:
 
 
 def run_stage(stage: Stage, batch: Batch, step: StepContext) -> Any:
-    """Return what a stage returns; what it raises names it."""
+    """Run a stage; an exception names the stage."""
     title = partial(title_of, "stage", stage)
     try:
         return called(title, stage.run, batch, step)

@@ -20,15 +20,15 @@ _MAKES_COLUMNS = ("score", "transform", "estimate")
 
 
 class Measuring:
-    """Computes what each role minimises on a batch, without gradient; see `dovetail.interfaces.Measure`.
+    """Computes the loss of each role on a batch, without gradient; see `dovetail.interfaces.Measure`.
 
     Args:
-        record: of the run.
+        record: the record of the run.
         groups: worker groups, by role.
-        stages: of the plan, in its order; those before the updates make the columns that objectives read.
-        plugins: on the controller, that stages use, by key path.
+        stages: the stages of the plan, in its order; those before the updates make the columns that objectives read.
+        plugins: the controller's plugins that stages use, by key path.
         offload_manager: brings a role's model onto the accelerator.
-        constant: columns that are known of rows.
+        constant: the stored constant columns.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Measuring:
         return metrics
 
     def keep_constant(self, batches: Sequence[Batch]) -> None:
-        """Compute the constant columns of these batches, as far as the run directory has none, and close the models that nothing else needs."""
+        """Compute the constant columns of these batches that are not stored yet, and close the models that nothing else needs."""
         constant, logger = self._constant, self._record.logger
         if not batches or not constant.stages:
             return

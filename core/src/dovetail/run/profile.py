@@ -16,12 +16,12 @@ FOLDER = "profiles"
 
 
 def check_profile(config: RunConfig, groups: Mapping[str, Any], directory: Path) -> None:
-    """Ask every worker in question whether the tool can record there.
+    """Check on every worker that the profiler can record there.
 
     Args:
-        config: the run's.
+        config: the run's config.
         groups: worker groups by role.
-        directory: the run's.
+        directory: the run's directory.
 
     Raises:
         ConfigError: it can't.
@@ -31,13 +31,13 @@ def check_profile(config: RunConfig, groups: Mapping[str, Any], directory: Path)
 
 
 class StepProfile:
-    """What `profile` in the config asks for.
+    """Records the steps that `profile` in the config selects.
 
     Args:
-        config: the run's.
+        config: the run's config.
         groups: worker groups by role.
-        directory: the run's.
-        steps: of the run; None where that is not known.
+        directory: the run's directory.
+        steps: the steps of the run; None where that is not known.
         logger: with the standard methods.
     """
 
@@ -58,7 +58,7 @@ class StepProfile:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surround one step: recorded where it is one of those asked for. A run that resumes among them records the rest."""
+        """Surround one step, and record it where it is selected. A resumed run records the selected steps that are left."""
         if self._first <= number <= self._last and not self._running:
             self._running = True
             spec = _spec(self._config, self._directory, number, self._last)

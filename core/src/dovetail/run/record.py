@@ -45,17 +45,17 @@ class RunRecord:
     """Runs steps with timers, metrics, hooks, clean stops and checkpoints around them.
 
     Args:
-        config: of the run.
-        plan: of the run.
-        state: where the run stands: fresh, or read from a checkpoint.
-        directory: the run's.
-        checkpoints: writes them.
-        loader: of the training prompts.
-        observers: of the run's hooks, its trackers among them.
-        logger: with the standard methods.
-        profile: what records some steps of some roles.
-        accuracy: returns what the summary says of it.
-        stop: what asks for a stop.
+        config: the config of the run.
+        plan: the plan of the run.
+        state: the state of the run: new, or read from a checkpoint.
+        directory: the run's directory.
+        checkpoints: writes the run's checkpoints.
+        loader: the loader of the training prompts.
+        observers: the observers of the run's hooks, its trackers among them.
+        logger: a logger with the standard methods.
+        profile: records selected steps of selected roles.
+        accuracy: returns the accuracy for the summary.
+        stop: the switch that requests a stop.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RunRecord:
         return steps
 
     def summary(self) -> dict[str, Any]:
-        """Return what `summary.json` holds."""
+        """Return the content of `summary.json`."""
         return {
             "status": self._status,
             **({"error": self._error} if self._error else {}),
@@ -130,7 +130,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surround a run from its first step to its last with observers and signals. However it ends, its finished steps are saved."""
+        """Surround a run with observers and signal handlers. However it ends, finished steps are saved."""
         self._began = time.monotonic()
         self._seconds_before = self.state.train_seconds
         try:
@@ -170,7 +170,7 @@ class RunRecord:
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """Surround one step. After an error, one that counts is finished and logged all the same."""
+        """Surround one step. A step that counts is finished and logged even if an error follows."""
         self.finish_save(wait=False)
         self.metrics = context.metrics
         self.timers.reset()
@@ -199,7 +199,7 @@ class RunRecord:
             yield
 
     def save(self, mark: Mark | None = None) -> None:
-        """Begin to write a checkpoint of the finished steps, after the one before; nothing where there is one already.
+        """Start writing a checkpoint of the finished steps, after the previous one is complete; without effect where one exists already.
 
         Before the last step a disk without room for it is a warning, and training goes on, `trainer.max_failed_saves` times in a row.
 
@@ -207,7 +207,7 @@ class RunRecord:
             mark: makes it the best checkpoint, too.
 
         Raises:
-            CheckpointError: this checkpoint, or the one before, can't be written.
+            CheckpointError: this checkpoint or the previous one can't be written.
         """
         self._update_seconds()
         step = self.state.step
@@ -239,13 +239,13 @@ class RunRecord:
         self.stop.check()
 
     def finish_save(self, *, wait: bool = True) -> None:
-        """Wait until the checkpoint that is being written is complete, and report it.
+        """Wait until the running save is complete, and report it.
 
         Args:
             wait: false does nothing where it is not complete yet.
 
         Raises:
-            CheckpointError: it can't be written; names its step.
+            CheckpointError: the checkpoint can't be written; names its step.
         """
         saving = self._saving
         if saving is None or not (wait or saving.seconds.done()):

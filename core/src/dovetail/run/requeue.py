@@ -38,7 +38,7 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
         if not CheckpointStore(directory.checkpoints).saved():
             return {}
         raise RunDirectoryError(
-            f"{directory.config} is not there, which says what run this is",
+            f"{directory.config} is missing; it identifies the run",
             hint="restore it, or start another run with experiment=NAME",
         )
     written = parse(dump_yaml(loaded.config, loaded.from_environment))[0]
@@ -51,10 +51,10 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
 
 
 def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
-    """Refuse changes that make it another run than that in a place, such as its directory.
+    """Refuse changes that would make this another run than the one in a directory.
 
     Raises:
-        ConfigError: one of them does.
+        ConfigError: there is such a change.
     """
     if refused := [text for key, text in changes.items() if _makes_another(key)]:
         raise ConfigError(
@@ -67,10 +67,10 @@ def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
 def fetch_copy(
     path: Path, loaded: LoadedConfig, say: Callable[[str], None], *, accept_changes: bool
 ) -> None:
-    """Bring the newest checkpoint of `trainer.copy_to` into a run directory that has none, or is not there.
+    """Copy the newest checkpoint of `trainer.copy_to` into a run directory that has none or does not exist.
 
     Raises:
-        ConfigError: it is of a run with other settings; the run directory is as it was.
+        ConfigError: the checkpoint is of a run with other settings; the run directory is unchanged.
         CheckpointError: the copy is damaged.
     """
     url = loaded.config.trainer.copy_to
@@ -91,11 +91,11 @@ def fetch_copy(
 
 
 def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that is as it was written; None where none was ever saved. The caller holds the run.
+    """Return the newest undamaged checkpoint; None where none was ever saved. The caller holds the run's lock.
 
     Args:
-        directory: of the run.
-        say: is told of every newer one that is damaged.
+        directory: the directory of the run.
+        say: called with every newer checkpoint that is damaged.
 
     Raises:
         CheckpointError: every checkpoint is damaged.
@@ -121,10 +121,10 @@ def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | 
 
 
 def checkpoint_at(resume: str) -> Path | None:
-    """Return the checkpoint that `trainer.resume` names: itself, or the latest of a run directory; None for auto and never.
+    """Return the checkpoint that `trainer.resume` names, or the latest one of the run directory that it names; None for auto and never.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no such checkpoint.
     """
     if resume in ("auto", "never"):
         return None
@@ -140,7 +140,7 @@ def checkpoint_at(resume: str) -> Path | None:
 
 
 def summary_of(directory: RunDirectory) -> dict[str, Any]:
-    """Return what `summary.json` holds; nothing where it is missing or damaged, since it only informs."""
+    """Return the content of `summary.json`; empty where it is missing or damaged, since nothing depends on it."""
     try:
         found = directory.read_json("summary.json")
     except RunDirectoryError:
@@ -149,7 +149,7 @@ def summary_of(directory: RunDirectory) -> dict[str, Any]:
 
 
 def is_finished(directory: RunDirectory) -> bool:
-    """Return whether the run in the directory has come to its end."""
+    """Return whether the run in the directory has finished."""
     return bool(summary_of(directory).get("status") == "completed")
 
 

@@ -66,11 +66,11 @@ def train(
     """Train and return the summary; a run that has begun in the run directory is continued, as `trainer.resume` says.
 
     Args:
-        config: a file, or a config that is loaded already.
+        config: a file, or a loaded config.
         overrides: `key=value`, for a file.
         announce: see `Announce`.
         reward: scores every row, where the config names no function.
-        stop: what asks for a stop; one of the run's own where absent.
+        stop: the switch that requests a stop; by default one of the run's own.
         accept_changes: continue a run whose model, data, algorithm or reward differ.
         say: see `Say`.
 
@@ -267,8 +267,8 @@ def lock_of(config: RunConfig, plan: Plan, data: SourceData | None) -> dict[str,
     """Return the plugin lock of a run.
 
     Args:
-        config: names the environments of roles.
-        plan: names the plugins.
+        config: the config, with the environments of roles.
+        plan: the plan, with the plugins.
         data: its rows may select plugins, such as reward functions by their `data_source`; None leaves those out.
     """
     found: list[PluginRef] = []
@@ -319,7 +319,7 @@ def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) ->
         warnings, refusals = compare(directory.read_json("plugins.lock.json"), now)
     except (RunDirectoryError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunDirectoryError(
-            f"{directory.path / 'plugins.lock.json'} can't be read, which says with which plugins the run began",
+            f"{directory.path / 'plugins.lock.json'} can't be read; it lists the plugins with which the run began",
             hint=f"restore it, or continue as another run: dovetail train {directory.config} experiment=NAME "
             f"trainer.resume={directory.path}",
         ) from error

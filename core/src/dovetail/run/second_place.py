@@ -45,13 +45,13 @@ class SecondPlace:
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:
-        """Copy the checkpoints that are missing there, the newest first, and remove those that the store no longer keeps."""
+        """Copy missing checkpoints to the second place, the newest first, and remove those that the store no longer keeps."""
         there, kept = self._complete(), store.saved()
         for checkpoint in reversed(kept):
             if checkpoint.name not in there:
                 self._put(checkpoint, run)
         for name in there - {path.name for path in kept}:
-            # Without its manifest it is no checkpoint, wherever this ends.
+            # Without its manifest it is not a checkpoint, wherever this ends.
             self._files.rm_file(f"{self._root}/{name}/{MANIFEST}")
             self._files.rm(f"{self._root}/{name}", recursive=True)
 
@@ -65,10 +65,10 @@ class SecondPlace:
         return str(self._files.cat_file(f"{self._root}/config.yaml").decode())
 
     def fetch(self, name: str, run: Path) -> None:
-        """Copy a checkpoint, and what a run is continued with, into a run directory.
+        """Copy a checkpoint, and the files that a run needs to continue, into a run directory.
 
         Raises:
-            CheckpointError: it is not as it was saved; the run directory gets nothing of it.
+            CheckpointError: the checkpoint differs from the one saved; the run directory is unchanged.
         """
         checkpoints = run / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
@@ -117,11 +117,11 @@ class SecondPlace:
 
 
 class CheckpointCopies:
-    """The observer that brings checkpoints to a second place, in a thread of its own.
+    """Observer that copies checkpoints to a second place, in a thread of its own.
 
     Args:
-        place: where to.
-        store: of the run.
+        place: the second place.
+        store: the store of the run.
         logger: with the standard methods.
     """
 
@@ -132,7 +132,7 @@ class CheckpointCopies:
 
     @hookimpl
     def run_started(self) -> None:
-        """Start the thread, which first brings what an earlier process did not get to."""
+        """Start the thread, which first copies what an earlier process did not."""
         self._wanted.set()
         self._thread.start()
 

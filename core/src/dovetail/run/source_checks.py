@@ -41,7 +41,8 @@ def collected(source: ExperienceSource, step: StepContext, ask: StepAsk) -> Expe
 
 
 def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Column]) -> Batch:
-    """Return the columns of a step before its first stage. Groups are counted in each step, columns are checked in the first of a process.
+    """Return the columns of a step before its first stage. Checks the number of groups in each step, and the columns in a process's first
+    step.
 
     Args:
         source: gave them.
@@ -49,7 +50,7 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
         known: the glossary, with the columns of the run's plugins.
 
     Raises:
-        PluginBrokenError: these are not the groups and columns that the source promises.
+        PluginBrokenError: the groups or columns are not those that the source declares.
     """
     batch: Any = _called(source, step.experience.batch)
     if not isinstance(batch, Batch):

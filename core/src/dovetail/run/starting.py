@@ -37,15 +37,15 @@ def start_roles(
     generate: Callable[[], Replicas],
     logger: Logger,
 ) -> tuple[Groups, Replicas]:
-    """Start both, and wait until both are there.
+    """Start training models and rollout, and wait for both.
 
     Where one fails, the other is waited for all the same, since only what has started can be closed. Where both fail, the
     error is that of the training models. On a file system without locks, where they can't take turns, one starts after the
     other.
 
     Args:
-        plan: of the run.
-        run_directory: of the run.
+        plan: the plan of the run.
+        run_directory: the run directory.
         train: starts the training models.
         generate: starts the rollout's replicas; called in a thread of its own where both start at the same time.
         logger: logs a failure or a Ctrl-C that has to wait, and a file system without locks.

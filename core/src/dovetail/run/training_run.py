@@ -55,7 +55,7 @@ class TrainingRun(Run):
 
     @property
     def position(self) -> RunPosition:
-        """Where the run stands now."""
+        """The current position."""
         state = self.record.state
         return RunPosition(
             step=state.step,
@@ -255,7 +255,7 @@ class TrainingRun(Run):
             self.record.export()
 
     def restore(self, checkpoint: Path) -> str:
-        """Bring every part back to where a checkpoint was written, and return a sentence that says from which one the run continues."""
+        """Restore the state of every part from a checkpoint, and return a sentence that names it."""
         for role in self.checkpoints.not_trained(checkpoint):
             self.record.logger.warning(
                 "the run no longer trains a role: what it learnt is in this checkpoint, and in none that comes",

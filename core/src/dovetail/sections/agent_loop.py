@@ -31,5 +31,5 @@ class EpisodeSection(PluginSection):
     conversation rendered anew, as a server shows it; or `refuse` the run."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return defaults that the loop brings for other keys, as plain containers: every layer that gives one of them wins."""
+        """Return the loop's defaults for other keys, as plain containers; any layer that gives a key overrides them."""
         return {}

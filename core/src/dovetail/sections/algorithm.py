@@ -36,7 +36,7 @@ class KlInRewardSection:
 
 @attrs.frozen(kw_only=True)
 class KlSection:
-    """Where a KL penalty enters."""
+    """KL penalties to the reference policy, in the loss or in the reward."""
 
     in_loss: KlInLossSection | None = None
     """A penalty in the loss; None for none."""
@@ -46,7 +46,7 @@ class KlSection:
 
 @attrs.frozen(kw_only=True)
 class EntropySection:
-    """The policy's entropy."""
+    """The entropy bonus."""
 
     coef: float = 0.0
     """Weight of an entropy bonus in the loss."""
@@ -69,7 +69,7 @@ class OverlongPenaltySection:
 
 @attrs.frozen(kw_only=True)
 class LogProbCheckSection:
-    """The log-probability check: how far the rollout's log-probabilities are from the trainer's, and what that means."""
+    """The log-probability check: the tolerance between the rollout's and the trainer's log-probabilities."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
     """Measure at the first step and every so many; 0 means only where the log-probabilities are there anyway."""
@@ -83,7 +83,7 @@ class LogProbCheckSection:
 
 @attrs.frozen(kw_only=True)
 class AlgorithmSection:
-    """What makes the algorithm."""
+    """The algorithm: estimator, losses, filters, penalties, stages."""
 
     preset: PluginSection | None = plugin_field("preset", None)
     """A published combination of the keys below; keys given beside its name or in later layers win over it."""

@@ -56,10 +56,11 @@ def plugin_field(
     """Return a field whose section is narrowed to the Config class of the plugin that its `name` selects.
 
     Args:
-        kind: of the plugin.
+        kind: the kind of the plugin.
         default: name of the plugin where none is selected.
-        collection: of several plugins.
-        factory: makes the section where none is given, of the kind's base class, with settings that go before those of the plugin's Config.
+        collection: whether the field holds several plugins.
+        factory: makes the default section, of the kind's base class; its values take precedence over the defaults of
+            the plugin's Config.
     """
     factories: dict[str | None, Any] = {
         "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),
@@ -98,7 +99,7 @@ class PresetSection(PluginSection):
 
 
 def own_fields(config: PluginSection) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the fields of a plugin's own: name, value and default (`attrs.NOTHING` where there is none)."""
+    """Yield the fields that a plugin adds to its section: name, value and default (`attrs.NOTHING` where there is none)."""
     for field in attrs.fields(type(config)):
         if field.name not in attrs.fields_dict(PluginSection):
             default: Any = field.default

@@ -60,26 +60,26 @@ class RuntimeSection(PluginSection):
 
     @property
     def roles_apart(self) -> frozenset[str]:
-        """Roles whose processes run in another Python environment: what they need is judged there."""
+        """Roles whose processes run in another Python environment, where their needs are checked."""
         return frozenset(self.environments)
 
     @classmethod
     def describe_environment(
         cls, role: str, path: str, plugins: Iterable[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return what a lock says of the environment of a role: its `path`; where it is on this machine its `python` and `packages` too.
+        """Return a lock's entry for the environment of a role: its `path`; where it is on this machine, its `python` and `packages` too.
 
         Args:
-            role: whose processes run there.
-            path: as the config has it.
-            plugins: entries of the run's lock.
+            role: the role whose processes run there.
+            path: the path as written in the config.
+            plugins: the plugin entries of the run's lock.
         """
         return {"path": path}
 
     def unfit_environments(
         self, plugins: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> Iterator[DovetailError]:
-        """Yield what keeps the environments of roles from working together with this one.
+        """Yield the differences that keep roles' environments from working with this one.
 
         Args:
             plugins: kind, name and distribution of what the processes of each role load, by role.
@@ -119,7 +119,7 @@ class RuntimeSection(PluginSection):
 def check_environments(
     environments: Mapping[str, object], roles: Sequence[str], *, key: str = "environments"
 ) -> None:
-    """Check that every environment is for a role of the run; `key` is what the runtime's config calls them.
+    """Check that every environment belongs to a role of the run; `key` is the config key for messages.
 
     Raises:
         PlanError: names one that is not there, and the nearest.

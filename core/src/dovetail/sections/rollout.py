@@ -121,19 +121,19 @@ class RolloutSection(PluginSection):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the engines are that run already and that the replicas join, one each; empty where each starts its own."""
+        """Addresses of running engines that the replicas join, one each; empty where each replica starts its own."""
         return ()
 
     @property
     def joined(self) -> int:
-        """How many engines that run already the replicas join, one each: they take no ranks; 0 where each starts its own."""
+        """The number of running engines that the replicas join, which take no ranks; 0 where each replica starts its own."""
         return len(self.addresses)
 
     def joining(self, address: str) -> Self:
-        """Return the config of one replica that joins the engine at an address, while a run with this config is under way.
+        """Return the config for one replica that joins the running engine at an address.
 
         Raises:
-            ConfigError: such engines can't be joined, or it is no address of one.
+            ConfigError: engines of this kind can't be joined, or the address is not one of an engine.
         """
         raise ConfigError(
             f"rollout {self.name!r} joins no engines that run already: no server can be added to its pool",
@@ -156,7 +156,7 @@ class RolloutSection(PluginSection):
         return False
 
     def most_running(self) -> int | None:
-        """Return how many samples a replica generates at most at once; further ones wait. None where the engine decides."""
+        """Return the maximum of samples that a replica generates concurrently; further ones wait. None where the engine decides."""
         return None
 
     def cache_problem(self) -> str | None:
@@ -166,8 +166,7 @@ class RolloutSection(PluginSection):
         return None
 
     def truncation(self) -> Mapping[str, tuple[object, object]]:
-        """Return settings under which tokens are drawn from a part of the distribution: field → its value, and the value that
-        leaves nothing out. Only those that leave something out.
+        """Return the settings that truncate the sampling distribution: field → its value, and its neutral value. Only those in effect.
 
         An engine with a setting of its own for that, such as a min-p, adds it:
         `{**super().truncation(), **({"min_p": (self.min_p, 0.0)} if self.min_p else {})}`.
@@ -180,8 +179,8 @@ class RolloutSection(PluginSection):
         return found
 
     def adapter_problem(self, rank: int | None) -> str | None:
-        """Return why an engine with the capability `lora` can't apply adapters of this rank under this config, and what to set;
-        None where it can. None for a rank that is not known.
+        """Return why an engine with the capability `lora` can't apply adapters of this rank under this config, and the fix; None where it
+        can, or the rank is unknown.
         """
         return None
 

@@ -89,7 +89,7 @@ def _whole_mixture(
 
 @attrs.frozen(kw_only=True)
 class DataSection:
-    """Where prompts come from and how many a step takes."""
+    """Where prompts are read, and how many a step takes."""
 
     train_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
@@ -158,7 +158,7 @@ class DataSection:
 
     @property
     def longest(self) -> tuple[int, str]:
-        """Tokens of the longest sample, and the keys that say so."""
+        """The tokens of the longest possible sample, and the keys that limit it."""
         if self.max_length is not None:
             return self.max_length, f"data.max_length = {self.max_length}"
         prompt, response = self.max_prompt_length, self.max_response_length
@@ -266,7 +266,7 @@ class TrainerSection(PluginSection):
     """Use deterministic kernels where they cost speed."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return defaults that the trainer brings for other keys, as plain containers: every layer that gives one of them wins."""
+        """Return the trainer's defaults for other keys, as plain containers; any layer that gives a key overrides them."""
         return {}
 
 
@@ -281,7 +281,7 @@ class PreflightSection:
 _OWN_SECTIONS = ("actor", "ref", "critic")
 """Roles whose sections are fields of the config."""
 _METRICS_OF_RUNS = ("data", "perf", "reward", "rollout", "time", "val")
-"""Prefixes of metrics that are no role's; a role's metrics begin with its name."""
+"""Prefixes of metrics that are not a role's; a role's metrics begin with its name."""
 
 
 def _role_names(
@@ -299,7 +299,7 @@ def _role_names(
 
 @attrs.frozen(kw_only=True)
 class RunConfig:
-    """A whole config."""
+    """The complete config of a run."""
 
     seed: int = attrs.field(
         default=1, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)]
@@ -353,8 +353,8 @@ class RunConfig:
         return {name: getattr(self, name) for name in _OWN_SECTIONS} | self.roles
 
     def plugin_sections(self) -> Iterator[tuple[str, str, PluginSection | None]]:
-        """Yield key path, kind and section of every plugin that the config selects itself, trainer and source left out; these, and what
-        is selected, may select more.
+        """Yield key path, kind and section of every plugin that the config selects directly, except trainer and source; the selected
+        plugins may select more.
         """
         yield "actor.engine", "engine", self.actor.engine
         yield "critic.engine", "engine", self.critic.engine

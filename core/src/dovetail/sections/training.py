@@ -54,13 +54,11 @@ class EngineSection(PluginSection):
     """Base of every training engine's config."""
 
     def mesh_axes(self) -> Mapping[str, int]:
-        """Return sizes of the mesh's axes besides dp, in rank order; dp takes what they leave of the ranks."""
+        """Return the sizes of the mesh's axes besides dp, in rank order; dp takes the remaining ranks."""
         return {}
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """Return what the engine sends to the rollout: all weights, or an adapter, which rollouts with the capability `lora`
-        can apply.
-        """
+        """Return what the engine sends to the rollout: all weights, or an adapter, for rollouts with the capability `lora`."""
         return "full"
 
     def adapter_rank(self) -> int | None:
@@ -68,14 +66,12 @@ class EngineSection(PluginSection):
         return None
 
     def planned_adapter(self) -> PlannedAdapter:
-        """Return the adapter that the engine trains, also where it sends merged weights, as far as this config tells: by default the
-        rank of one that travels.
-        """
+        """Return the adapter that the engine trains, even where it sends merged weights; by default an adapter of the sent rank."""
         return PlannedAdapter(rank=self.adapter_rank())
 
     @property
     def host_states(self) -> bool:
-        """Whether weights, gradients and the optimizer's state lie in the host's memory while the engine computes."""
+        """Whether weights, gradients and optimizer state are in host memory while the engine computes."""
         return False
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
@@ -83,10 +79,10 @@ class EngineSection(PluginSection):
         return ()
 
     def shards(self, ranks: int) -> int:
-        """Return over how many of a group's ranks each parameter is divided.
+        """Return the number of ranks over which each parameter is divided.
 
         Raises:
-            PlanError: the engine can't be spread over so many ranks.
+            PlanError: the engine does not support this number of ranks.
         """
         return 1
 

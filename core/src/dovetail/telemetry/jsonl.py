@@ -24,7 +24,7 @@ _BITS = 10_000
 
 
 def plain(value: object, level: int = 0) -> Any:
-    """Return the value as JSON can hold it: NaN and infinity become null, arrays lists, what JSON lacks its text, what is nested too deep `…`."""
+    """Return the value in JSON types: NaN and infinity become null, arrays lists, other objects their text, deep nesting `…`."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -112,7 +112,7 @@ def step_of(row: Mapping[str, Any]) -> float:
 
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Drop the rows for which `keep` is false, replacing the file in one rename; how many were dropped."""
+    """Remove the rows for which `keep` is false, replacing the file in one rename; returns their number."""
     rows = read_rows(path)
     kept = [row for row in rows if keep(row)]
     if path.exists():

@@ -12,7 +12,7 @@ _DROPPED = {
 
 
 def drop_import_messages() -> None:
-    """Drop what torchao logs when it is imported, which transformers does wherever it is installed.
+    """Suppress torchao's log messages on import, which transformers triggers wherever it is installed.
 
     torchao tries to load C++ extensions of every accelerator and Python version, and registers enums in a way that torch deprecates.
     An operator whose extension is missing raises an error where it is called.

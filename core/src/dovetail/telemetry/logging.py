@@ -28,7 +28,7 @@ _UNDO = ExitStack()
 
 
 def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.BoundLogger:
-    """Route what Dovetail and the libraries below it log.
+    """Configure logging of Dovetail and of the libraries that it uses.
 
     Dovetail's own events from `info` on, and other libraries' warnings, go to `events.jsonl` as `{"event", "level",
     "logger", "timestamp", "run", "step", …}`, those of a worker's call with its `role` and `rank`. Warnings and errors
@@ -36,7 +36,7 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
     logged as `py.warnings`. Setting up again replaces the former set-up.
 
     Args:
-        run_directory: where `events.jsonl` goes.
+        run_directory: the directory of `events.jsonl`.
 
     Returns:
         A structlog logger with the standard methods: `logger.info("checkpoint saved", path=path)`.
@@ -62,7 +62,7 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
 
 
 def close_logging() -> None:
-    """Take the handlers away and leave the standard loggers as they were; safe to call twice."""
+    """Remove the handlers and restore the standard loggers; safe to call twice."""
     _UNDO.close()
 
 
@@ -86,14 +86,15 @@ def bind_process(**facts: Any) -> None:
 
 
 def process_context() -> dict[str, Any]:
-    """Return what is bound to this process, to be bound in another one."""
+    """Return the facts bound to this process, to bind them in another one."""
     return dict(_CONTEXT)
 
 
 def bound_logs(directory: Path, most: int) -> None:
-    """Move what a file below `logs/` of a run directory has beyond `most` bytes to FILE.1, which keeps the last `most` bytes; 0 bounds nothing.
+    """Limit the log files below `logs/` of a run directory to `most` bytes: a longer file is emptied, and its last `most` bytes are moved
+    to FILE.1. 0 means no limit.
 
-    Every process appends to its file (`O_APPEND`), so that it writes on at the new end. What is written during the move is lost.
+    Every process appends to its file (`O_APPEND`), so that it continues at the new end. Lines written during the move are lost.
     """
     for file in (directory / "logs").glob("*") if most else ():
         with suppress(OSError):  # which another process may remove meanwhile
@@ -115,7 +116,7 @@ def json_handler(path: Path) -> logging.Handler:
 
 
 def json_formatter() -> logging.Formatter:
-    """Return a formatter that makes a line of JSON of a record, with what is bound where it is logged."""
+    """Return a formatter that writes a record as a line of JSON, with the facts bound at the time."""
     return _formatter(
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso"),

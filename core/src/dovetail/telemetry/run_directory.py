@@ -56,10 +56,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
-        """Claim a directory for a new run; of several processes that try at once, one succeeds.
+        """Claim a directory for a new run; where several processes try at once, one succeeds.
 
         Raises:
-            RunDirectoryError: it holds another run or other files, or can't be made; the message says which.
+            RunDirectoryError: the directory holds another run or other files, or can't be created.
         """
         path = Path(path)
         try:
@@ -81,7 +81,7 @@ class RunDirectory:
 
     @classmethod
     def check_writable(cls, path: str | os.PathLike[str]) -> None:
-        """Raise early what `create` would raise for a place where no directory can be made; leaves nothing behind.
+        """Raise early the error of `create` for a place where no directory can be created; leaves nothing behind.
 
         Raises:
             RunDirectoryError: the nearest folder above it that exists is a file, or can't be written to.
@@ -100,10 +100,10 @@ class RunDirectory:
 
     @classmethod
     def check_free(cls, path: str | os.PathLike[str]) -> None:
-        """Raise early what `create` and `held` would raise for a directory that another run has taken, and of this system.
+        """Raise early the errors of `create` and `held`: the directory is taken, or this system has no file locks.
 
         Raises:
-            RunDirectoryError: it holds another run.
+            RunDirectoryError: the directory holds another run.
             DovetailError: this system has no locks on files.
         """
         system_locks()
@@ -112,7 +112,7 @@ class RunDirectory:
 
     @staticmethod
     def path_for(config: RunConfig) -> Path:
-        """Return where this config's run goes: a folder of a folder of `output_dir`.
+        """Return the run directory of a config, two levels below `output_dir`.
 
         Raises:
             ConfigError: project or experiment is not the name of a folder, or output_dir has a name that no folder can have.
@@ -141,10 +141,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the directory of a run that was begun before, to resume it or to read it.
+        """Return the directory of an existing run, to resume or read it.
 
         Raises:
-            RunDirectoryError: it is not there, or is not a run directory.
+            RunDirectoryError: there is no such directory, or it is not a run directory.
         """
         path = Path(path)
         if not path.is_dir():
@@ -163,7 +163,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the directory while a run writes it; the system lets go when this process dies.
+        """Hold the directory's lock while a run writes it; the system releases it when this process dies.
 
         Raises:
             RunDirectoryError: another living process holds it, or it can't be written to.
@@ -240,19 +240,19 @@ class RunDirectory:
 
     @property
     def summary(self) -> Path:
-        """What the run came to."""
+        """The path of the run's summary."""
         return self.path / "summary.json"
 
     @property
     def report(self) -> Path:
-        """The page to look at."""
+        """The path of the report page."""
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write a file below the directory so that a reader sees the old text or the new, never a part; see `encodable`.
+        """Write a file below the directory atomically; see `encodable`.
 
         Raises:
-            RunDirectoryError: it can't be written, as on a full disk.
+            RunDirectoryError: the file can't be written, as on a full disk.
         """
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -279,7 +279,7 @@ class RunDirectory:
         """Return the content of a JSON file below the directory.
 
         Raises:
-            RunDirectoryError: it is not there, or is not JSON.
+            RunDirectoryError: the file does not exist, or is not JSON.
         """
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -296,7 +296,7 @@ class RunDirectory:
         return self.write_text(f"samples/{name}_{step}.jsonl", dump_rows(rows))
 
     def name_bad_rows(self, rows: Iterable[BadRow], logger: Logger) -> None:
-        """Add rows of the data that were left out to `bad_rows.jsonl`, each once; the first ten are logged."""
+        """Append rows that were left out to `bad_rows.jsonl`, each once; the first ten are logged."""
         path = self.path / "bad_rows.jsonl"
         known = {row["where"] for row in read_rows(path)}
         for row in rows:
@@ -310,8 +310,8 @@ class RunDirectory:
                 logger.warning(f"further bad rows are in {path} alone")
 
     def rewind(self, step: int) -> None:
-        """Drop what was logged after a step from which the run resumes: metrics, samples and faults; and what a killed process
-        left of a file that it wrote.
+        """Remove the records of steps after the one from which the run resumes: metrics, samples, faults, and partial files of a killed
+        process.
         """
         for unfinished in (*self.path.glob(".*.tmp"), *self.path.glob("samples/.*.tmp")):
             unfinished.unlink()

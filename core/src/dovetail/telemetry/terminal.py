@@ -11,8 +11,8 @@ from dovetail.telemetry.escapes import visible
 
 
 class Terminal(Console):
-    """rich's Console, which makes every string that it is given visible. A Text is taken as it is."""
+    """rich's Console with control characters of every string made visible. A Text is printed unchanged."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render as rich does; strings in tables and groups come here too."""
+        """Render as rich does, with control characters made visible; also called for strings in tables and groups."""
         return super().render_str(visible(text), **options)

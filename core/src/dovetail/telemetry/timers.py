@@ -46,5 +46,5 @@ class Timers:
         return {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
 
     def reset(self) -> None:
-        """Drop all times: a new step begins."""
+        """Reset all times at the start of a step."""
         self._seconds.clear()

@@ -22,7 +22,7 @@ _MAPS = Path("/proc/self/maps")
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Compute, then leave the cores to other threads of this process."""
+    """Compute within the block, then let other threads of this process use the cores."""
     try:
         yield
     finally:

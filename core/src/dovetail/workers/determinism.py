@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def deterministic_kernels() -> Iterator[None]:
-    """Make torch refuse kernels that differ from run to run within the block, in this process; afterwards it is as it was before.
+    """Make torch refuse nondeterministic kernels within the block, in this process.
 
     The runtime has the processes that it starts do the same.
     """

@@ -39,7 +39,7 @@ class RankFailure:
 
 
 def run_on_worker(worker: object, method: str, call: Call) -> Any:
-    """Run one rank's call, where the worker is: its result, or a RankFailure. Ctrl-C and stopping pass through."""
+    """Run one rank's call in the worker's process, and return its result or a RankFailure. Ctrl-C and requested stops are raised."""
     args, kwargs = call
     try:
         with labelled(worker, method):
@@ -51,7 +51,7 @@ def run_on_worker(worker: object, method: str, call: Call) -> Any:
 
 
 class WorkerGroup(ABC):
-    """Handle on the workers of one role.
+    """Handle of the workers of one role.
 
     A method that the worker's class registers is called as `group.method(…)`, and returns a Future: the arguments
     are split by the method's dispatch mode, every rank called, and the results collected.

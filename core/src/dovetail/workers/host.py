@@ -25,9 +25,9 @@ class WorkerHost:
     """Makes, runs and closes workers in this process.
 
     Args:
-        device: the torch device of every worker here.
-        base: what the process itself knows, in place of what the spec's context has: `logger`, and whatever
-            a runtime adds. None keeps the spec's.
+        device: the torch device of every worker in this process.
+        base: the context of the process itself, which overrides the spec's: `logger`, and what a runtime adds. None
+            keeps the spec's.
     """
 
     def __init__(self, device: str, base: PluginContext | None = None) -> None:
@@ -90,14 +90,14 @@ class WorkerHost:
         """Return the worker of a role.
 
         Raises:
-            DispatchError: there is none.
+            DispatchError: the role has no worker here.
         """
         if role not in self._workers:
             raise DispatchError(f"this process holds no {role!r}: {', '.join(self._workers)}")
         return self._workers[role]
 
     def run(self, role: str, method: str, call: Call) -> Any:
-        """Run one rank's call: its result, or a `RankFailure`."""
+        """Run one rank's call, and return its result or a `RankFailure`."""
         worker = self.worker(role)
         with turn(), bound_contextvars(role=role, rank=worker.context.rank):
             return run_on_worker(worker, method, call)
@@ -122,7 +122,7 @@ class WorkerHost:
 
 
 def stacks() -> str:
-    """Return what every thread of this process is doing now, as formatted tracebacks."""
+    """Return the stack of every thread of this process, formatted."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way

@@ -69,7 +69,7 @@ class InlineRuntime(Runtime):
         """Start the group's only worker.
 
         Raises:
-            DispatchError: the mesh has more than one rank, or the plugin is no Worker.
+            DispatchError: the mesh has more than one rank, or the plugin is not a Worker.
         """
         if mesh.size != 1:
             raise DispatchError(
@@ -86,7 +86,7 @@ class InlineRuntime(Runtime):
         Engines that compute in processes of their own start at the same time.
 
         Raises:
-            DispatchError: count is below 1, or the plugin is no BaseRollout.
+            DispatchError: count is below 1, or the plugin is not a BaseRollout.
             DovetailError: what the first engine that failed raised in its start.
         """
         if count < 1:
@@ -101,8 +101,8 @@ class InlineRuntime(Runtime):
         """Close a replica, and start another with its number. Works from several threads at once.
 
         Raises:
-            RolloutError: it is none of this runtime's.
-            DovetailError: what the engine raised in its start.
+            RolloutError: the replica is not of this runtime.
+            DovetailError: an error that the engine raised in its start.
         """
         rank = next((n for n, (_, known) in self._replicas.items() if known is replica), None)
         if rank is None:
@@ -166,7 +166,7 @@ def _check_device(device: str, accelerators: Sequence[str]) -> None:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise ConfigError(
-            f"runtime.device={device!r} is no torch device; here are: auto, {', '.join(known)}"
+            f"runtime.device={device!r} is not a torch device; here are: auto, {', '.join(known)}"
         ) from error
     if kind not in known:
         raise ConfigError(

@@ -18,13 +18,13 @@ _NAME = "loading.turn"
 
 
 def turn_path(run_directory: Path) -> Path:
-    """Return the file by which the processes of a run know of a turn; there is none while nobody holds it."""
+    """Return the lock file of the turn to load in which a run's processes take part; absent while no process holds the turn."""
     return run_directory / _NAME
 
 
 @contextmanager
 def loading_turn(run_directory: Path) -> Iterator[bool]:
-    """Hold the turn of a run. One process at a time does, from one thread.
+    """Hold the run's turn to load models. One thread of one process holds it at a time.
 
     Yields:
         Whether it is held: false on a file system without locks, where nobody can be kept waiting.
@@ -44,7 +44,7 @@ def loading_turn(run_directory: Path) -> Iterator[bool]:
 
 
 def await_turn(path: Path) -> None:
-    """Wait until nobody holds the turn of which this is the file; not at all without such a file, or without locks."""
+    """Wait until no process holds the turn with this file; return at once without such a file, or without file locks."""
     try:
         waiting = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -15,7 +15,7 @@ _HINT = (
 
 
 def plugins_here(run_directory: Path) -> dict[str, Any] | None:
-    """Return what this process finds of the plugins in the run's `plugins.lock.json`; None where there is no lock.
+    """Describe the plugins of the run's `plugins.lock.json` as this process finds them; None where there is no lock.
 
     The controller calls it, and sends the result to its workers. (The file itself may be of an earlier part of the run:
     `resume` accepts changed code, and says so.)
@@ -33,8 +33,8 @@ def check_plugins(expected: Mapping[str, Any], *, where: str) -> None:
     """Compare the plugins of this process with those of the controller.
 
     Args:
-        expected: what `plugins_here` returned to the controller.
-        where: names this process in the error.
+        expected: the controller's result of `plugins_here`.
+        where: the name of this process in the error.
 
     Raises:
         PluginIncompatibleError: a plugin is missing here, or of another distribution, version or content; names

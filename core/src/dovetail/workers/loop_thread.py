@@ -22,10 +22,10 @@ class LoopThread:
     """Runs an event loop until it is closed.
 
     Args:
-        name: the thread's.
+        name: the thread's name.
 
     Attributes:
-        failure: what ended the loop before it was closed.
+        failure: the error that ended the loop before it was closed.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,18 +37,18 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs what it is handed."""
+        """Whether the thread still accepts coroutines."""
         return self.failure is None and self._thread.is_alive()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Hand a coroutine over; the future may be waited for in any thread."""
+        """Start a coroutine on the loop; any thread may wait for the future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine there from another event loop; cancelling the one cancels the other.
+        """Run a coroutine on the loop and await it from another event loop; cancelling one cancels the other.
 
         Raises:
-            RolloutError: it was closed meanwhile.
+            RolloutError: the loop was closed meanwhile.
         """
         try:
             return await asyncio.wrap_future(self.start(work))
@@ -56,13 +56,13 @@ class LoopThread:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise RolloutError("the engine was closed while it was asked") from None
+            raise RolloutError("the engine was closed during the call") from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Block until a coroutine has run there.
+        """Run a coroutine on the loop and block until it is done.
 
         Raises:
-            TimeoutError: it took longer; it is cancelled.
+            TimeoutError: it took longer than `timeout`; it is cancelled.
         """
         future = self.start(work)
         try:
@@ -72,7 +72,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel what runs, and end the thread; safe to call twice.
+        """Cancel the running coroutines and end the thread; safe to call twice.
 
         A thread that hangs in a call that does not return is left to the end of the process.
         """

@@ -29,7 +29,7 @@ PADDING = "padding"
 
 
 class OneToAll(DispatchMode):
-    """The same arguments to every rank; a list of the results in rank order, None where all are None."""
+    """Calls every rank with the same arguments; returns the results in rank order, None where all are None."""
 
     name = "one_to_all"
     api = ">=1.0,<2"
@@ -66,7 +66,7 @@ class AllToAll(OneToAll):
 
 
 class RankZero(DispatchMode):
-    """Only rank 0 is called; its result."""
+    """Calls only rank 0, and returns its result."""
 
     name = "rank_zero"
     api = ">=1.0,<2"
@@ -125,7 +125,7 @@ class Nd(DispatchMode):
         return frozenset(_parts_of(mesh, self.config.split)[1])
 
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Division) -> Any:
-        """Collect as the interface says.
+        """Collect the ranks' results; see `DispatchMode.collect`.
 
         Raises:
             DispatchError: the parts returned different kinds of results, or batches of another length than theirs.
@@ -173,18 +173,18 @@ def _batches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Batch]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Division:
-    """Which samples go to which part.
+    """Assigns samples to parts.
 
     Attributes:
         parts_K: int64 sample indices of each part; empty where there were fewer units than parts.
-        spare: int64 indices of the lightest unit, which empty parts get a masked copy of; None if there are none.
+        spare: int64 indices of the lightest unit, of which empty parts get a masked copy; None where no part is empty.
     """
 
     parts_K: list[np.ndarray]
     spare: np.ndarray | None
 
     def shares(self, batch: Batch) -> list[Batch]:
-        """Return what each part is given: K batches, none empty."""
+        """Return the batch of each part: K batches, none empty."""
         if len(self.parts_K) == 1:
             return [batch]
         if self.spare is None:
@@ -197,7 +197,7 @@ class Division:
 
 
 def divide(batch: Batch, parts: int, unit: str) -> Division:
-    """Divide by token count, units whole; deterministic.
+    """Divide a batch by token count, without splitting a unit; deterministic.
 
     Raises:
         DispatchError: there is no sample, or the batch does not consist of whole units.
@@ -241,7 +241,7 @@ def unit_ids(batch: Batch, unit: str) -> np.ndarray:
 
 
 def masked_copy(batch: Batch) -> Batch:
-    """Return the same samples as padding: they are computed like any other and count for nothing.
+    """Return the same samples as padding: they are computed, but have no effect on results.
 
     `response_mask` is all False, other ragged floats are 0 (as masked tokens are everywhere) and `padding` is True.
     """
@@ -315,7 +315,7 @@ BUILTIN: dict[str, type[DispatchMode]] = {
 
 @lru_cache(maxsize=256)
 def resolve_mode(spec: ModeSpec) -> DispatchMode:
-    """Return the mode that a declaration names: core's own, or a plugin's through the index.
+    """Return the dispatch mode that a declaration names: core's own, or a plugin's from the index.
 
     Raises:
         PluginError: no usable plugin of kind `dispatch_mode` has that name.
@@ -329,5 +329,7 @@ def resolve_mode(spec: ModeSpec) -> DispatchMode:
     config = load.config_class("dispatch_mode", {"name": spec.name})(name=spec.name, **options)
     plugin = load.make_plugin(load.ref_for("dispatch_mode", config), PluginContext())
     if not isinstance(plugin, DispatchMode):
-        raise DispatchError(f"{plugin.name!r} is no DispatchMode but a {type(plugin).__qualname__}")
+        raise DispatchError(
+            f"{plugin.name!r} is not a DispatchMode but a {type(plugin).__qualname__}"
+        )
     return plugin

@@ -8,12 +8,12 @@ from typing import Any
 
 
 class OffloadManager:
-    """Brings worker groups onto the accelerator when they are needed, and lets them go afterwards.
+    """Moves worker groups onto the accelerator when they are needed, and off it afterwards.
 
     Args:
         groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
         phase: times what is done under a name: `onload`, `offload`. Neither is a part of another phase.
-        generates: whether a rollout takes turns with them. Without one the actor leaves for the time in which others compute.
+        generates: whether a rollout uses the accelerator in turn with them. Otherwise the actor is offloaded only while other models compute.
         beside: all worker groups of models, by role.
     """
 
@@ -30,11 +30,11 @@ class OffloadManager:
         self._away: set[str] = set()
 
     def settle(self) -> None:
-        """Let every such role go; called once the models are loaded, and before a rollout."""
+        """Move every such role off the accelerator; called once the models are loaded, and before a rollout."""
         self._let_go(self._groups)
 
     def free_caches(self) -> None:
-        """Make the models that are on the accelerator give back what they hold unused, before a rollout that slept meanwhile wakes.
+        """Make the models on the accelerator release unused memory, before a sleeping rollout wakes.
 
         An allocator's cache would keep from it what it gave up.
         """

@@ -20,7 +20,7 @@ from dovetail.interfaces.plugin import LocalReduction, Reduction
 
 @contextmanager
 def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process within the block; afterwards each has the value that it had before."""
+    """Set environment variables of this process within the block, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -36,7 +36,7 @@ def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
 def join_processes(
     *, address: str, rank: int, world: int, device: str, timeout: float = 1800.0
 ) -> None:
-    """Make this process a rank of torch's default process group; every rank must call it.
+    """Join torch's default process group as a rank; every rank must call it.
 
     CPU tensors go over gloo, those of an accelerator over its own library.
 

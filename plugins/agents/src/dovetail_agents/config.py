@@ -24,7 +24,7 @@ class ToolAgentConfig(EpisodeSection):
     call_seconds: float | None = attrs.field(default=60.0, validator=ABOVE_ZERO)
     """How long a call may run. One that takes longer is cancelled and named, and its episode fails with `tool`."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Further tries of a call whose tool failed; what a tool tells the policy is no failure."""
+    """Further tries of a call whose tool failed; what a tool tells the policy is not a failure."""
     max_running_calls: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     """Calls that run at once, over all episodes; waiting for a place does not count as a call's time."""
 
@@ -33,7 +33,7 @@ def _pattern(_config: Any, _attribute: Any, value: str) -> None:
     try:
         re.compile(value)
     except re.error as error:
-        raise ValueError(f"is {value!r}, which is no regular expression: {error}") from None
+        raise ValueError(f"is {value!r}, which is not a regular expression: {error}") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +48,6 @@ class EpisodeOutcomeConfig(PluginSection):
     )
     """Episodes of which one of these is true are left out."""
     answer: str = attrs.field(default=r"\S", validator=_pattern)
-    """Regular expression that is searched for in a turn's text: a turn without a match is no answer."""
+    """Regular expression that is searched for in a turn's text: a turn without a match is not an answer."""
     action: Literal["drop", "mask"] = "drop"
     """drop: they leave their group. mask: they count in their group's statistics, and have no loss."""

@@ -57,7 +57,7 @@ class EpisodeOutcome(SampleFilter):
 
         Args:
             columns: `trajectory`, N JSON objects, and `finish_reason`, N texts.
-            groups: which sequences are of one episode.
+            groups: which sequences belong to one episode.
         """
         columns.require(["trajectory", "finish_reason"], "sample filter 'episode_outcome'")
         unwanted = frozenset(self.config.outcomes)

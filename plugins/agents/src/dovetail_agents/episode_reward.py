@@ -9,7 +9,7 @@ from dovetail.interfaces import GroundTruth, RewardFunction
 
 
 class EpisodeReward(RewardFunction):
-    """The rewards that tools and the agent loop gave.
+    """The sum of the rewards that tools and the agent loop gave.
 
     R = Σ_k r_k over turns k, with r_k on the last token of turn k: what `Session.reward` and `ToolResult.reward` gave.
 

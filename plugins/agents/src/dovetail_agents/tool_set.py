@@ -22,10 +22,10 @@ _SHOWN_PROBLEMS = 5
 
 
 class ToolSet:
-    """Started tools, whose functions have names of their own.
+    """Started tools with unique function names.
 
     Args:
-        tools: in the order in which the policy is shown them.
+        tools: the tools, in the order in which the policy sees them.
 
     Raises:
         PluginBrokenError: a schema is wrong, or two functions share a name.
@@ -71,7 +71,7 @@ class ToolSet:
         except SchemaError as error:
             place = ".".join(map(str, error.absolute_path))
             raise PluginBrokenError(
-                f"{title}: its parameters are no JSON schema: {_cut(error.message)}",
+                f"{title}: its parameters are not a JSON schema: {_cut(error.message)}",
                 hint=f"correct `parameters{f'.{place}' if place else ''}`",
             ) from error
         if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
@@ -90,7 +90,7 @@ class ToolSet:
 
 
 def _validator() -> Any:
-    """Draft 2020-12, but that 3.0 is no integer: a function that takes an int would get a float."""
+    """Draft 2020-12, but that 3.0 is not an integer: a function that takes an int would get a float."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
@@ -114,7 +114,7 @@ class OpenTools:
         """Run a call.
 
         Raises:
-            ToolError: no function has its name, its arguments do not hold to the schema, or the tool says so: the policy is
+            ToolError: no function has this name, the arguments violate its schema, or the tool raised it: the policy is
                 shown the message.
             TypeError: the tool returned no ToolResult.
         """

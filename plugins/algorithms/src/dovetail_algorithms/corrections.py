@@ -62,7 +62,7 @@ class CorrectionByRatio(RolloutCorrection):
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
-        """Return the columns that a correction before the update adds; within an update there are none."""
+        """Return the columns that a correction before the update adds; empty for one within the update."""
         if config.mode != "decoupled":
             return frozenset()
         weights = {"rollout_is_weights"} if config.weights is not None else set()

@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ChildProcess:
-    """Pass Ctrl-C, SIGTERM and SIGHUP on to the run that is under way, which saves itself, and remember that there was one.
+    """Passes Ctrl-C, SIGTERM and SIGHUP on to the running child, which saves its run, and records that there was a signal.
 
     The run has a process group of its own: a terminal's Ctrl-C would reach it a second time, which stops without saving.
     """
@@ -43,7 +43,7 @@ class ChildProcess:
             return self._running.wait()
 
     def pause(self, seconds: float) -> bool:
-        """Wait so many seconds of a monotonic clock; true, and earlier, where a signal asks for a stop."""
+        """Wait `seconds`; returns True, and earlier, where a signal requests a stop."""
         return self._stopped.wait(seconds)
 
     def _receive(self, number: int, _frame: object) -> None:

@@ -46,7 +46,7 @@ def page(paths: Sequence[Path], names: Sequence[str]) -> str:
 
     Args:
         paths: run directories.
-        names: what each is called.
+        names: the display name of each run.
     """
     rows = [read_or_none(lambda p=path: read_rows(RunDirectory(p).metrics)) or [] for path in paths]  # type: ignore[misc]
     swatches = [

@@ -34,7 +34,7 @@ def counts(report: Mapping[str, Any]) -> dict[Outcome, int]:
 
 
 def tier(report: Mapping[str, Any]) -> Tier | None:
-    """Return the quality tier of a report: worked out from its results, whatever it says of itself. None below bronze."""
+    """Return the quality tier of a report, computed from its results. None below bronze."""
     told = counts(report)
     checks = Counter(check.get("outcome") for check in report.get("checks", ()))
     facts = report.get("facts", {})
@@ -48,7 +48,7 @@ def tier(report: Mapping[str, Any]) -> Tier | None:
 
 
 def shipped_report(entry: PluginEntry) -> Mapping[str, Any] | None:
-    """Return the report of a plugin that its package ships; None where there is none that can be read."""
+    """Return the report that a plugin's package ships; None where there is none, or it can't be read."""
     for place in package_directories(entry.target.split(":")[0].split(".")[0]):
         for report in read_reports(place / FILE_NAME):
             named = report.get("plugin", {})
@@ -58,7 +58,7 @@ def shipped_report(entry: PluginEntry) -> Mapping[str, Any] | None:
 
 
 def read_reports(path: Path) -> list[Mapping[str, Any]]:
-    """Return the reports of a file; none where it is missing, damaged or of another schema: no listing fails for its sake."""
+    """Return the reports of a file; empty where it is missing, damaged or of another schema, so that listings do not fail."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def read_reports(path: Path) -> list[Mapping[str, Any]]:
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
-    """Put a report into a file of them, in the place of an older one of the same plugin."""
+    """Write a report into a file of reports, replacing an older one of the same plugin."""
     others = [old for old in read_reports(path) if _of(old) != _of(report)]
     reports = sorted([*others, report], key=_of)
     text = json.dumps({"schema": SCHEMA, "reports": reports}, indent=2)

@@ -39,11 +39,10 @@ class Fit:
 def fitting(planned: Planned, card: int) -> Fit:
     """Find the settings nearest to a config's under which its run fits.
 
-    Changes are tried one after the other, those that cost least first, each on top of the ones before, until the run fits; then those
-    without which it fits too are taken back.
+    Changes are tried in order of their cost, each on top of the ones before, until the run fits; then unnecessary ones are undone.
 
     Args:
-        planned: makes the plan under changes of keys of the config.
+        planned: makes the plan for changes of config keys.
         card: bytes of an accelerator.
 
     Raises:

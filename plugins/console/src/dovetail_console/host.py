@@ -52,7 +52,7 @@ VARIABLES = (
 
 
 def described() -> dict[str, Any]:
-    """Return what a run has to live on: processors that it may use, bytes of memory and of free disk here, and set variables."""
+    """Return the resources of this machine: usable processors, bytes of memory and free disk, and set environment variables."""
     usable = getattr(os, "sched_getaffinity", None)
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -21,7 +21,7 @@ _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 
 @attrs.frozen(kw_only=True)
 class PlannedMemory:
-    """What the fullest rank's accelerator holds, by the times of a step between which what takes turns comes and goes."""
+    """The memory use of the fullest rank's accelerator, for each phase of a step."""
 
     phases: Mapping[str, Mapping[str, int]]
     """By time, such as `update of actor`: bytes by purpose."""
@@ -50,7 +50,7 @@ class PlannedMemory:
 def estimate_memory(
     plan: Plan, *, card: int | None = None, measured: Measured | None = None
 ) -> PlannedMemory:
-    """Estimate what a rank's accelerator holds: weights, gradients, the optimizer's state, working memory, the rollout's engine.
+    """Estimate the memory use of a rank's accelerator: weights, gradients, optimizer state, working memory, the rollout's engine.
 
     What is trained is float32: weights, gradients, and the state that the optimizer says it keeps. Under
     low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype` where it is stored in that,
@@ -213,7 +213,7 @@ def _held(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
 
 
 def most_checkpoints(plan: Plan) -> int:
-    """Return how many checkpoints a run has on its disk at most: those that it keeps, the best one, and one that is being written."""
+    """Return the maximum number of checkpoints on disk: those that are kept, the best one, and one being written."""
     trainer, steps = plan.facts.config.trainer, plan.counts.steps or 1
     saved = steps // trainer.save_every if trainer.save_every else 0
     saved += trainer.save_last and not (trainer.save_every and steps % trainer.save_every == 0)

@@ -12,7 +12,7 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     """Return every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind.
 
     Raises:
-        PluginNotFoundError: there is none, or no such kind; names the nearest.
+        PluginNotFoundError: the plugin or the kind does not exist; names the nearest.
     """
     index = default_index()
     kind, slash, name = plugin.partition("/")
@@ -45,8 +45,8 @@ def one_plugin(plugin: str, command: str) -> PluginEntry:
     """Return the plugin of that name for a command that takes exactly one.
 
     Raises:
-        PluginNotFoundError: there is none.
-        PluginError: several kinds have one.
+        PluginNotFoundError: the plugin does not exist.
+        PluginError: several kinds have a plugin of that name.
     """
     entries = plugins_named(plugin)
     if len(entries) > 1:

@@ -125,10 +125,10 @@ def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
 
 
 def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
-    """Return a docstring without its `In a config:`, and the config that stands below that; empty where it has none.
+    """Return a docstring without its `In a config:` section, and that section's config; empty where there is none.
 
     Raises:
-        ValueError: what stands there is no YAML mapping.
+        ValueError: the section is not a YAML mapping.
     """
     blocks = doc.split("\n\n")
     if IN_A_CONFIG not in blocks:
@@ -143,7 +143,7 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
         raise ValueError(f"below `{IN_A_CONFIG}` its docstring has no YAML: {error}") from error
     if not isinstance(config, Mapping):
         raise ValueError(  # noqa: TRY004 - a fault of the text's content
-            f"below `{IN_A_CONFIG}` its docstring has {config!r}, which is no mapping of config keys; indent the YAML "
+            f"below `{IN_A_CONFIG}` its docstring has {config!r}, which is not a mapping of config keys; indent the YAML "
             "by four spaces, after an empty line"
         )
     return "\n\n".join(blocks[:at] + blocks[end:]), config

@@ -35,7 +35,7 @@ class Probed:
 
 
 def probed(entries: Iterable[Any]) -> list[Probed]:
-    """Return each entry of the index with what importing it showed where it is usable.
+    """Return each usable entry of the index with the result of importing it.
 
     The plugins of one distribution are imported in one process. One whose import fails only because a need is unmet here stays as it is.
     """

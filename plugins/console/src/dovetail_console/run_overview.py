@@ -24,7 +24,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def overview(path: Path) -> dict[str, Any]:
-    """Return what one run directory tells; None for what it does not, as where a file is damaged."""
+    """Return an overview of one run directory; None for values that are unknown, as where a file is damaged."""
     run = RunDirectory(path)
     rows = read_or_none(lambda: read_rows(run.metrics)) or []
     total = read_or_none(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
@@ -84,7 +84,7 @@ def age(started: str | None) -> str:
 
 
 def read_or_none(read: Callable[[], Read]) -> Read | None:
-    """Return what is read, or None where it is missing or damaged: one damaged run does not hide the others."""
+    """Call `read`, and return None where the file is missing or damaged: one damaged run does not hide the others."""
     try:
         return read()
     except (

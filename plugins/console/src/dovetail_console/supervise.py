@@ -40,15 +40,15 @@ def supervise(
 ) -> None:
     """Train in a process of its own, and again from the last checkpoint after a failure of the infrastructure.
 
-    Such are exit code 75, a death by a signal that stops no run cleanly, and, of a command that has trained before, exit code 2:
-    what it asks for is no longer there, or exit code 1 without an error that says why.
+    Failures of the infrastructure are: exit code 75; death by a signal, except those that stop a run cleanly; and, once a process has
+    trained, exit code 2, or exit code 1 without an error that gives the cause.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         path: the run directory.
-        arguments: of the command `dovetail`, such as `["train", "config.yaml"]`.
-        variables: environment variables by which a process knows that it has a supervisor.
-        cause: the file into which a process then writes why it fails.
+        arguments: the arguments of the command `dovetail`, such as `["train", "config.yaml"]`.
+        variables: environment variables that tell a process about its supervisor.
+        cause: the file for the cause of a process's failure.
 
     Raises:
         click.exceptions.Exit: the run did not complete; with the exit code of its last process.

@@ -53,7 +53,7 @@ class _Part(NamedTuple):
 
 @attrs.frozen(kw_only=True, eq=False)
 class ExampleRows:
-    """The rows of a dataset, and what makes examples of them."""
+    """The rows of a dataset, and the maker of their examples."""
 
     shape: DatasetShape
     offset: int
@@ -65,10 +65,10 @@ class ExampleRows:
 
 
 class ExampleShards:
-    """The shards of datasets, each opened where the cache has it, else made of its rows. What a row becomes follows from the row alone.
+    """The shards of datasets: opened from the cache, or made from the rows. An example depends on its row alone.
 
     Args:
-        datasets: in the order of their rows' numbers.
+        datasets: the datasets, in the order of their rows' numbers.
     """
 
     def __init__(self, datasets: Sequence[ExampleRows]) -> None:
@@ -105,14 +105,14 @@ class ExampleShards:
         return sorted(chosen)
 
     def read(self, numbers: Iterable[int] | None = None) -> list[tuple[int, Shard]]:
-        """Return shards, each behind its dataset's number; all of them where no numbers are given."""
+        """Return shards, each preceded by its dataset's number; by default all of them."""
         wanted = range(len(self._parts)) if numbers is None else [*numbers]
         for number in wanted:
             self._ask(number)
         return [(self._parts[number].dataset, self._shard(number)) for number in wanted]
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return what became of a row, counted over all datasets; None where it is too long.
+        """Return the example of a row, counted over all datasets; None where it is too long.
 
         Raises:
             DataError: its file has changed, or it is bad and no row may be.
@@ -147,7 +147,7 @@ class ExampleShards:
             self._ask(number)
 
     def close(self) -> None:
-        """End threads and processes; what is asked for later starts them again."""
+        """End threads and processes; later requests start them again."""
         for future in self._asked.values():
             future.cancel()
         self._asked.clear()
@@ -213,10 +213,10 @@ class ExampleShards:
 
 
 class CachedExamples(IndexedPrompts):
-    """Examples by place: those of rows that are neither too long nor bad, of shards that were all read.
+    """Examples by place, of the rows that are neither too long nor bad.
 
     Args:
-        shards: of the datasets.
+        shards: the shards of the datasets.
         rows: int64 [E], the row of each place.
         digests: texts that differ where the examples do.
     """
@@ -255,17 +255,17 @@ class CachedExamples(IndexedPrompts):
         return (self[place] for place in range(len(self)))
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return what became of a row; see `ExampleShards.take`."""
+        """Return the example of a row; see `ExampleShards.take`."""
         return self.shards.take(row)
 
 
 class StreamedExamples(CachedExamples, StreamedPrompts):
-    """Examples by row, each made a little before it is taken.
+    """Examples by row, prepared shortly before they are taken.
 
     Args:
-        shards: of the datasets.
+        shards: the shards of the datasets.
         digests: see `CachedExamples`.
-        most_bad: rows that may be bad.
+        most_bad: the limit of bad rows.
     """
 
     def __init__(self, shards: ExampleShards, digests: Iterable[str], most_bad: int) -> None:
@@ -275,7 +275,7 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         """Rows that were taken and are bad; None of those that a run met before it was resumed."""
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return what became of a row; see `ExampleShards.take`.
+        """Return the example of a row; see `ExampleShards.take`.
 
         Raises:
             DataError: more rows are bad than may be.
@@ -295,15 +295,15 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         self.shards.follow(rows)
 
     def close(self) -> None:
-        """End what makes shards ahead."""
+        """Stop preparing shards ahead."""
         self.shards.close()
 
 
 class ShardMaker:
-    """Makes shards, and writes those that it can to the cache.
+    """Makes shards, and writes them to the cache where possible.
 
     Args:
-        datasets: what makes the examples of each, and where shards go.
+        datasets: for each dataset, the maker of its examples and the folder of its shards.
     """
 
     def __init__(self, datasets: Sequence[tuple[ExampleMaker, ShardFolder | None]]) -> None:
@@ -314,8 +314,8 @@ class ShardMaker:
 
         Args:
             dataset: whose rows they are.
-            number: of the shard in the dataset.
-            rows: of the shard.
+            number: the number of the shard in the dataset.
+            rows: the rows of the shard.
         """
         make, folder = self._datasets[dataset]
         facts, examples = make.shard(rows)

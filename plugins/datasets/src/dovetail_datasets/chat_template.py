@@ -32,19 +32,19 @@ _SET_BY_TRANSFORMERS = frozenset(
 def with_arguments(
     template: str, arguments: Mapping[str, Any], *, of: str, special: Collection[str] = ()
 ) -> str:
-    """Return a chat template that takes these arguments where its caller gives none.
+    """Return a chat template with default values for these arguments.
 
     Each becomes a line before the template, `{%- set NAME = NAME if NAME is defined else VALUE %}`: a tokenizer that is saved
     with it renders in the same way wherever it is loaded.
 
     Args:
-        template: in Jinja.
+        template: a Jinja template.
         arguments: JSON values by name.
-        of: whose template it is, for the error.
+        of: the template's owner, for the error.
         special: names of the tokenizer's special tokens, which transformers gives to the template.
 
     Raises:
-        ConfigError: the template does not read one of the arguments, or is no Jinja template.
+        ConfigError: the template does not read one of the arguments, or is not a Jinja template.
     """
     if not arguments:
         return template
@@ -59,7 +59,7 @@ def with_arguments(
                 if close
                 else f"leave {KEY}.{name} out, or set model.chat_template to a template that reads it",
             )
-    # Python's literals of JSON values are Jinja's too. A newline after a block is no part of the text.
+    # Python's literals of JSON values are Jinja's too. A newline after a block is not part of the text.
     lines = [
         f"{{%- set {name} = {name} if {name} is defined else {value!r} %}}\n"
         for name, value in _plain(arguments).items()
@@ -68,7 +68,7 @@ def with_arguments(
 
 
 def set_arguments(tokenizer: Tokenizer, arguments: Mapping[str, Any], *, of: str) -> None:
-    """Write arguments into the chat template of a tokenizer. One without a template stays as it is.
+    """Set default values for arguments of a tokenizer's chat template. A tokenizer without a template is unchanged.
 
     Of several named templates, every one gets them, and `default` has to read them.
 
@@ -88,7 +88,7 @@ def set_arguments(tokenizer: Tokenizer, arguments: Mapping[str, Any], *, of: str
 
 
 class GenerationExtension(Extension):
-    """The block `generation` of transformers, which marks what an assistant wrote; for reading templates, not for rendering."""
+    """The Jinja block `generation` of transformers, which marks the assistant's text; for parsing templates, not for rendering."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own attribute
 
@@ -102,11 +102,11 @@ def parse_template(template: str, of: str) -> Template:
     """Return the syntax tree of a chat template.
 
     Args:
-        template: in Jinja.
-        of: whose template it is, for the error.
+        template: a Jinja template.
+        of: the template's owner, for the error.
 
     Raises:
-        ConfigError: it is no Jinja template.
+        ConfigError: the text is not a Jinja template.
     """
     environment = ImmutableSandboxedEnvironment(
         extensions=["jinja2.ext.loopcontrols", GenerationExtension]
@@ -117,7 +117,7 @@ def parse_template(template: str, of: str) -> Template:
     except TemplateError as error:
         line = f"line {lineno}: " if (lineno := getattr(error, "lineno", None)) else ""
         raise ConfigError(
-            f"the chat template of {of} is no Jinja template: {line}{error.message}",
+            f"the chat template of {of} is not a Jinja template: {line}{error.message}",
             hint="correct it, or set model.chat_template to another",
         ) from error
 

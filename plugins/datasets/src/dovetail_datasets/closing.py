@@ -17,7 +17,7 @@ from dovetail_datasets.tokenizer import stop_tokens
 
 @attrs.frozen(eq=False)
 class Closing:
-    """What follows a response whose end is what counts."""
+    """The token after a response, for objectives that are trained at the response's end."""
 
     tail: tuple[int, ...]
     """What the chat template writes behind a response that is trained on."""
@@ -28,7 +28,7 @@ class Closing:
 
     @classmethod
     def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:
-        """Return what the run's objectives need; None where they are trained at tokens.
+        """Return the token that the run's objectives need at the end of a response; None where they are trained at tokens.
 
         Raises:
             ConfigError: some are trained at tokens and others at the end.

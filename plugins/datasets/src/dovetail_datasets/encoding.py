@@ -38,13 +38,13 @@ _BARS = frozenset("|｜")
 
 
 class Marked(str):
-    """A text whose given parts `TextEncoder.given` has marked. What else it spells of control tokens becomes the tokens."""
+    """A text in which the parts given by data are marked. Control tokens elsewhere in it become tokens."""
 
     __slots__ = ()
 
 
 class TextEncoder:
-    """Gives messages to the chat template, in which control tokens that they spell are marked, and encodes what it makes of them.
+    """Renders messages with the chat template, with control tokens in their texts marked, and encodes the result.
 
     Control tokens are the tokenizer's special tokens, and those of its other added tokens that its chat template names. Of the others, an
     assistant's messages keep all, since rows have thoughts and calls inline (`<think>`); messages of `system`, `developer` and `user` keep
@@ -84,16 +84,16 @@ class TextEncoder:
         generate: bool = False,
         begun: bool = False,
     ) -> list[str]:
-        """Return conversations as the chat template writes them, with marks.
+        """Render conversations with the chat template, with marks.
 
         Args:
-            conversations: messages of each as they are given, and its tools.
+            conversations: the messages of each, and its tools.
             generate: whether the assistant's next turn begins after the last message.
-            begun: whether the last message is the beginning of a turn, which goes on where the text ends.
+            begun: whether the last message is the beginning of a turn, so that the text ends within it.
 
         Raises:
             DataError: see `messages`.
-            Exception: what the template raises.
+            Exception: any error of the template.
         """
         texts: list[str] = []
         for tools, those in groupby(conversations, key=lambda each: each[1] or None):
@@ -107,7 +107,9 @@ class TextEncoder:
         return texts
 
     def prompts(self, conversations: Sequence[tuple[Sequence[Message], Tools]]) -> list[str]:
-        """Return conversations as `texts` does, up to where the policy goes on: in a turn of its own, or in the last one where it is the assistant's."""
+        """Render conversations as `texts` does, up to where the policy continues: in a new turn, or in the last one where it is the
+        assistant's.
+        """
         return [
             text
             for begun, those in groupby(
@@ -120,7 +122,7 @@ class TextEncoder:
         """Return messages for the chat template, in the form that it takes, in which spelled control tokens are marked.
 
         Raises:
-            DataError: the arguments of a call are no JSON object, and the template takes nothing else.
+            DataError: the arguments of a call are not a JSON object, and the template takes nothing else.
         """
         taken = message_form(self.tokenizer, tools).taken(messages)
         return [self.given(message, message.get("role")) for message in taken]
@@ -129,8 +131,8 @@ class TextEncoder:
         """Return text, or lists and mappings with text, in which spelled control tokens are marked.
 
         Args:
-            value: what a template is given, or what is encoded without one.
-            role: of the message that has it.
+            value: text, or containers with text, for a template or for encoding.
+            role: the role of the message that has it.
         """
         found: Any = value
         if isinstance(value, str):
@@ -163,7 +165,7 @@ class TextEncoder:
         return [found["input_ids"] for found in self.encodings(texts)]
 
     def encodings(self, *texts: Sequence[str], **how: Any) -> list[dict[str, Any]]:
-        """Return what the tokenizer makes of each text, without special tokens of its own around it.
+        """Tokenise texts, without special tokens around them.
 
         Args:
             *texts: as in `ids`; a second sequence has the second text of each pair.
@@ -281,7 +283,9 @@ def unmarked(text: str) -> str:
 
 
 def with_beginning(tokenizer: Tokenizer, text: str) -> str:
-    """Return a text that no template renders, behind the beginning of sequence where the tokenizer writes one and the text does not."""
+    """Return a text that is not rendered by a template, with the beginning-of-sequence token where the tokenizer adds one and the text
+    lacks it.
+    """
     bos = getattr(tokenizer, "bos_token", None) or ""
     writes = bos and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
     return bos + text if writes and not text.startswith(bos) else text

@@ -28,14 +28,14 @@ _TURNS: Mapping[bool, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class TurnEnds:
-    """Ends turns whose template writes nothing after them.
+    """Adds the end-of-turn token to turns whose template writes nothing after them.
 
     The token with which the next message begins ends such a turn where generation stops at it, as `<|user|>` and `<|observation|>`
     of GLM; else, at the end of a text, the tokenizer's end of sequence.
 
     Args:
-        tokenizer: with a chat template.
-        stops: see `Stops`. Where they are not known, they are all special tokens.
+        tokenizer: a tokenizer with a chat template.
+        stops: see `Stops`; by default all special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops | None = None) -> None:
@@ -44,12 +44,12 @@ class TurnEnds:
         self._found: dict[tuple[bool, bool], tuple[str, str, str] | None] = {}
 
     def ended(self, text: str, following: str | None, tools: Tools, *, calls: bool) -> str:
-        """Return a text that an assistant's turn ends, up to the end of the turn.
+        """Return a text that ends with an assistant's turn, up to the end of that turn.
 
         Args:
-            text: of messages up to the turn.
+            text: the text of the messages up to the turn.
             following: the text with the messages after it; None where what comes after the turn is left out.
-            tools: functions of the conversation.
+            tools: the functions of the conversation.
             calls: whether the turn has calls.
         """
         turn = text.rstrip()

@@ -25,7 +25,7 @@ LABELS: dict[Examples, frozenset[str]] = {
 
 
 def advice_on_column(column: str, kind: Examples) -> str | None:
-    """Return how to train on examples that have a column which those of this kind lack; None where none have it."""
+    """Return the setting that trains on examples with a column that this kind does not have; None where no kind has it."""
     for other, labels in LABELS.items():
         if column in labels and other != kind:
             return (

@@ -12,7 +12,7 @@ from dovetail.errors import DataError
 
 
 class ExampleProcess:
-    """A process that answers calls of what it was given. It ends when its input does, as when this process is killed.
+    """A process that serves calls of a function. It ends when its input ends, as when this process is killed.
 
     multiprocessing is not used: its children run the main script of the user again.
 
@@ -50,7 +50,7 @@ class ExampleProcess:
         return self._answer()
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -81,9 +81,9 @@ class ExampleProcess:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer calls until the input ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is not an answer
     make: Any = None
     while True:
         try:

@@ -63,7 +63,7 @@ class TrainedResponse:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Example(Prompt):
-    """A row ready to train on. Its prompt is what stands before the first token that is trained on."""
+    """A tokenised row to train on. Its prompt is everything before the first trained token."""
 
     answers: tuple[TrainedResponse, ...]
     """One of a conversation; of a preference pair the chosen one and the rejected one."""
@@ -74,7 +74,7 @@ class Example(Prompt):
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """The prompt's token ids, int64 [P], and of each answer int64 [T] token ids and bool [T], True on what is trained on."""
+        """The prompt's token ids, int64 [P], and for each answer int64 [T] token ids and bool [T], True on trained tokens."""
         return (
             self.prompt_ids,
             *(values for each in self.answers for values in (each.ids, each.mask)),
@@ -108,12 +108,12 @@ class RawExample:
 def row_parser(
     files: Sequence[FileRows], kind: Examples, section: DataSection
 ) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
-    """Return what checks one row, given its place for messages and the folder that its paths count from.
+    """Return a function that checks one row, given its place for messages and the folder of its relative paths.
 
     Args:
-        files: which have the columns of all rows.
-        kind: of example.
-        section: names the prompt's column, and says what becomes of texts.
+        files: the files, with the columns of all rows.
+        kind: the kind of example.
+        section: the section with the prompt's column and the handling of texts.
 
     Raises:
         DataError: a file lacks a column; names those that it has.
@@ -294,7 +294,7 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
     for name, side in both.items():
         if same == len(side):
             raise DataError(
-                f"{where}: {name!r} has no answer of its own: all of its messages are the other's, too",
+                f"{where}: {name!r} equals the other answer's beginning: it has no message of its own",
                 hint="correct the row, or remove it",
             )
     if not same or not all(_is_assistant(side[same]) for side in (chosen, rejected)):
@@ -374,5 +374,5 @@ def _is_assistant(turn: Mapping[str, Any]) -> bool:
 
 
 def count_tokens(examples: Iterable[Example]) -> int:
-    """Return tokens of prompts and answers; a pair's prompt counts with each of its answers."""
+    """Return the number of tokens of prompts and answers; a pair's prompt counts with each of its answers."""
     return sum(len(e.prompt_ids) + len(answer.ids) for e in examples for answer in e.answers)

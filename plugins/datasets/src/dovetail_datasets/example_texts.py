@@ -34,9 +34,9 @@ def texts_of(
     """Return the text of every answer with its prompt, to be encoded; errors as of `load_examples`.
 
     Args:
-        encoder: of a tokenizer with a chat template, unless all examples are texts.
+        encoder: the encoder of a tokenizer with a chat template, unless all examples are texts.
         examples: rows.
-        ends: of the tokenizer's template.
+        ends: the ends of the tokenizer's template.
     """
     conversations = [each for example in examples for each in conversations_of(example)]
     texts = templated(encoder, conversations, ends)
@@ -66,7 +66,7 @@ class TrainedConversation:
 
 
 def conversations_of(example: RawExample) -> list[TrainedConversation]:
-    """Return the conversations that end in an example's answers; none of texts without a chat template."""
+    """Return the conversations that end with an example's answers; empty for texts without a chat template."""
     found = []
     for response in example.responses:
         if not isinstance(example.prompt, str) and not isinstance(response, str):

@@ -74,14 +74,14 @@ class ExampleMaker:
     """Checks, templates and tokenises rows.
 
     Args:
-        files: with the first rows of each, which tell the columns that there are.
-        tokenizer: see `load_examples`, as for the following.
-        section: limits, and how rows are read.
-        model: for messages.
-        kind: of example.
+        files: the files, each with its first rows, from which the columns are known.
+        tokenizer: see `load_examples`, as for the arguments below.
+        section: the limits, and how rows are read.
+        model: the model's path, for messages.
+        kind: the kind of example.
         media_dir: see `load_prompts`.
         text_alone: whether rows with images are refused.
-        known: the model's vocabulary and the tokens at which generation stops, where they were read before: what reads them loads torch.
+        known: the model's vocabulary and stop tokens, where they are known already: reading them loads torch.
 
     Raises:
         DataError: a file lacks a column.
@@ -124,7 +124,7 @@ class ExampleMaker:
         return make, self._given
 
     def follows_from(self) -> dict[str, Any]:
-        """Return what an example follows from, beside its row, the tokenizer and the code."""
+        """Return the inputs of an example besides its row, the tokenizer and the code; they key the cache."""
         files, _, section, _, kind, _ = self._given
         return {
             **{key: getattr(section, key) for key in _SETTINGS},
@@ -134,7 +134,7 @@ class ExampleMaker:
         }
 
     def shard(self, rows: Sequence[NumberedRow]) -> tuple[ShardFacts, list[Example]]:
-        """Return the examples of rows, and what is known of the others; errors as of `load_examples`, for a bad row where none may be."""
+        """Return the examples of rows, and the faults of the others; for errors see `load_examples`."""
         self.left_out.tally, spelled, self._pictures = Tally(), self._spelled, False
         made = made_or_bad(self, rows, self._encoders, self._section.max_bad_rows)
         examples = [each for each in made if isinstance(each, Example)]
@@ -280,7 +280,7 @@ def _example(row: NumberedRow, raw: RawExample, parts: Sequence[Parts]) -> Examp
         raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
     if any(answer[0] != parts[0][0] for answer in parts):
         raise DataError(
-            f"{place}: the chat template writes the prompt of 'chosen' in another way than that of 'rejected'",
+            f"{place}: the chat template renders the prompt of 'chosen' differently from that of 'rejected'",
             hint="set data.trained_turns=last, or model.chat_template to a template that only ever appends",
         )
     answers = [

@@ -82,7 +82,7 @@ class StepExamples:
     """All of them are trained on."""
 
     def batch(self) -> Batch:
-        """Return the columns: a row for each answer, those of a pair one after the other."""
+        """Return the columns: a row for each answer, those of a pair adjacent."""
         rows = [(e, answer) for e in self.examples for answer in e.answers]
         examples = [example for example, _ in rows]
         responses = [_response(example, answer, self.closing) for example, answer in rows]
@@ -127,15 +127,15 @@ class ExamplesSource(ExperienceSource):
 
     @classmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        """Return what the trainer takes of the dataset.
+        """Return how many examples a step takes, and of which kind.
 
         Raises:
-            PlanError: it takes prompts, or samples are to be filtered.
+            PlanError: the trainer takes prompts, or samples are to be filtered.
         """
         kind, trainer = _kind(facts), facts.plugins["trainer"].ref.name
         if kind == "prompts":
             raise PlanError(
-                f"trainer {trainer!r} takes prompts, which the source 'examples' has no samples of",
+                f"trainer {trainer!r} takes samples of prompts, and the source 'examples' has none",
                 hint="leave source out, or set trainer.name=supervised",
             )
         if facts.config.algorithm.sample_filters:
@@ -212,7 +212,7 @@ class ExamplesSource(ExperienceSource):
         self._validation = self._batch(self._held_out) if self._held_out else None
 
     def collect(self, step: StepContext, ask: StepAsk) -> StepExamples:
-        """Take the next examples, first those that a step has given back."""
+        """Take the next examples, first those that a failed step gave back."""
         config = self._site.config
         issued: Any = self._site.loader.next_batch(ask.groups - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]
@@ -242,14 +242,14 @@ class ExamplesSource(ExperienceSource):
         self._given_back = self._taken.pop(step, self._given_back)
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Return what each role minimises on the held-out examples, all of them as one mini-batch."""
+        """Return the loss of each role on the held-out examples, all as one mini-batch."""
         if self._validation is None:
             return {}
         with self._site.phase("validation"):
             return dict(measure(self._validation))
 
     def fixed(self) -> Sequence[Batch]:
-        """Return all examples, where the run sees them more than once. Those of streamed files need not fit into memory."""
+        """Return all examples, where the run sees them more than once. Examples of streamed files need not fit into memory."""
         config, examples = self._site.config, self._site.loader.prompts
         size, steps = config.data.train_batch_size, self._site.plan.counts.steps
         if self._site.data.train.streamed or steps * size <= len(examples):

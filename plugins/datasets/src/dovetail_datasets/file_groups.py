@@ -258,10 +258,10 @@ def digest_of_file(name: str, path: Path) -> bytes:
 
 
 def unpack(name: str, compression: str, target: Path) -> None:
-    """Write what a compressed file holds to another.
+    """Decompress a file into another.
 
     Raises:
-        DataError: it is damaged, or there is no space.
+        DataError: the file is damaged, or the disk is full.
     """
     import pyarrow as pa
 

@@ -26,13 +26,13 @@ Span = tuple[int, int]
 
 
 def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
-    """Check that the places of all blocks in the text can be told. A tokenizer without a chat template passes.
+    """Check that all `generation` blocks can be located in rendered text. A tokenizer without a chat template passes.
 
     transformers counts what a template has written when a block begins, and text that is only captured is not written yet.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        of: whose it is, for the error.
+        of: the tokenizer's owner, for the error.
 
     Raises:
         ConfigError: a block is in a macro, in a captured or filtered text, or in another block.
@@ -44,7 +44,7 @@ def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
             if _blocks_in(outer):
                 raise ConfigError(
                     f"the chat template of {of} has a block {{% generation %}} inside of another block (line {outer.lineno}), "
-                    "so that what it marks can't be found in the text",
+                    "so that its text can't be located",
                     hint="set model.chat_template to one whose {% generation %} blocks are in no macro, {% set %}, {% filter %} or "
                     "{% call %}; or to one without such blocks",
                 )
@@ -59,7 +59,7 @@ def template_with_blocks(tokenizer: Tokenizer, tools: object) -> str | None:
 def render(
     tokenizer: Tokenizer, template: str, messages: Sequence[Mapping[str, Any]], tools: Any
 ) -> tuple[str, list[Span]]:
-    """Return the text of messages and what its blocks mark, in order, without empty spans."""
+    """Render messages, and return the text with the spans of its `generation` blocks, in order, without empty spans."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered: Any = render_jinja_template(

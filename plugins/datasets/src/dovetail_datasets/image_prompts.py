@@ -18,7 +18,7 @@ from dovetail_datasets.schema import RawRow
 
 
 class Rendered(NamedTuple):
-    """A prompt as the model sees it."""
+    """A prompt as the model's input."""
 
     ids: list[int]
     images: tuple[FoundImage, ...]
@@ -30,12 +30,12 @@ class ImageRenderer:
     """Turns rows with images into token ids.
 
     Args:
-        tokenizer: of the run.
-        section: how plain prompts reach the model.
-        model: whose processor counts an image's tokens.
+        tokenizer: the tokenizer of the run.
+        section: how plain prompts are rendered.
+        model: the model whose processor counts an image's tokens.
 
     Raises:
-        ModelError: the model takes no images, or messages are to be templated and there is no template.
+        ModelError: the model takes no images, or messages have to be rendered and there is no template.
         ConfigError: the processor's template does not read an argument that `section` gives.
     """
 
@@ -84,7 +84,7 @@ class ImageRenderer:
 
     @property
     def image_token(self) -> int:
-        """The token that stands for a part of an image."""
+        """The placeholder token of images."""
         return self._prompts.image_token or -1
 
     def raw(self, text: str) -> str:
@@ -101,9 +101,9 @@ class ImageRenderer:
         """Read an example's images and expand their placeholders.
 
         Args:
-            answers: token ids of each answer with its prompt in parts; the first part of each is the prompt.
+            answers: the token ids of each answer with its prompt, in parts; the first part is the prompt.
             prompt: the prompt's text.
-            images: of the row.
+            images: the images of the row.
             folder: see `RawImage.read`.
 
         Returns:
@@ -111,8 +111,8 @@ class ImageRenderer:
 
         Raises:
             DataError: see `__call__`.
-            ModelError: the template does not write one placeholder for each image; or the processor expands it in a text in
-                another way than alone.
+            ModelError: the template does not write one placeholder for each image, or the processor expands it within a
+                text differently from alone.
         """
         found, pictures = self._read(images, folder)
         for parts in answers:
@@ -123,8 +123,8 @@ class ImageRenderer:
             (first, *_) = made
             if self._prompts.ids(prompt, pictures[:shown]) != first[0]:
                 raise ModelError(
-                    "the model's processor makes other tokens of a prompt with images than of its text and of each image alone, "
-                    "so that an example's tokens can't be told apart",
+                    "the model's processor tokenises a prompt with images differently from its text and each image alone, "
+                    "so that prompt and answer can't be separated",
                     hint="leave rows with images out",
                 )
             self._checked = True

@@ -34,7 +34,7 @@ _HINT = (
 
 @attrs.frozen(kw_only=True, eq=False)
 class RawImage:
-    """One image as a row gives it: its bytes, or the path of a file that holds them."""
+    """An image of a row: its bytes, or the path of its file."""
 
     data: bytes | None = None
     path: str | None = None
@@ -43,7 +43,7 @@ class RawImage:
         """Return the bytes, and the file where there is one.
 
         Args:
-            folder: of the dataset's file. A relative path counts from there, or from the working directory.
+            folder: the folder of the dataset's file. A relative path counts from there, or from the working directory.
 
         Raises:
             DataError: the file is missing or can't be read.
@@ -74,13 +74,13 @@ class RawImage:
 
 @attrs.frozen(kw_only=True, eq=False)
 class FoundImage:
-    """An image's bytes, in memory while its prompt is made."""
+    """An image's bytes, in memory while its prompt is processed."""
 
     data: bytes
     path: Path | None
 
     def kept(self, directory: Path) -> MediaRef:
-        """Return a reference to the file, or to a copy of the bytes in this directory where they have no file of their own."""
+        """Return a reference to the image's file, or to a copy of the bytes in this directory where it has none."""
         return (
             keep(directory, self.data) if self.path is None else reference_to(self.path, self.data)
         )
@@ -116,10 +116,10 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
 
 
 def image_of(entry: object, where: str) -> RawImage:
-    """Return the image that a value of the column holds.
+    """Return the image in a value of the column.
 
     Raises:
-        DataError: it is neither a path, nor bytes, nor a mapping that has one of them.
+        DataError: the value is neither a path, nor bytes, nor a mapping with one of them.
     """
     if isinstance(entry, Mapping):
         given = [entry.get(key) for key in ("bytes", "path", "image")]
@@ -153,7 +153,7 @@ def with_images(
 
     Args:
         prompt: messages, or a text.
-        images: of the row's column.
+        images: the images of the row's column.
         where: the row, for messages.
 
     Raises:
@@ -244,22 +244,22 @@ def shown(value: object) -> str:
 
 
 def reference_to(path: Path, data: bytes) -> MediaRef:
-    """Return a reference to a file where it lies.
+    """Return a reference to an existing file.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         data: its bytes.
     """
     return MediaRef(digest=hashlib.sha256(data).hexdigest(), path=str(path.absolute()))
 
 
 def keep(directory: Path, data: bytes) -> MediaRef:
-    """Write bytes into a directory under the name of their digest, unless they are there, and refer to them.
+    """Write bytes to a file named by their digest, unless it exists, and return a reference.
 
     A file of that name with other content is replaced. Several processes may keep the same bytes at once.
 
     Raises:
-        DataError: they can't be written.
+        DataError: the file can't be written.
     """
     digest = hashlib.sha256(data).hexdigest()
     path = directory.absolute() / digest[:2] / digest

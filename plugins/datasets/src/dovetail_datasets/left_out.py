@@ -39,20 +39,20 @@ class Tally:
     first: dict[str, str] = attrs.field(factory=dict)
 
     def add(self, found: Iterable[str], where: str) -> None:
-        """Add what is left out of a row."""
+        """Add the parts of a row that are left out."""
         self.total += 1
         for what in sorted(found):
             self.rows[what] += 1
             self.first.setdefault(what, where)
 
     def merge(self, other: Tally) -> None:
-        """Add those of later rows."""
+        """Add the tally of later rows."""
         self.total += other.total
         self.rows += other.rows
         self.first = other.first | self.first
 
     def notes(self) -> tuple[str, ...]:
-        """Return what is left out, each with the rows that it concerns; none where everything is there."""
+        """Return a note for each kind of part that is left out, with its rows; empty where nothing is."""
         notes = []
         for what, number in self.rows.items():
             where = f"in {number:,} of {self.total:,} rows (the first: {self.first[what]})"
@@ -61,11 +61,11 @@ class Tally:
 
 
 class LeftOut:
-    """Collects rows by kind, and names what is not in the text that is made of them.
+    """Detects parts of rows that the rendered text does not contain.
 
-    Never the row's own text is looked for, which templates may trim, escape or translate: a copy of the first row of each kind has
-    marks in place of contents, thoughts, calls and names of functions. Of turns that are trained on, the marks have to be in what is
-    trained on, and an end of the turn behind them. Thoughts of other turns may be left out: many templates do so by design.
+    It does not search for the row's own text, which templates may trim, escape or translate, but renders a copy of the first row of each
+    kind with marks in place of contents, reasoning, calls and function names. In trained turns, the marks must be in the trained part,
+    followed by an end of turn. Reasoning of other turns may be left out, as many templates do by design.
 
     Args:
         render: a conversation.
@@ -79,14 +79,14 @@ class LeftOut:
         """Of the rows so far."""
 
     def of(self, conversations: Sequence[TrainedConversation], where: str) -> frozenset[str]:
-        """Return what is left out of a row, to be added to `tally`.
+        """Return the parts of a row that are left out, to add to `tally`.
 
         Args:
             conversations: one for each of its answers.
             where: file and row.
 
         Raises:
-            DataError: it has tools, and the chat template does not write them.
+            DataError: the row has tools, and the chat template does not render them.
         """
         key = tuple(map(_kind, conversations))
         if (found := self._kinds.get(key)) is None:

@@ -37,11 +37,11 @@ class Truncation:
 
     @classmethod
     def of(cls, lost: Iterable[int], tokens: int) -> Truncation:
-        """Return that of rows.
+        """Return the counts for rows.
 
         Args:
             lost: tokens that were cut off each.
-            tokens: of all rows as they are now.
+            tokens: the tokens of all rows as they are now.
         """
         lost = [*lost]
         total = sum(lost)
@@ -70,11 +70,12 @@ def check_truncation(section: DataSection, kind: str) -> None:
     """Refuse to truncate examples where that is not defined.
 
     Args:
-        section: says what happens to longer ones.
-        kind: of example.
+        section: the section with the handling of long examples.
+        kind: the kind of example.
 
     Raises:
-        ConfigError: they are preferences; or a part other than the end is to go, and the whole has no limit.
+        ConfigError: the examples are preferences; or a part other than the end is to be cut, and there is no limit on
+            the whole.
     """
     how = section.overlong_prompts
     if truncates(section) and kind != "conversations":
@@ -90,13 +91,14 @@ def check_truncation(section: DataSection, kind: str) -> None:
 
 
 def truncated(example: Example, section: DataSection, *, images: bool) -> Example:
-    """Return a conversation within its limits; as it is where it is short enough, or nothing that is trained on or not all images would remain.
+    """Return a conversation cut to its limits; unchanged where it is short enough, or where cutting would leave nothing to train on or drop
+    an image.
 
-    The end of a conversation is cut behind the last token that is trained on. Where its beginning or middle is cut, what stands before the
-    first token that is trained on becomes the prompt, at least one token.
+    The end of a conversation is cut after the last trained token. Where its beginning or middle is cut, the tokens before the first trained
+    token become the prompt, at least one.
 
     Args:
-        example: of one answer.
+        example: the example of one answer.
         section: the limits, and where it is cut.
         images: whether it has some.
     """
@@ -137,7 +139,7 @@ def _without_end(example: Example, answer: TrainedResponse, limit: int) -> Examp
 
 
 def beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] | None:
-    """Return which part of an example is too long, its tokens, and the limit by key and value; None where none is."""
+    """Return the part of an example that is too long, its number of tokens, and the limit by key and value; None where none is."""
     prompt = len(example.prompt_ids)
     response = max(len(answer.ids) for answer in example.answers)
     if section.max_length is not None:

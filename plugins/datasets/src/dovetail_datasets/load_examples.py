@@ -63,7 +63,7 @@ def load_examples(
     kind: Examples,
     media_dir: Path | None = None,
 ) -> PromptSet:
-    """Read, check, template and tokenise every row of one dataset; see `load_datasets`."""
+    """Read, check, render and tokenise every row of one dataset; see `load_datasets`."""
     whole = attrs.evolve(section, streaming=False)
     return load_datasets(source, {"": (paths, section)}, tokenizer, whole, model, kind, media_dir)
 
@@ -77,14 +77,14 @@ def load_datasets(
     kind: Examples,
     media_dir: Path | None = None,
 ) -> PromptSet:
-    """Read, check, template and tokenise every row; of streamed rows some, and the others as they are taken.
+    """Read, check, render and tokenise every row; of streamed rows only the first ones, the others when they are taken.
 
     Args:
         source: reads the files.
-        datasets: files or patterns, and how they are read, by name.
+        datasets: by name: files or patterns, and how they are read.
         tokenizer: a Hugging Face tokenizer.
-        section: the limits and what happens beyond them, weights of datasets, streaming, the cache.
-        model: for messages.
+        section: limits and the handling of longer rows, weights of datasets, streaming, the cache.
+        model: the model's path, for messages.
         kind: `conversations`, `preferences` or `unpaired_preferences`.
         media_dir: see `load_prompts`.
 

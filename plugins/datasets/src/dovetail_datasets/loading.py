@@ -23,7 +23,7 @@ from dovetail_datasets.tokenizer import load_tokenizer
 def read_tokenizer(config: RunConfig) -> Tokenizer:
     """Return the tokenizer of a config, with its chat template; for errors see `load_tokenizer`.
 
-    From then on transformers shows no progress bars, and its records go where those of other libraries go: a run shows and keeps them.
+    Afterwards transformers shows no progress bars, and its log records are handled like those of other libraries.
     """
     from transformers.utils import logging
 
@@ -42,15 +42,15 @@ def data_of(
     rows_are: str,
     limits: str,
 ) -> SourceData:
-    """Return the data of a run, with what there is to say of its rows.
+    """Return the data of a run, with notes on its rows.
 
     Args:
-        tokenizer: of the run.
+        tokenizer: the tokenizer of the run.
         train: rows to train on.
         val: rows that are held out, or None.
         section: how they were read.
-        rows_are: what rows are called, for people.
-        limits: how long they may be, for people.
+        rows_are: the plural noun for rows, for messages.
+        limits: the length limits, as text for messages.
     """
     named = (("training", train), ("held-out", val))
     notes = (
@@ -75,13 +75,13 @@ def load_prompt_data(
     tools: Tools = None,
     rows_are: str = "prompts",
 ) -> SourceData:
-    """Read the prompts to train on, and those that are held out; for errors see `load_prompts`.
+    """Read the training prompts and the held-out ones; for errors see `load_prompts`.
 
     Args:
-        config: of the run.
-        tokenizer: of its model.
+        config: the config of the run.
+        tokenizer: the tokenizer of its model.
         tools: schemas of the functions that the chat template is given.
-        rows_are: what rows are called, for people.
+        rows_are: the plural noun for rows, for messages.
 
     Raises:
         ConfigError: no training files are named, they are to be streamed, or `data.max_length` is set.
@@ -121,11 +121,11 @@ def read_prompts(
     """Read prompts from files, as a run does; for errors see `load_prompts`.
 
     Args:
-        config: of the run.
-        tokenizer: of its model.
+        config: the config of the run.
+        tokenizer: the tokenizer of its model.
         paths: files or patterns.
-        source: reads them; what the config names where absent.
-        section: says what their columns are, and how long they may be; `config.data` where absent.
+        source: reads the files; by default the config's source.
+        section: has the columns and the length limits; by default `config.data`.
         tools: schemas of the functions that the chat template is given.
     """
     return load_prompts(
@@ -143,7 +143,7 @@ def refuse_no_files(section: DataSection) -> None:
     """Refuse a section that names no training files, or names them twice.
 
     Raises:
-        ConfigError: it names none, or some beside a mixture.
+        ConfigError: no files are named, or files beside a mixture.
     """
     if section.train_files and section.mixture:
         raise ConfigError(

@@ -38,21 +38,22 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 def message_form(tokenizer: Tokenizer, tools: Tools = None) -> MessageForm:
-    """Return the form of the tokenizer's chat template; that for messages with tools may be another template.
+    """Return the message form of the tokenizer's chat template, which may be another template for messages with tools.
 
     Args:
-        tokenizer: with a chat template.
-        tools: functions of the conversation, where it has some.
+        tokenizer: a tokenizer with a chat template.
+        tools: the functions of the conversation, if any.
     """
     return _form(tokenizer, tokenizer.get_chat_template(tools=tools or None), bool(tools))
 
 
 class MessageForm:
-    """What a chat template takes: content as text or as parts, arguments of calls by name or as JSON, a thought's field.
+    """The form of messages that a chat template takes: content as text or as parts, arguments of calls by name or as JSON, the field of
+    reasoning.
 
     Args:
-        tokenizer: with a chat template.
-        tools: functions that are given beside the messages of a trial.
+        tokenizer: a tokenizer with a chat template.
+        tools: functions that are given with the messages of a trial.
     """
 
     def __init__(self, tokenizer: Tokenizer, tools: Tools) -> None:
@@ -66,7 +67,7 @@ class MessageForm:
         and as JSON text. A thought in a field that the template does not read moves to the one that it does.
 
         Raises:
-            DataError: the arguments of a call are no JSON object, and the template takes nothing else.
+            DataError: the arguments of a call are not a JSON object, and the template takes nothing else.
         """
         return [self._taken(message) for message in messages]
 
@@ -118,7 +119,7 @@ class MessageForm:
         if self._writes_text:
             return text
         raise DataError(
-            f"the arguments of a call of {name!r} are {text[:80]!r}, which is no JSON object",
+            f"the arguments of a call of {name!r} are {text[:80]!r}, which is not a JSON object",
             hint='write them as a JSON object, or as its text: {"city": "Rome"}',
         )
 

@@ -44,11 +44,11 @@ def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
 def share_metrics(
     counted: Iterable[tuple[Prompt, int]], names: Collection[str]
 ) -> dict[str, float]:
-    """Return which share of a step's prompts and tokens is from each dataset: `data/<name>/prompt_share`, `data/<name>/token_share`.
+    """Return each dataset's share of a step's prompts and tokens: `data/<name>/prompt_share`, `data/<name>/token_share`.
 
     Args:
         counted: prompts or examples, each with its tokens.
-        names: of all datasets.
+        names: the names of all datasets.
     """
     prompts, tokens = Counter[str](), Counter[str]()
     for prompt, count in counted:

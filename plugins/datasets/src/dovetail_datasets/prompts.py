@@ -47,12 +47,12 @@ class PromptSet(RowSet):
     """How many control tokens the rows spell, which are encoded as text."""
 
     def notes(self, what: str, limits: str, section: DataSection) -> Iterator[str]:
-        """Yield what there is to say of the rows; what is counted of streamed rows is counted of those that were read.
+        """Yield notes on the rows; counts of streamed rows cover those read so far.
 
         Args:
             what: they are called.
-            limits: how long they may be, for people.
-            section: says what becomes of longer ones, and of control tokens.
+            limits: the length limits, as text for messages.
+            section: has the handling of longer rows and of control tokens.
         """
         if self.streamed:
             yield f"{what} are streamed: {self.streamed}"
@@ -79,17 +79,18 @@ def load_prompts(
     media_dir: Path | None = None,
     tools: Tools = None,
 ) -> PromptSet:
-    """Read, check, template and tokenise every row.
+    """Read, check, render and tokenise every row.
 
     Args:
         source: reads the files.
         paths: files or patterns.
         tokenizer: a Hugging Face tokenizer.
-        section: the limit on prompts and what happens beyond it, the prompt's column, plain prompts.
-        model: for messages.
-        media_dir: where images without a file of their own are written; `section.media_dir` where absent, and else
-            `media` in the working directory.
-        tools: functions of an agent loop, which the chat template describes in every prompt; those of each row where absent.
+        section: the limit on prompts and the handling of longer ones, the prompt's column, plain prompts.
+        model: the model's path, for messages.
+        media_dir: the directory of images without a file of their own; by default `section.media_dir`, or else `media`
+            in the working directory.
+        tools: the functions of an agent loop, which the chat template describes in every prompt; by default those of
+            each row.
 
     Raises:
         DataError: a file, column, row or image is bad, a prompt has a token that the model has no embedding for, or is too long
@@ -298,7 +299,7 @@ def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
         )
     if row.tools and tools is not None and row.tools != list(tools):
         raise DataError(
-            f"{placed.where}: it has {TOOLS!r}, and what its prompt describes are the functions of rollout.agent_loop, which are others",
+            f"{placed.where}: it has {TOOLS!r}, but its prompt describes the functions of rollout.agent_loop, which differ",
             hint="remove the column, or have the loop's chat_tools return the same functions",
         )
     return placed._replace(row=attrs.evolve(row, tools=tools)) if tools else placed

@@ -18,10 +18,10 @@ Made = TypeVar("Made")
 
 
 def check_template_args(section: DataSection) -> None:
-    """Refuse arguments of a chat template where raw texts do not go through it.
+    """Refuse arguments of the chat template where plain prompts bypass it.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: there are arguments.
     """
     if section.chat_template_args:
         raise ConfigError(
@@ -31,11 +31,11 @@ def check_template_args(section: DataSection) -> None:
 
 
 def check_template(tokenizer: Tokenizer, model: ModelSection) -> None:
-    """Check that messages can become text.
+    """Check that the tokenizer can render messages.
 
     Raises:
         ModelError: the tokenizer has no chat template.
-        ConfigError: it is no Jinja template.
+        ConfigError: the chat template is not a Jinja template.
     """
     of = f"the tokenizer of {model.tokenizer_path or model.path!r}"
     template = getattr(tokenizer, "chat_template", None)
@@ -55,13 +55,13 @@ def made_or_bad(
     encoders: Sequence[TextEncoder],
     most_bad: int,
 ) -> list[Made | DataError]:
-    """Return what `make` makes of rows, and what is wrong with those that are bad, which are found by halves.
+    """Apply `make` to rows, and return its results and the faults of bad rows, which are found by bisection.
 
     Args:
-        make: makes it of several rows.
-        rows: in order.
-        encoders: that `make` uses, which count what it encodes.
-        most_bad: rows that may be bad.
+        make: converts several rows.
+        rows: the rows in order.
+        encoders: the encoders that `make` uses, which count what they encode.
+        most_bad: the limit of bad rows.
 
     Raises:
         DataError: a row is bad, and none may be.
@@ -86,12 +86,12 @@ def in_batches(
     place: Callable[[int], str],
     at_once: int = ROWS_AT_ONCE,
 ) -> Iterator[tuple[int, Made]]:
-    """Yield the number of every row and what `render` makes of it.
+    """Yield the number of every row with its result of `render`.
 
     Args:
-        render: makes it of several rows.
+        render: converts several rows.
         parsed: the rows.
-        place: names a row by its number, for messages.
+        place: returns the place of a row, by its number, for messages.
         at_once: rows that are rendered together.
 
     Raises:

@@ -17,7 +17,7 @@ from dovetail.plugins import called, title_of
 
 
 class NumberedRow(NamedTuple):
-    """A row of a dataset."""
+    """A row of a dataset, with its number."""
 
     number: int
     columns: Mapping[str, Any] | DataError
@@ -42,15 +42,15 @@ class FileRows:
 
 
 def check_bad_rows(row: BadRow, count: int, most: int) -> None:
-    """Refuse more bad rows than there may be.
+    """Refuse a dataset with more bad rows than allowed.
 
     Args:
         row: the last one, for the error.
-        count: how many there are.
-        most: how many there may be (`data.max_bad_rows`).
+        count: the number of bad rows.
+        most: the limit (`data.max_bad_rows`).
 
     Raises:
-        DataError: there are more.
+        DataError: there are more than `most`.
     """
     if count > most:
         many = f" ({count:,} rows are bad so far; data.max_bad_rows={most:,})" if most else ""
@@ -58,15 +58,16 @@ def check_bad_rows(row: BadRow, count: int, most: int) -> None:
 
 
 class CheckedGroups(RowGroups):
-    """The groups that a dataset source gives, compared with the interface as they are read.
+    """The groups of rows that a dataset source yields, checked against the interface as they are read.
 
     Args:
-        source: to ask.
-        paths: of its files.
+        source: the dataset source.
+        paths: the paths of its files.
 
     Raises:
         DataError: there are no rows; and see `DatasetSource.read`, also for reading.
-        PluginBrokenError: the source raised something of its own, or gave something else than rows; names it with its version.
+        PluginBrokenError: the source raised an error of its own, or yielded something other than rows; names it with
+            its version.
     """
 
     def __init__(self, source: DatasetSource, paths: Sequence[str]) -> None:
@@ -127,7 +128,7 @@ def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[
     """Yield rows of a group from one on.
 
     Args:
-        groups: of a dataset.
+        groups: the groups of a dataset.
         group: its number.
         start: the first row, in the group.
         first: its number in the dataset.
@@ -138,11 +139,11 @@ def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[
 
 
 def by_file(rows: Iterable[NumberedRow], paths: Sequence[str]) -> list[FileRows]:
-    """Return the rows of each file, without those that can't be read.
+    """Return the readable rows of each file.
 
     Args:
-        rows: in order.
-        paths: names the file where rows do not.
+        rows: the rows in order.
+        paths: the files, for rows that do not name theirs.
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -153,10 +154,10 @@ def by_file(rows: Iterable[NumberedRow], paths: Sequence[str]) -> list[FileRows]
 
 
 def unfilled(value: Any) -> Any:
-    """Return what a table of Arrow holds at one place, as plain containers and without the keys that it filled.
+    """Return a value of an Arrow table as plain containers, without the keys that Arrow filled in.
 
-    A struct has the keys of all rows, and nulls, or in pandas NaN, where a row has no such key. A null that the row had can't be told
-    from those.
+    Arrow's structs have the keys of all rows, with nulls (NaN in pandas) for keys that a row lacks. A row's own nulls can't be
+    distinguished from them and are removed too.
     """
     if isinstance(value, Mapping):
         filled = {key: unfilled(part) for key, part in value.items()}

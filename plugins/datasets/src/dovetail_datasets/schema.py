@@ -24,7 +24,7 @@ TOOLS = "tools"
 
 @attrs.frozen(kw_only=True)
 class RawRow:
-    """A row's parts; the prompt is not tokenised yet."""
+    """The parts of a row, before its prompt is tokenised."""
 
     prompt: list[dict[str, Any]] | str
     data_source: str | None
@@ -40,12 +40,12 @@ class RawRow:
 
     @property
     def begun(self) -> bool:
-        """Whether the prompt ends with the beginning of an answer."""
+        """Whether the prompt ends with a partial answer to continue."""
         return not isinstance(self.prompt, str) and self.prompt[-1]["role"] == "assistant"
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The prompt as messages; in a text, what stands for an image becomes a part."""
+        """The prompt as messages; image placeholders in a text become parts."""
         if not isinstance(self.prompt, str):
             return self.prompt
         content: Any = in_parts(self.prompt) if self.images else self.prompt
@@ -63,8 +63,8 @@ def parse_row(
     """Check one row.
 
     Raises:
-        DataError: it is one, of a row that can't be read; the prompt is missing, null, of a wrong type, or has a bad message; its images are not those that
-            it refers to; another column has a wrong type; names the row.
+        DataError: the row can't be read; or the prompt is missing, null, of a wrong type, or has a bad message; its
+            images do not match its placeholders; another column has a wrong type. Names the row.
     """
     if isinstance(row, DataError):
         raise row
@@ -91,27 +91,27 @@ def parse_row(
 
 
 def check_row(row: Mapping[str, Any], where: str) -> None:
-    """Refuse a row with videos, or with a text that no tokenizer takes and no file keeps.
+    """Refuse a row with videos, or with text that can't be tokenised and stored (lone surrogates).
 
     Raises:
-        DataError: it has one.
+        DataError: the row has one.
     """
     for path, text in unencodable(row):
         raise DataError(
-            f"{where}: {format_path(path)!r} holds half of a surrogate pair, which is no character: {shown(text)}",
+            f"{where}: {format_path(path)!r} holds half of a surrogate pair, which is not a character: {shown(text)}",
             hint="write the character whole, or remove the row",
         )
     if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
         raise DataError(
-            f"{where}: it has videos; rows are of text and images alone", hint="remove such rows"
+            f"{where}: it has videos; expected only text and images", hint="remove such rows"
         )
 
 
 def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]] | str:
-    """Check the value of a column.
+    """Check that the value of a column is a text or messages, and return it.
 
     Raises:
-        DataError: it is null, empty or of another type, or has a bad message; names the row.
+        DataError: the value is null, empty or of another type, or has a bad message; names the row.
     """
     if isinstance(value, str):
         if not value.strip():
@@ -144,8 +144,8 @@ def _messages_as_text(value: str, key: str, where: str) -> list[Any] | None:
     if isinstance(found, list):
         return found
     raise DataError(
-        f"{where}: {key!r} is a text that looks like messages and is no JSON list of them: {shown(value)}",
-        hint="write the messages as a list, or as its JSON text (json.dumps in Python, where str() writes none)",
+        f"{where}: {key!r} is a text that looks like messages and is not a JSON list of them: {shown(value)}",
+        hint="write the messages as a list, or as its JSON text (json.dumps in Python; str() does not write JSON)",
     )
 
 
@@ -226,7 +226,7 @@ def tools_of(value: object, where: str) -> list[dict[str, Any]] | None:
     """Return the functions of a row: a list of JSON schemas, or its JSON text.
 
     Raises:
-        DataError: it is something else.
+        DataError: the value is neither.
     """
     if value is None or is_nan(value):
         return None
@@ -251,7 +251,7 @@ def check_column(
     *,
     hint: str | None = None,
 ) -> None:
-    """Refuse rows of which none has a column; the prompt's, where no other hint is given.
+    """Refuse rows of which none has the column; the default hint is about the prompt's column.
 
     Raises:
         DataError: names the columns present, and the nearest.

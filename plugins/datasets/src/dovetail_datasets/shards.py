@@ -55,8 +55,8 @@ class Shard:
     """Examples of consecutive rows, by the row's number in the dataset.
 
     Args:
-        facts: of the rows.
-        examples: of rows that are neither bad nor too long, in order.
+        facts: the facts of the rows.
+        examples: the examples of rows that are neither bad nor too long, in order.
     """
 
     def __init__(self, facts: ShardFacts, examples: Sequence[Example]) -> None:
@@ -74,7 +74,7 @@ class Shard:
         return self._examples[place]
 
     def get(self, row: int) -> Example | BadRow | None:
-        """Return what became of a row; None where it is too long."""
+        """Return the example of a row; None where it is too long."""
         place = int(np.searchsorted(self.rows, row))
         if place < len(self.rows) and self.rows[place] == row:
             return self.example(place)
@@ -82,10 +82,10 @@ class Shard:
 
 
 class ShardFile(Shard):
-    """A shard in a file, of which only what is asked for is read.
+    """A shard in a file, of which only the requested examples are read.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Raises:
         ValueError, OSError, KeyError: it is damaged, or can't be read.
@@ -128,7 +128,7 @@ class ShardFolder:
     """A dataset's folder in the token cache.
 
     Args:
-        path: of the folder; it is made with the first shard.
+        path: the path of the folder; it is made with the first shard.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,7 +141,7 @@ class ShardFolder:
         return number in self._files
 
     def open(self, number: int, size: int) -> ShardFile | None:
-        """Return a shard of so many rows that was written before; None where there is none, or a damaged one."""
+        """Return an existing shard of `size` rows; None where there is none, or it is damaged."""
         import pyarrow as pa
 
         path = self._files.get(number)
@@ -222,12 +222,12 @@ def _digest(content: Any) -> str:
 def cache_folder(
     given: str | None, tokenizer: Tokenizer, follows_from: Mapping[str, Any]
 ) -> Path | None:
-    """Return where shards of a dataset are kept; None for a tokenizer of which no digest can be made, or a template that reads the clock.
+    """Return the folder of a dataset's shards; None for a tokenizer without a digest, or a template that reads the clock.
 
     Args:
         given: the cache's directory (`data.cache_dir`); see `cache_root`.
-        tokenizer: that makes the tokens.
-        follows_from: what else they follow from.
+        tokenizer: the tokenizer of the examples.
+        follows_from: the further inputs of the examples, which key the cache.
     """
     # What a template writes of the date is another tomorrow.
     if not getattr(tokenizer, "is_fast", False) or "strftime_now" in str(tokenizer.chat_template):

@@ -25,7 +25,7 @@ Files = Mapping[Split, Rows]
 
 
 class DataRecipeConformance(PluginConformance):
-    """Subclass it, set `plugin` and `rows`, and pytest runs the suite. A recipe that makes its rows needs no `rows`."""
+    """Conformance suite for data recipes: subclass it and set `plugin` and `rows`. A recipe that makes its rows needs no `rows`."""
 
     kind = "data_recipe"
     plugin: ClassVar[type[DataRecipe]]
@@ -39,12 +39,14 @@ class DataRecipeConformance(PluginConformance):
         pq.write_table(pa.Table.from_pylist([*rows]), path)
 
     def file_of(self, split: Split) -> str:
-        """Return the name of a split's file, below the repository: `*` of its pattern becomes `part`, and its ending is `.parquet` if it has none."""
+        """Return the name of a split's file below the repository: the `*` of its pattern becomes `part`, and `.parquet` is added where it
+        has no ending.
+        """
         name = self.make().patterns()[split].replace("*", "part")
         return name if Path(name).suffix else f"{name}.parquet"
 
     def repository(self, folder: Path, rows: Files | None = None) -> Path:
-        """Write the dataset's files into a folder, as they lie on the hub, and return it."""
+        """Write the dataset's files into a folder, with the hub's layout, and return it."""
         for split, own in (self.rows if rows is None else rows).items():
             path = folder / self.file_of(split)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +54,7 @@ class DataRecipeConformance(PluginConformance):
         return folder
 
     def prepared(self, folder: Path, rows: Files | None = None) -> Path:
-        """Return the folder of what the recipe makes of its rows, or of others."""
+        """Return the folder that the recipe writes for its rows, or for others."""
         if self.plugin.repository and not self.rows:
             pytest.skip("it gives no rows of the dataset: set `rows` in a suite")
         output = folder / "prepared"

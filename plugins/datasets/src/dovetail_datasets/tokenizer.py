@@ -32,16 +32,17 @@ TOKENIZER_FILES = (
 def load_tokenizer(
     model: ModelSection, *, chat_template_args: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the Hugging Face tokenizer of a model section, its `chat_template` set where the section gives one.
+    """Return the Hugging Face tokenizer of a model section, with the section's `chat_template` where set.
 
     Args:
-        model: where it lies.
-        chat_template_args: of `data`; they are written into its chat template (`data/chat_template.py`).
+        model: the model's section.
+        chat_template_args: `data.chat_template_args`; they become defaults of its chat template
+            (`data/chat_template.py`).
 
     Raises:
         ConfigError: the chat template does not read one of the arguments.
         ModelError: the directory is missing or holds no tokenizer, the hub id can't be reached, or the
-            chat template is no template.
+            chat template is not a template.
     """
     from transformers import AutoTokenizer
 
@@ -77,11 +78,11 @@ def load_tokenizer(
 
 
 def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens at which generation stops, sorted: end tokens of the tokenizer, the model's config and its generation config.
+    """Return the sorted tokens that end generation: end tokens of the tokenizer, the model's config and its generation config.
 
     Args:
-        model: whose files are read.
-        tokenizer: of the run.
+        model: the model's section.
+        tokenizer: the tokenizer of the run.
 
     Returns:
         None of them where there are no such files.
@@ -112,7 +113,7 @@ def special_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 def added_tokens(tokenizer: Tokenizer) -> list[Any]:
-    """Return a tokenizer's added tokens; none of that of mistral-common, which makes a control token of no text."""
+    """Return a tokenizer's added tokens; empty for mistral-common's, which never encodes control tokens from text."""
     added = getattr(tokenizer, "added_tokens_decoder", None)
     return list(added.values()) if isinstance(added, Mapping) else []
 
@@ -124,12 +125,12 @@ def check_ids(
 
     Args:
         ids_T: int64 [T], token ids.
-        vocabulary: tokens that it has embeddings for (`vocab_size`); nothing is checked where it is None.
-        tokenizer: that made the ids.
-        place: names the row, for the error.
+        vocabulary: the number of the model's embeddings (`vocab_size`); None skips the check.
+        tokenizer: the tokenizer of the ids.
+        place: the row, for the error.
 
     Raises:
-        DataError: it has none; names the token.
+        DataError: a token has no embedding; names the token.
     """
     largest = int(ids_T.max(initial=0))
     if vocabulary is not None and largest >= vocabulary:
@@ -199,7 +200,7 @@ def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelE
             hint="save it again with tokenizer.save_pretrained(directory)",
         )
     return ModelError(
-        f"{key}={path!r} is no directory here, and no tokenizer of that hub id could be loaded: {cause}",
+        f"{key}={path!r} is not a directory here, and no tokenizer of that hub id could be loaded: {cause}",
         hint="check the spelling and the network, or download the model and give its directory",
     )
 

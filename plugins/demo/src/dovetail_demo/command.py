@@ -97,7 +97,7 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
 
 
 def config_text(config: Path, out: Path, seed: int) -> str:
-    """Return a config, comments included, with the paths and names of the demo in this folder with this seed."""
+    """Return the demo's config, comments included, with paths and names for this folder and seed."""
     folder = json.dumps(str(out), ensure_ascii=False)[1:-1]  # Within the quotes of a YAML string.
     text = config.read_text(encoding="utf-8")
     text = text.replace("seed: 1 ", f"seed: {seed} ").replace("seed_1", f"seed_{seed}")

@@ -50,7 +50,7 @@ def make_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 def make_model(
     directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int, hidden_size: int = HIDDEN_SIZE
 ) -> PreTrainedModel:
-    """Write a Qwen2 of so many features in four heads; its vocabulary is exactly the tokenizer's."""
+    """Write a Qwen2 with `hidden_size` features in four heads, and the tokenizer's vocabulary."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

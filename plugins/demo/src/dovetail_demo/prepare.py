@@ -22,7 +22,7 @@ def prepare(
 
     Args:
         directory: made if it does not exist.
-        seed: of the data, the weights, and the warm start.
+        seed: the seed of the data, the weights, and the warm start.
         hidden_size: features of the model.
         device: torch device of the warm start.
 
@@ -56,7 +56,7 @@ def prepare(
     "--device", default="auto", show_default=True, help="Of the warm start, such as cuda."
 )
 def main(out: Path, seed: int, hidden_size: int, device: str) -> None:
-    """Make data and models, and train nothing further."""
+    """Write the demo's data, its untrained model and its warm-started one."""
     model = prepare(out, seed, hidden_size=hidden_size, device=device)
     click.echo(visible(f"{out}: data, base (the untrained model); the warm-started one is {model}"))
 

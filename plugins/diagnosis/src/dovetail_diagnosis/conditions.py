@@ -11,7 +11,7 @@ from statistics import fmean, median
 from dovetail_diagnosis.history import WINDOW, MetricCourse, MetricHistory
 
 STEPS = 5
-"""So many steps in a row begin a warning, and so many end it: one bad batch is no diagnosis."""
+"""So many steps in a row begin a warning, and so many end it: one bad batch is not a diagnosis."""
 REWARD, REWARD_STD = "reward/mean", "reward/std"
 SIGNAL, ALIKE = "advantage/zero_signal_groups", "reward/identical_responses"
 CUT, FAILED, ENTROPY = "response_length/clip_ratio", "reward/failure_share", "actor/entropy"
@@ -27,7 +27,7 @@ _LEARNING_RATE = "actor.optim.lr"
 
 @dataclass(frozen=True)
 class Condition:
-    """One way to fail."""
+    """A way in which training fails, and its symptoms."""
 
     name: str
     """One word, for `events.jsonl`; the heading of its section in docs/diagnosis.md."""
@@ -58,7 +58,7 @@ def _no_signal(history: MetricHistory) -> bool:
 
 
 def _no_chance(steps: list[bool]) -> bool:
-    """Whether so many true ones at the end are no chance, since small batches are without signal now and then."""
+    """Whether so many true ones at the end are not chance, since small batches are without signal now and then."""
     streak = next((n for n, step in enumerate(reversed(steps)) if not step), len(steps))
     before = steps[: len(steps) - streak]
     share = (sum(before) + 1) / (len(before) + 2) if any(before) else 0.0  # Laplace's rule

@@ -14,7 +14,7 @@ PAGE = "docs/diagnosis.md"
 
 @dataclass
 class LearningWarning:
-    """A condition that held for long enough to be no chance."""
+    """A condition that has persisted beyond chance."""
 
     name: str
     message: str
@@ -32,7 +32,7 @@ class LearningWarning:
 
     @property
     def page(self) -> str:
-        """Where it is explained."""
+        """The page of its documentation."""
         return f"{PAGE}#{self.name}"
 
 
@@ -40,8 +40,8 @@ class RunDiagnosis:
     """Follows the metrics of a run from its first step.
 
     Attributes:
-        warnings: of the whole run, in the order in which they began.
-        in_force: those that have not ended, by the name of their condition.
+        warnings: the warnings of the whole run, in the order in which they began.
+        in_force: the warnings that have not ended, by the name of their condition.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class RunDiagnosis:
         self._until: dict[str, int] = {}
 
     def observe(self, step: int, metrics: Mapping[str, object]) -> list[LearningWarning]:
-        """Take the next row of metrics, of a step or of a validation, and return the warnings that begin with it.
+        """Process the next row of metrics, of a step or of a validation, and return the warnings that begin with it.
 
         A warning begins once its condition has held for its number of rows, and ends once it has not for as many.
         """
@@ -107,7 +107,7 @@ class RunDiagnosis:
 
 
 def diagnose(rows: Iterable[Mapping[str, object]]) -> RunDiagnosis:
-    """Return the diagnosis of a run whose rows of `metrics.jsonl` these are; rows without a step say nothing."""
+    """Return the diagnosis of a run from the rows of its `metrics.jsonl`; rows without a step are ignored."""
     diagnosis = RunDiagnosis()
     for row in rows:
         step = row.get("step")

@@ -53,18 +53,18 @@ class Figure:
         return next((name for name in (self.metric, *self.others) if name in known), None)
 
     def outdone(self, names: Iterable[str]) -> bool:
-        """Return whether a metric among these says more than this figure would."""
+        """Return whether one of these metrics is more informative than this figure."""
         return bool(self.unless) and any(re.fullmatch(self.unless, name) for name in names)
 
     def short_for(self, name: str | None) -> str:
-        """Return the word for a line of a log, where this metric is what was found: `acc@4` for `val/acc@4`, since the mean
-        of several samples is no accuracy of single answers.
+        """Return the short name of this metric for a log line: `acc@4` for `val/acc@4`, since the mean of several samples is not an
+        accuracy of single answers.
         """
         kind = (name or "").rpartition("/")[2]
         return kind if self.pattern and kind and not kind.endswith("@1") else self.short
 
     def label_for(self, name: str | None) -> str:
-        """Return the label for a table or a chart, where this metric is what was found."""
+        """Return the label of this metric for a table or a chart."""
         short = self.short_for(name)
         return self.title if short == self.short else f"Validation {short}"
 
@@ -78,7 +78,7 @@ class Figure:
         """Return the figure in a step's metrics as text, with ± half the width of its interval where it has one.
 
         Args:
-            metrics: of the step.
+            metrics: the metrics of the step.
             name: the metric that was found for the whole run; None looks for it in the step.
         """
         name = name or self.find(metrics)
@@ -246,7 +246,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def write_best(best: object) -> str:
-    """Return the best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
+    """Return the best checkpoint of `summary.json` as text: `step 3, val/mean@4 64.8%`; empty where there is none."""
     if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
         return ""
     metric = str(best.get("metric", ""))

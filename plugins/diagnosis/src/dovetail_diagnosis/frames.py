@@ -22,8 +22,8 @@ class RunFrames:
     Attributes:
         metrics: one row a step, by `step`, a column a metric; lines of one step are merged, and what was not logged is NaN.
         samples: one row a sample that was kept, with its `step` and `file` (`step` or `validation`).
-        config: of the run.
-        summary: what `summary.json` holds; empty while the run trains for the first time.
+        config: the config of the run.
+        summary: the content of `summary.json`; empty during the first training.
     """
 
     metrics: pd.DataFrame
@@ -33,13 +33,13 @@ class RunFrames:
 
 
 def load(run: str | os.PathLike[str]) -> RunFrames:
-    """Read a run directory, also of a run that is under way.
+    """Read a run directory, also of a running run.
 
     Args:
         run: `runs/<project>/<experiment>`.
 
     Raises:
-        RunDirectoryError: it is no run directory, or a file of it is damaged.
+        RunDirectoryError: it is not a run directory, or a file of it is damaged.
         DovetailError: pandas is not installed.
     """
     try:

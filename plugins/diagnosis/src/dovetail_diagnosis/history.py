@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 WINDOW = 5
-"""Steps behind a mean: one batch is no trend."""
+"""Steps behind a mean: one batch is not a trend."""
 _SCORES = (re.compile(r"val/acc@\d+"), re.compile(r"val/mean@\d+"))
 """Metrics of validation with rewards, over all data sources; the first that is there counts."""
 
@@ -67,15 +67,15 @@ class ScoredValidation:
 
 @dataclass
 class MetricHistory:
-    """What a run logged, row by row.
+    """The logged metrics of a run.
 
     Attributes:
         now: the finite figures of the latest row.
         start: the first value of each metric.
-        series: the course of each metric that conditions look back at.
-        validations: of the main score.
-        best: of these, the first of several.
-        score: its name; empty before the first validation.
+        series: the values of each metric that conditions look back at.
+        validations: the validations of the main score.
+        best: the best of these validations; the first of several.
+        score: the name of the main score; empty before the first validation.
     """
 
     followed: frozenset[str]
@@ -88,7 +88,7 @@ class MetricHistory:
     score: str = ""
 
     def add(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Take in a row."""
+        """Add a row of metrics."""
         self.now = {
             name: float(value)
             for name, value in metrics.items()
@@ -112,7 +112,7 @@ class MetricHistory:
         return self.series.get(name, MetricCourse())
 
     def rise(self, name: str, step: int) -> float:
-        """Return how many times the highest value after a step is of the median up to it, or of the first; 0 where there is none after it."""
+        """Return the highest value after a step divided by the median up to it, or by the first; 0 where there is none after it."""
         before, after = self.of(name).up_to(step), self.of(name).after(step)
         if not after:
             return 0.0

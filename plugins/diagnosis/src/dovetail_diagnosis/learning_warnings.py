@@ -12,10 +12,10 @@ from dovetail_diagnosis.diagnosis import RunDiagnosis, diagnose
 
 
 class LearningWarnings:
-    """Logs each warning of `RunDiagnosis` when it begins, and names at the end those that are in force.
+    """Logs each warning of `RunDiagnosis` when it begins, and at the end those still active.
 
     Args:
-        logger: with the standard methods; the run's where absent.
+        logger: a logger with the standard methods; by default the run's.
     """
 
     def __init__(self, logger: Logger = None) -> None:
@@ -24,7 +24,7 @@ class LearningWarnings:
 
     @hookimpl
     def run_started(self, directory: Path) -> None:
-        """Take what the run logged before it was resumed."""
+        """Read the metrics logged before the run was resumed."""
         self._diagnosis = diagnose(read_rows(directory / "metrics.jsonl"))
 
     @hookimpl

@@ -63,7 +63,7 @@ class EndpointSection:
 
 @attrs.frozen(kw_only=True)
 class ScoreTeacherConfig(PluginSection):
-    """Which teacher scores which samples."""
+    """Selects the teacher that scores each sample."""
 
     teachers: Mapping[str, str] = attrs.field(factory=dict)
     """By `data_source` of the row: a role of `roles`, or a name of `endpoints`; `default` for all others. Empty: the role `teacher` for all."""

@@ -31,11 +31,11 @@ DIVERGENCES = ("forward_kl", "jsd", "reverse_kl")
 def events(
     log_probs_TK: Float[Tensor, "T K"], tail: Literal["bucket", "renormalize"]
 ) -> Float[Tensor, "T J"]:
-    """Return the log-probabilities of the K words as those of a whole distribution: with the rest as a bucket, or normalised.
+    """Return the log-probabilities of the K words as a complete distribution: with the rest as a bucket, or normalised.
 
     Args:
         log_probs_TK: float32, nats; may carry the gradient.
-        tail: what becomes of all other words.
+        tail: the treatment of all other tokens.
     """
     if tail == "renormalize":
         return log_probs_TK.log_softmax(-1)
@@ -53,10 +53,10 @@ def divergence(
     """Return the divergence of each token, float32, nats.
 
     Args:
-        name: of `DIVERGENCES`.
-        teacher_TJ: log P, as `events` returns them.
-        student_TJ: log Q, of the same words.
-        beta: of `jsd`.
+        name: a name of `DIVERGENCES`.
+        teacher_TJ: log P, the teacher's, from `events`.
+        student_TJ: log Q, the student's, of the same tokens.
+        beta: the mixture weight of `jsd`.
     """
     if name == "forward_kl":
         return _kl(teacher_TJ, student_TJ)

@@ -49,12 +49,13 @@ class _RetryableError(Exception):
 
 
 class Endpoint:
-    """One server's model.
+    """The model of one server.
 
     Args:
-        name: of the endpoint in the config, for messages.
-        section: where it is.
-        context: of the stage, whose runtime starts the servers where the section wants some; for errors see `TeacherServers`.
+        name: the name of the endpoint in the config, for messages.
+        section: the endpoint's section.
+        context: the context of the stage, whose runtime starts the servers where the section asks for some; for errors
+            see `TeacherServers`.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class Endpoint:
         )
         if len(found) < top_k:
             raise TeacherError(
-                f"{self._who} gave {len(found)} words of a token; expected {top_k}",
+                f"{self._who} gave {len(found)} alternatives for a token; expected {top_k}",
                 hint="lower top_k to what the server gives, such as vLLM's --max-logprobs",
             )
         best = found[:top_k]
@@ -283,7 +284,7 @@ def _plain_words(tokenizer: Tokenizer) -> dict[int, str]:
             found[word] = text
     if len(found) < 2:
         raise ConfigError(
-            "the run's tokenizer has no words of plain text to compare a served teacher's with"
+            "the run's tokenizer has no plain-text tokens to compare with a served teacher's"
         )
     words: Sequence[int] = list(found)
     every = max(1, len(words) // PROBED)

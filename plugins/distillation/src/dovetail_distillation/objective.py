@@ -49,7 +49,7 @@ PLUS = "plus."
 
 
 class Distill(Objective):
-    """Makes a student's distribution that of its teacher, on its own samples or on a dataset's examples."""
+    """Makes a student's distribution match its teacher's, on its own samples or on a dataset's examples."""
 
     name = "distill"
     api = ">=1.1,<2"
@@ -87,7 +87,7 @@ class Distill(Objective):
         found = {own.name: own} | {o.name: o for o in (plus.outputs if plus is not None else ())}
         if found[own.name] != own:
             raise ConfigError(
-                f"objective 'distill' and its plus, {plus.plugin.name if plus else ''!r}, compute {own.name!r} of different words",
+                f"objective 'distill' and its plus, {plus.plugin.name if plus else ''!r}, compute {own.name!r} at different token ids",
                 hint="leave plus out, or choose a divergence that compares the token alone, such as k2",
             )
         return tuple(found.values())

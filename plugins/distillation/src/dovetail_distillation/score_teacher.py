@@ -76,7 +76,9 @@ class ScoreTeacher(Stage):
     def examine(
         cls, config: ScoreTeacherConfig, facts: PlanFacts, data: Any
     ) -> Iterator[str | Finding | DovetailError]:
-        """Find servers that the runtime can't start, and every `data_source` without a teacher; of rows that are streamed, as they are read."""
+        """Report servers that the runtime can't start, and every `data_source` without a teacher; streamed rows are checked as they are
+        read.
+        """
         runtime = facts.plugins["runtime"]
         for name, section in config.endpoints.items():
             if section.serve is not None and "task_workers" not in runtime.cls.capabilities:
@@ -91,15 +93,15 @@ class ScoreTeacher(Stage):
             yield _without_teacher(", ".join(map(repr, missing)), config)
 
     def start(self) -> None:
-        """Ask every server for its model.
+        """Connect to every server, and check its model.
 
         Raises:
-            TeacherError: one can't be reached, or does not give what is needed.
-            ConfigError: an endpoint is no sample's teacher.
+            TeacherError: a server can't be reached, or lacks a required feature.
+            ConfigError: an endpoint is not a sample's teacher.
         """
         if unused := sorted(self.config.endpoints.keys() - set(self.config.by_source.values())):
             raise ConfigError(
-                f"endpoint {unused[0]!r} of score_teacher is no sample's teacher",
+                f"endpoint {unused[0]!r} of score_teacher is not a sample's teacher",
                 hint=f"set teachers.default={unused[0]}, or remove it",
             )
         for name, section in self.config.endpoints.items():
@@ -193,7 +195,7 @@ def _words(facts: PlanFacts) -> int:
     }
     if len(sizes) != 1:
         raise ConfigError(
-            f"{TOP_IDS} is required, and the objectives that read it want {sorted(sizes) or 'no number of'} words a token; expected one number",
+            f"{TOP_IDS} is required, and the objectives that read it want {sorted(sizes) or 'no number of'} token ids for each token; expected one number",
             hint="set the same top_k for all of them",
         )
     return sizes.pop()

@@ -39,12 +39,12 @@ class _Place:
 
 
 class TeacherServers:
-    """The controller's side: starts them, and sends each request to the one with the fewest.
+    """The controller's handle of teacher servers: starts them, and sends each request to the one with the fewest.
 
     Args:
-        name: of the endpoint, for messages.
-        section: its `serve` is set.
-        context: of the stage; its `runtime` starts the processes.
+        name: the name of the endpoint, for messages.
+        section: a section whose `serve` is set.
+        context: the context of the stage; its `runtime` starts the processes.
 
     Raises:
         ConfigError: the runtime starts no processes.
@@ -97,7 +97,7 @@ class TeacherServers:
         return int(status), body.decode()
 
     def close(self) -> None:
-        """End them; safe to call twice."""
+        """End the servers; safe to call twice."""
         for place in self._places:
             place.worker.close()
         self._places = []
@@ -109,7 +109,7 @@ class TeacherServers:
 
 
 def described(section: EndpointSection) -> str:
-    """Describe which servers are started, what of the machines they take, and how much of it the weights fill."""
+    """Describe the servers to start, the share of the machines that they take, and the share that the weights fill."""
     serve, directory = section.serve, Path(section.model).expanduser()
     assert serve is not None
     what = (
@@ -125,7 +125,7 @@ def described(section: EndpointSection) -> str:
 
 
 def without_processes(name: str, runtime: str) -> ConfigError:
-    """Return what is wrong with servers under a runtime that starts no processes."""
+    """Return the problem of servers under a runtime that starts no processes."""
     return ConfigError(
         f"endpoint {name!r} of score_teacher is to be served by the run, and runtime.name={runtime} starts no further processes",
         hint="set runtime.name=ray; or make the teacher a role of the config, or give the url of a server",
@@ -133,7 +133,7 @@ def without_processes(name: str, runtime: str) -> ConfigError:
 
 
 class TeacherServer:
-    """The process's side: one server, and the way to it."""
+    """The process of one teacher server: starts it and forwards requests to it."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._setup, self._starting = setup, threading.Lock()
@@ -153,10 +153,10 @@ class TeacherServer:
             raise
 
     async def call(self, payload: bytes) -> bytes:
-        """Pass a request on; returns status and body of the answer: 503 where the server has died, and is started again.
+        """Forward a request, and return status and body of the answer; 503 where the server has died and is being restarted.
 
         Raises:
-            WorkerError: it does not start again.
+            WorkerError: the server can't be restarted.
         """
         import httpx2
 
@@ -210,7 +210,7 @@ class TeacherServer:
 
 
 def serve(given: bytes, logger: Logger) -> TeacherServer:
-    """Start a server; what a process of the runtime runs."""
+    """Run a server; called in a process of the runtime."""
     server = TeacherServer(json.loads(given))
     logger.info("a teacher's server is ready")
     return server
@@ -234,7 +234,7 @@ def for_sglang(asked: bytes) -> bytes:
 
 
 def from_sglang(answered: bytes) -> bytes:
-    """Return an answer of SGLang's `/generate` as one of `/v1/completions`: of each token of the prompt but the first its own
+    """Convert an answer of SGLang's `/generate` to one of `/v1/completions`: for each token of the prompt but the first its
     log-probability, in nats, and those of the most likely words.
     """
     about = json.loads(answered)["meta_info"]

@@ -42,7 +42,7 @@ class TeacherAdvantage(Stage):
         )
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Add it. Its metric `distill/reverse_kl` is the mean of log π_old − log π_teacher in nats a token."""
+        """Add the teacher's advantages. The metric `distill/reverse_kl` is the mean of log π_old − log π_teacher in nats a token."""
         mask: Ragged = batch["response_mask"]
         shown_T = mask.values
         least, most = self.config.min_log_prob, self.config.max_divergence

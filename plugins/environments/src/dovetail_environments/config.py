@@ -48,7 +48,7 @@ class WorkerSection(EnvironmentSection):
 
 @attrs.frozen(kw_only=True)
 class ProgramEnvironmentConfig(WorkerSection):
-    """An environment of one's own: a Python file, or any command that speaks the protocol."""
+    """An environment that is a Python file, or any command that speaks the protocol."""
 
     file: str | None = None
     """A Python file with the functions `tasks` and `episode`, which runs in `python`."""
@@ -60,7 +60,7 @@ class ProgramEnvironmentConfig(WorkerSection):
     def __attrs_post_init__(self) -> None:
         if (self.file is None) == (self.command is None):
             given = "file and command" if self.file else "neither file nor command"
-            raise ValueError(f"has {given}; expected one of the two")
+            raise ValueError(f"has {given}; expected either file or command")
 
 
 _USER = """\
@@ -80,7 +80,7 @@ def _given_text(_config: Any, attribute: attrs.Attribute[str], value: str) -> No
 
 @attrs.frozen(kw_only=True)
 class SimulatedUserConfig(WorkerSection):
-    """A user whom a second model plays."""
+    """Settings of a user that a second model plays."""
 
     file: str = attrs.field(default="", validator=_given_text)
     """A JSON object a line: `user`, what the user wants and knows; `opening`, the user's first message; where there is one, `answer`, a text
@@ -125,7 +125,7 @@ class EnvironmentsConfig(GatewaySection):
             )
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the rows, their mixture and the reward function that the environments stand for."""
+        """Return the settings that the environments imply: their rows, their mixture and the reward function."""
         named = {name: _given(section) for name, section in self.environments.items()}
         return {
             "data": {

@@ -28,7 +28,7 @@ class TestProgramEnvironment(EnvironmentConformance):
 
 
 class TestEnvironmentsLoop(AgentLoopConformance):
-    """With that file as its environment."""
+    """The agent-loop suite on the example environment."""
 
     plugin = EnvironmentsLoop
     turns = ("1", "two")

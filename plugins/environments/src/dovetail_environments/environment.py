@@ -40,7 +40,7 @@ class EpisodeScore:
 
 
 class EnvironmentEpisode(ABC):
-    """One episode, as its environment sees it.
+    """One episode, with what its environment may use.
 
     Attributes:
         session: has the policy produce turns, and shows it what the environment says.
@@ -50,11 +50,11 @@ class EnvironmentEpisode(ABC):
 
     @abstractmethod
     def served(self) -> AbstractAsyncContextManager[ServedModel]:
-        """Return a context in which the policy answers calls to the APIs of OpenAI and Anthropic, for an environment that asks by HTTP."""
+        """Return a context in which the policy answers calls to the APIs of OpenAI and Anthropic, for environments that call by HTTP."""
 
 
 class Environment(Plugin):
-    """Gives tasks, runs an episode of one, and scores it. One object runs all episodes of a run at once, on one event loop.
+    """Provides tasks, runs episodes and scores them. One object runs all episodes of a run concurrently, on one event loop.
 
     `context.role` is the environment's name in the config. `tasks` and `run` may be asked of different objects.
     """
@@ -65,11 +65,11 @@ class Environment(Plugin):
 
     @abstractmethod
     def tasks(self, count: int, *, held_out: bool) -> Sequence[EnvironmentTask]:
-        """Return tasks, always the same and in the same order: a run is resumed on them.
+        """Return tasks, the same at every call and in the same order, so that a run can be resumed.
 
         Args:
-            count: how many at most.
-            held_out: whether tasks that no step trains on, none of which is among the others.
+            count: the maximum number of tasks.
+            held_out: whether to return held-out tasks, which must differ from all training tasks.
 
         Raises:
             DovetailError: what the environment needs is not there.
@@ -77,13 +77,13 @@ class Environment(Plugin):
 
     @abstractmethod
     async def run(self, task: Mapping[str, Any], episode: EnvironmentEpisode) -> EpisodeScore:
-        """Run one episode, in which the policy produces a turn at least, and score it.
+        """Run one episode, with at least one turn of the policy, and score it.
 
         Args:
             task: `data` of its task.
             episode: its session, and the policy behind an API.
 
         Raises:
-            EpisodeEndedError: as the session raises it; the reward is then `at_limit`.
-            EpisodeError: the episode failed, and has no score. Any other exception is a failure `environment`.
+            EpisodeEndedError: raised by the session at a limit; the reward is then `at_limit`.
+            EpisodeError: the episode failed, and has no score. Any other exception counts as the failure `environment`.
         """

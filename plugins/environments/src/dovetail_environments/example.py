@@ -19,7 +19,7 @@ def tasks(_settings: dict[str, Any], count: int, held_out: bool) -> list[dict[st
 
 
 def episode(_settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Return the share of numbers that the policy said in their turn."""
+    """Return the share of numbers that the policy gave at the right place."""
     messages, right = [{"role": "user", "content": "Say 1."}], 0
     for number in range(1, task["to"] + 1):
         answer = model.chat(messages)

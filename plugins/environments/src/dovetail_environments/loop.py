@@ -33,12 +33,12 @@ def made(name: str, section: EnvironmentSection, context: PluginContext) -> Envi
     """Return a started environment.
 
     Args:
-        name: in the config.
-        section: that selects it.
-        context: of the plugin that uses it.
+        name: the environment's name in the config.
+        section: the section that selects it.
+        context: the context of the plugin that uses it.
 
     Raises:
-        DovetailError: it can't be loaded, or what it needs is missing.
+        DovetailError: the environment can't be loaded, or a package that it needs is missing.
     """
     environment: Any = make_plugin(
         ref_for("environment", section), attrs.evolve(context, role=name)
@@ -48,7 +48,7 @@ def made(name: str, section: EnvironmentSection, context: PluginContext) -> Envi
 
 
 class EnvironmentsLoop(AgentLoop):
-    """An environment makes the sample. Rows, their mixture and the reward function come with it, unless the config gives others.
+    """Agent loop that runs environments, with rows, mixture and reward function of their own, unless the config gives others.
 
     A row names its environment and its task: `extra_info: {environment: NAME, task: …}`.
 
@@ -84,7 +84,7 @@ class EnvironmentsLoop(AgentLoop):
         self._reader: TurnReader
 
     def start(self) -> None:
-        """Start the environments; the gateway starts with the first call of one, or here on a port of the config.
+        """Start the environments; the gateway starts with its first call, or here where the config sets its port.
 
         Raises:
             DovetailError: the parser or an environment can't be loaded, or lacks what it needs; or the port is taken.
@@ -129,7 +129,7 @@ class EnvironmentsLoop(AgentLoop):
             raise episode.ended
 
     def environment(self, name: str, section: EnvironmentSection) -> Environment:
-        """Return an environment, started; for errors see `made`."""
+        """Return a started environment; for errors see `made`."""
         return made(name, section, self.context)
 
     def gateway(self) -> Gateway:
@@ -139,7 +139,7 @@ class EnvironmentsLoop(AgentLoop):
         return self._gateway
 
     def endpoint(self, session: Session) -> EpisodeEndpoint:
-        """Return what answers the calls of an episode."""
+        """Return the endpoint that answers the calls of an episode."""
         return EpisodeEndpoint(session, self.config, self._reader)
 
     def _chosen(self, prompt: Prompt) -> tuple[str, Environment, Mapping[str, Any]]:

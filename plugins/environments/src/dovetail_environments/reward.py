@@ -23,7 +23,7 @@ class EnvironmentReward(RewardFunction):
         *,
         trajectory: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return the score and its parts.
+        """Return the score and its components.
 
         Args:
             data_source: not read.
@@ -33,12 +33,12 @@ class EnvironmentReward(RewardFunction):
             trajectory: what happened in the episode, as JSON values.
 
         Raises:
-            ValueError: no environment made the sample.
+            ValueError: the sample was not made by an environment.
         """
         output = (trajectory or {}).get("output")
         if not isinstance(output, Mapping) or "environment" not in output:
             raise ValueError(
-                "reward function 'environment' reads what the agent loop 'environments' scored, and another one made this sample; set "
+                "reward function 'environment' reads scores of the agent loop 'environments', and this sample is from another agent loop; set "
                 "rollout.agent_loop.name=environments, or another reward.function"
             )
         name = output["environment"]

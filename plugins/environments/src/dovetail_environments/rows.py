@@ -12,7 +12,7 @@ from dovetail_environments.loop import made
 
 
 class EnvironmentRows(DatasetSource):
-    """Reads the tasks of environments: `NAME` are those to train on, `NAME/held_out` the others.
+    """Reads the tasks of environments: `NAME` for training, `NAME/held_out` for validation.
 
     A row's `data_source` is the environment's name, so that validation has figures by environment.
 
@@ -28,8 +28,8 @@ class EnvironmentRows(DatasetSource):
         """Return a row for each task, in order.
 
         Raises:
-            DataError: there is no such environment, or it has no such tasks.
-            DovetailError: an environment lacks what it needs.
+            DataError: an environment does not exist, or has no such tasks.
+            DovetailError: a package that an environment needs is missing.
         """
         return [row for path in paths for row in self._rows(path)]
 
@@ -52,7 +52,7 @@ class EnvironmentRows(DatasetSource):
             raise
         except Exception as error:
             raise PluginBrokenError(
-                f"environment {name!r} raised {type(error).__name__} when it was asked for its tasks: {error}",
+                f"environment {name!r} raised {type(error).__name__} in `tasks`: {error}",
                 hint=f"correct rollout.agent_loop.environments.{name}, or report it to the author of the environment",
             ) from error
         finally:

@@ -13,16 +13,16 @@ Found = TypeVar("Found")
 
 
 class ServedModel:
-    """Where an episode's policy is asked.
+    """The address of an episode's policy for a program.
 
     Args:
-        url: of the gateway, without a path; Anthropic's clients take it as it is.
-        api_key: of the episode.
-        name: of the model, as calls have to name it.
+        url: the url of the gateway, without a path; Anthropic's clients take it as it is.
+        api_key: the episode's key.
+        name: the name of the model in calls.
         endpoint: answers the calls.
 
     Attributes:
-        base_url: for OpenAI's clients.
+        base_url: the base URL for OpenAI's clients.
     """
 
     def __init__(self, url: str, api_key: str, name: str, endpoint: EpisodeEndpoint) -> None:
@@ -31,15 +31,16 @@ class ServedModel:
         self._endpoint = endpoint
 
     async def asked_by(self, work: Coroutine[Any, Any, Found], seconds: float | None) -> Found:
-        """Return what a coroutine returns whose calls are answered meanwhile; it is cancelled where the episode can't continue.
+        """Run a coroutine whose calls the policy answers meanwhile, and return its result; it is cancelled where the episode can't
+        continue.
 
         Args:
             work: such as an exchange with a process that makes the calls.
-            seconds: how long it may take while no call is being answered; None for any time.
+            seconds: the limit of the time in which no call is being answered; None for none.
 
         Raises:
             EpisodeEndedError: the episode reached a limit, and the work has failed or did not end within 5 seconds after that.
-            EpisodeError: it took too long; or a call failed the episode; or the work raised it.
+            EpisodeError: the work took too long or raised it; or a call failed the episode.
         """
         endpoint = self._endpoint
         running = asyncio.ensure_future(work)

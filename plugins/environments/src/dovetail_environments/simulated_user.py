@@ -11,7 +11,8 @@ from dovetail_environments.worker_environment import WorkerEnvironment
 
 
 class SimulatedUser(WorkerEnvironment):
-    """A user whom a second model plays, behind an endpoint, speaks with the policy; what the user says is shown and not trained on.
+    """Environment in which a second model, behind an endpoint, plays a user who talks with the policy; the user's messages are not trained
+    on.
 
     The reward is 1 where the user is satisfied, or, in a task with an `answer`, where that stands in the policy's last message; else 0. Parts are
     `satisfied` and `turns`.

@@ -34,7 +34,7 @@ class _LoopOf(EnvironmentsLoop):
 
 
 class EnvironmentConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite; override `solution` where tasks can be solved by rule."""
+    """Conformance suite for environments: subclass it and set `plugin`; override `solution` where tasks can be solved by rule."""
 
     kind = "environment"
     plugin: ClassVar[type[Environment]]
@@ -44,7 +44,7 @@ class EnvironmentConformance(PluginConformance):
     """The reward of a solution."""
 
     def solution(self, task: EnvironmentTask) -> Sequence[str] | None:
-        """Return what a policy says to earn the best reward, turn by turn; None where it can't be said."""
+        """Return the policy's turns that earn the best reward; None where there is no such rule."""
         return None
 
     def tasks(self, *, held_out: bool = False) -> Sequence[EnvironmentTask]:
@@ -59,11 +59,11 @@ class EnvironmentConformance(PluginConformance):
     def draw(
         self, tasks: Sequence[EnvironmentTask], turns: Sequence[Sequence[str]], **settings: Any
     ) -> list[Sample]:
-        """Run an episode of each task at once, with a policy that says these turns.
+        """Run an episode of each task concurrently, with a policy that says these turns.
 
         Args:
-            tasks: of the environment.
-            turns: what it says in each.
+            tasks: the tasks of the environment.
+            turns: the policy's turns in each.
             settings: see `draw_episodes`.
         """
         config = EnvironmentsConfig(

@@ -12,10 +12,10 @@ _VERDICT = re.compile(r"\[(un)?satisfied\]", re.IGNORECASE)
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the first lines of the file, or those behind the training ones, which are held out.
+    """Return the first lines of the file, or, with `held_out`, those after the training tasks.
 
     Raises:
-        ValueError: a line is no JSON object, or lacks `opening` or `user`.
+        ValueError: a line is not a JSON object, or lacks `opening` or `user`.
     """
     first, found = settings["tasks"] if held_out else 0, []
     with open(settings["file"], encoding="utf-8") as file:  # noqa: PTH123
@@ -29,7 +29,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let the policy and the user speak in turn until the user is satisfied or not, or has spoken often enough.
+    """Let policy and user talk in turn until the user is satisfied, gives up, or has reached the limit of turns.
 
     Raises:
         RuntimeError: the user's model does not answer.
@@ -64,11 +64,9 @@ def _begin(task: dict[str, Any]) -> list[dict[str, str]]:
 def _reply(user: Any, messages: list[dict[str, str]], settings: dict[str, Any]) -> str:
     try:
         reply = str(user.chat(messages, **settings["extra_body"]))
-    except (
-        Exception
-    ) as error:  # also what it raises at the end of its context, which is no end of the policy's
+    except Exception as error:  # also what it raises at the end of its context, which is not an end of the policy's
         message = f"the user's model at {settings['url']} failed: {type(error).__name__}: {error}"
         raise RuntimeError(message) from error
     if not reply.strip():
-        raise RuntimeError(f"the user's model at {settings['url']} said nothing")
+        raise RuntimeError(f"the user's model at {settings['url']} gave an empty answer")
     return reply

@@ -50,7 +50,7 @@ class Model:
         """Return the content of the policy's answer.
 
         Args:
-            messages: with the role and the content of each; those of earlier calls and answers first.
+            messages: messages with role and content, including those of earlier calls and answers.
             request: further fields of the call, such as `max_tokens`.
 
         Raises:
@@ -73,10 +73,10 @@ class Model:
 
 
 def main(file: str) -> None:
-    """Answer requests until the standard input ends; that ends this process and its children, whatever they do."""
+    """Answer requests until standard input ends; then end this process and its children."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what the environment prints is no answer
+    os.dup2(2, 1)  # what the environment prints is not an answer
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
     settings: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def main(file: str) -> None:
         try:
             line = json.dumps(answer)
         except (TypeError, ValueError) as error:
-            line = json.dumps({"error": f"its answer is no JSON: {error}"})
+            line = json.dumps({"error": f"its answer is not JSON: {error}"})
         answers.write(line + "\n")
 
 

@@ -29,9 +29,9 @@ from dovetail_environments.worker_pool import (
 
 
 class WorkerEnvironment(Environment):
-    """Runs `tasks` and `episode` of a file in processes of the interpreter that the config names; `worker.py` says what they get and return.
+    """Runs `tasks` and `episode` of a file in processes of the configured interpreter; `worker.py` documents both functions.
 
-    A subclass says which file and what it requires. Its Config extends WorkerSection; the fields of its own are the file's settings.
+    A subclass names the file and its requirements. Its Config extends WorkerSection; the additional fields are the file's settings.
     """
 
     file: ClassVar[Path]
@@ -54,7 +54,7 @@ class WorkerEnvironment(Environment):
         return (*self.python(), worker_program.__file__, str(self.file))
 
     def settings(self) -> Mapping[str, Any]:
-        """Return what the file is given: the config's own fields, as JSON."""
+        """Return the settings for the file: the config's own fields, as JSON."""
         shared = attrs.fields_dict(WorkerSection)
         own = attrs.asdict(self.config, filter=lambda field, _: field.name not in shared)
         return {"seed": self.context.seed, **own}
@@ -98,7 +98,7 @@ class WorkerEnvironment(Environment):
             self._folder = None
 
     def pool(self) -> WorkerPool:
-        """Return the processes, none of which has to run yet."""
+        """Return the pool of processes, which start on demand."""
         if self._pool is None:
             name = self.context.role or type(self).name
             if self.context.run_directory is None and self._folder is None:

@@ -29,7 +29,7 @@ _LONGEST = 64 << 20
 
 
 class EnvironmentProcessError(DovetailError, RuntimeError):
-    """A process of an environment can't be started, has died, does not answer, or answers what is not of the protocol."""
+    """A process of an environment can't be started, has died, does not answer, or violates the protocol."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +50,7 @@ class WorkerCommand:
     """A file for what processes print."""
 
     def install(self) -> str:
-        """Return the line that installs what it requires."""
+        """Return the command that installs its requirements."""
         wanted = " ".join(shlex.quote(each) for each in self.requires) or "its packages"
         program = self.words[0]
         if Path(program).name in ("uv", "uvx"):
@@ -63,16 +63,17 @@ class WorkerCommand:
 
 
 class EnvironmentProcess:
-    """One process, and the exchange with it.
+    """A process, and the exchange of messages with it.
 
     Args:
-        command: starts it.
+        command: the command that starts it.
 
     Attributes:
         busy: whether it was asked something that it has not answered.
 
     Raises:
-        EnvironmentProcessError: it can't be started, speaks another version of the protocol, or lacks a package.
+        EnvironmentProcessError: the process can't be started, speaks another version of the protocol, or lacks a
+            package.
     """
 
     def __init__(self, command: WorkerCommand) -> None:
@@ -101,7 +102,7 @@ class EnvironmentProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class EnvironmentProcess:
             seconds: after which the process is killed; None for any time.
 
         Raises:
-            EnvironmentProcessError: it died or took too long, or its answer is no JSON object.
+            EnvironmentProcessError: the process died, took too long, or its answer is not a JSON object.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -144,7 +145,7 @@ class EnvironmentProcess:
         if not line:
             status = self._process.wait()
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
-            raise EnvironmentProcessError(f"{title} ended {how} while it was asked for {what!r}: {self._last_line()}")  # fmt: skip
+            raise EnvironmentProcessError(f"{title} ended {how} during the request {what!r}: {self._last_line()}")  # fmt: skip
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
@@ -188,11 +189,11 @@ class EnvironmentProcess:
 
 
 class WorkerPool:
-    """Processes of an environment, which start when they are needed and take one episode after the other.
+    """Processes of an environment, started on demand; each runs one episode after another.
 
     Args:
-        command: starts one.
-        most: how many there are at once.
+        command: the command that starts a process.
+        most: the maximum number of processes.
     """
 
     def __init__(self, command: WorkerCommand, most: int) -> None:
@@ -203,7 +204,7 @@ class WorkerPool:
         self._idle: list[EnvironmentProcess] = []
 
     def ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a process, ask it one thing, and end it; for errors see `EnvironmentProcess`."""
+        """Start a process, send it one request, and end it; for errors see `EnvironmentProcess`."""
         worker = EnvironmentProcess(self._command)
         try:
             return worker.ask(request, self._command.start_seconds)
@@ -212,10 +213,10 @@ class WorkerPool:
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[EnvironmentProcess]:
-        """Return a context with a process that nothing else asks; it is ended where it has not answered by the end of the block.
+        """Return a context with an exclusive process, which is ended where it has not answered by the end of the block.
 
         Raises:
-            EnvironmentProcessError: it can't be started.
+            EnvironmentProcessError: the process can't be started.
         """
         if self._places is None:
             self._places = asyncio.Semaphore(self._most)
@@ -236,7 +237,7 @@ class WorkerPool:
                     self._idle.append(worker)
 
     async def ask(self, worker: EnvironmentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer of a process; for errors see `EnvironmentProcess.ask`."""
+        """Send a request to a process and return its answer; for errors see `EnvironmentProcess.ask`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, worker.ask, request)
 

@@ -28,7 +28,7 @@ _HOUR, _MIB = 3600, 1 << 20
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the first tasks of the folder by name, or those behind the training ones, which are held out.
+    """Return the first tasks of the folder by name, or, with `held_out`, those after the training tasks.
 
     Raises:
         ValueError: there are none, or one has several steps.
@@ -88,7 +88,7 @@ def _begin(settings: dict[str, Any], instruction: str) -> list[dict[str, str]]:
 
 
 class PolicyAgent(BaseAgent):  # type: ignore[misc]
-    """The policy, which is asked for blocks of commands until it writes none."""
+    """Harbor's agent: asks the policy for blocks of commands until it writes none."""
 
     model: Any
     settings: dict[str, Any]
@@ -107,7 +107,7 @@ class PolicyAgent(BaseAgent):  # type: ignore[misc]
         """Do nothing: it needs nothing there."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
-        """Work on a task until the policy has done, or has no turns or tokens left; the tests score what is there."""
+        """Work on a task until the policy has finished, or reached the limit of turns or tokens; then the tests score the result."""
         cls, limit = type(self), self.settings["command_seconds"]
         messages = _begin(self.settings, instruction)
         while True:
@@ -145,7 +145,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """Return what it can do: it has no network."""
+        """Return the runtime's capabilities: no network."""
         return EnvironmentCapabilities(disable_internet=True)
 
     def _validate_definition(self) -> None:
@@ -183,7 +183,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         await self._put(source_path, str(target.parent), target.name)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy what a folder holds into one there."""
+        """Copy the content of a local folder into one of the sandbox."""
         await self._put(source_dir, target_dir, ".")
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
@@ -195,7 +195,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
             Path(target_path).write_bytes(found.read())
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy what a folder there holds into one."""
+        """Copy the content of a folder of the sandbox into a local one."""
         with await self._got(source_dir) as archive:
             archive.extractall(target_dir, filter="data")
 

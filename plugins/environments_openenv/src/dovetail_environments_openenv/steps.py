@@ -62,7 +62,7 @@ class Server:
             raise ValueError(f"actions have no field {self._field!r}; expected one of {self._fields}")  # fmt: skip
 
     def tasks(self, count: int, held_out: bool) -> list[dict[str, Any]]:
-        """Return what resets the environment to each task."""
+        """Return the arguments that reset the environment to each task."""
         seed = self._settings["seed"] % _APART
         try:
             [name] = self._http("list_environments")
@@ -90,13 +90,13 @@ class Server:
         return [*messages, {"role": "user", "content": shown}]
 
     def step(self, text: str) -> tuple[float | None, bool, str]:
-        """Return the reward of an action, whether the episode is over, and what the policy sees next.
+        """Return the reward of an action, whether the episode is over, and the next observation.
 
         Args:
-            text: what the policy said.
+            text: the policy's text.
 
         Raises:
-            ActionRefused: it is no action of this environment.
+            ActionRefused: it is not an action of this environment.
         """
         if self._field is not None:
             action = {self._field: text.strip()}
@@ -104,7 +104,7 @@ class Server:
             try:
                 action = json.loads(text[text.index("{") : text.rindex("}") + 1])
             except ValueError:
-                message = f"This is no action. Answer with a JSON object that has the fields {self._fields}."
+                message = f"This is not an action. Answer with a JSON object that has the fields {self._fields}."
                 raise ActionRefused(message) from None
         answer = self._ask("step", action)
         return answer["reward"], answer["done"], self._shown(answer["observation"])
@@ -150,7 +150,7 @@ class Server:
             return dict(found)
         if kind == "step" and found.get("code") == "VALIDATION_ERROR":
             reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found["errors"])  # fmt: skip
-            raise ActionRefused(f"This is no action: {reasons}. An action has the fields {self._fields}.")  # fmt: skip
+            raise ActionRefused(f"This is not an action: {reasons}. An action has the fields {self._fields}.")  # fmt: skip
         raise RuntimeError(f"the server answered {kind!r} with {found.get('code')}: {found.get('message')}")  # fmt: skip
 
     def _shown(self, observation: dict[str, Any]) -> str:
@@ -169,7 +169,7 @@ _servers: list[Server] = []
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the tasks, each with what its policy sees first."""
+    """Return the tasks, each with its first observation."""
     server = _running(settings)
     return [{"prompt": server.reset(task), "task": task} for task in server.tasks(count, held_out)]
 

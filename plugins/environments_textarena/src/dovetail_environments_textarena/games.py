@@ -13,7 +13,7 @@ _APART = 2**30
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return games with their seeds, each with what its player sees first."""
+    """Return games with their seeds, each with the player's first observation."""
     games, first = settings["games"], settings["seed"] + _APART * held_out
     found = []
     for number in range(count):
@@ -76,7 +76,7 @@ class Game:
         raise ValueError(f"{name} is played by more than two; expected a game of one or two")
 
     def until_own_move(self) -> str | None:
-        """Let the others move until it is the seat's turn, and return what the player sees; None where the game is over."""
+        """Let the other players move until it is the seat's turn, and return its observation; None where the game is over."""
         while not self._over:
             player, seen = self._game.get_observation()
             text = "\n".join(
@@ -107,5 +107,5 @@ class Game:
         listed = re.findall(r"[Mm]oves?:(.*)", text)
         moves = re.findall(r"\[[^\]\[]+\]", listed[-1]) if listed else []
         if not moves:
-            raise ValueError("the game lists no open moves, of which the other player could choose; expected a game of one, or one that does")  # fmt: skip
+            raise ValueError("the game lists no open moves for the other player to choose from; expected a game for one player, or one that lists them")  # fmt: skip
         return self._random.choice(moves)

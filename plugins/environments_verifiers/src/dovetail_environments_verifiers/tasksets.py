@@ -21,7 +21,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the first tasks, or those behind the training ones, which are held out."""
+    """Return the first tasks, or, with `held_out`, those after the training tasks."""
     first = settings["tasks"] if held_out else 0
     found = []
     for task in itertools.islice(_environment(settings).taskset, first, first + count):
@@ -39,7 +39,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let the harness play a task, and return what the taskset makes of it.
+    """Run the taskset's harness on a task, and return its result.
 
     Raises:
         RuntimeError: verifiers notes an error.

@@ -11,7 +11,7 @@ from dovetail_environments_verifiers.config import VerifiersConfig
 
 
 class Verifiers(WorkerEnvironment):
-    """A taskset of verifiers: its harness asks the policy, its rewards score the episode.
+    """A taskset of verifiers: its harness calls the policy, its rewards score the episode.
 
     The reward is the sum of the weighted rewards of the taskset's trace; parts are these, its metrics, and `turns`. An episode in which
     verifiers notes an error fails.

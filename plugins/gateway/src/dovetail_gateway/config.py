@@ -44,7 +44,7 @@ class ProgramPlacement:
 
 @attrs.frozen(kw_only=True)
 class GatewaySection(EpisodeSection):
-    """Base of the config of an agent loop whose policy is asked by calls to an API."""
+    """Base of the configs of agent loops whose policy is called through an API."""
 
     models: tuple[str, ...] = attrs.field(
         default=("policy",),

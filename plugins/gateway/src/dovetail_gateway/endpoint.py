@@ -30,18 +30,18 @@ _LAST_SECONDS = 5.0
 
 
 class EpisodeEndpoint:
-    """The sequences of one episode, and the calls that are under way. All its methods run on the event loop of the episodes.
+    """The sequences of one episode, and its running calls. All methods run on the event loop of the episodes.
 
     Args:
         session: the one that the episode begins with.
-        config: of the agent loop.
-        reader: takes turns apart.
+        config: the config of the agent loop.
+        reader: parses turns.
 
     Attributes:
         session: the one that the episode begins with.
         loop: the event loop of the episodes.
         ended: the limit that the episode reached; None where it reached none.
-        fault: what failed it; None where nothing did.
+        fault: the error that failed the episode; None where there was none.
         closing: set once no further call will be answered.
         on_busy: called with whether a call is under way, where that changes.
     """
@@ -59,14 +59,14 @@ class EpisodeEndpoint:
         self._latest: Session | None = None
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Let the policy answer a call; one that is refused is counted before anything else hears of it.
+        """Let the policy answer a call; refused calls are counted.
 
         Args:
-            call: what a program asks.
-            name: of the response, by which a later call may refer to it.
+            call: a program's call.
+            name: the name of the response, by which a later call may refer to it.
 
         Raises:
-            ApiError: it is refused, or the episode has ended or failed.
+            ApiError: the call is refused, or the episode has ended or failed.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -105,18 +105,18 @@ class EpisodeEndpoint:
             self.on_busy = lambda _: None
 
     def continues(self, call: ModelCall) -> bool:
-        """Return whether a call is a further turn of one of its sequences."""
+        """Return whether a call continues one of its sequences."""
         earlier = call.body.get("previous_response_id")
         if self.closing.is_set() or self.ended is not None:
             return False
         return earlier in self._responses if earlier else self._sequences.find(call)[0] is not None
 
     def refused(self, code: str) -> None:
-        """Count a call that is not answered."""
+        """Count a refused call."""
         self.session.count(f"refused_calls/{code}")
 
     def _refusal(self, error: Exception) -> ApiError:
-        """The error that a call gets where another was raised; what is no fault of the call ends or fails the episode."""
+        """The error that a call gets where another was raised; what is not a fault of the call ends or fails the episode."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, EpisodeEndedError):
@@ -178,7 +178,7 @@ class EpisodeEndpoint:
         if earlier is None:
             return call
         if earlier not in self._responses:
-            message = f"previous_response_id is {earlier!r}, which is no response of this key"
+            message = f"previous_response_id is {earlier!r}, which is not a response of this key"
             raise ApiError(404, "response_not_found", message, param="previous_response_id")
         own, before = list(call.messages), list(self._responses[earlier])
         if own[0]["role"] == "system":  # instructions are not carried over

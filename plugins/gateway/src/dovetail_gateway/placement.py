@@ -15,11 +15,11 @@ from dovetail_gateway.program import ProgramEnd, ProgramRun, run_program
 
 
 class PlacedPrograms:
-    """The processes that run programs; each program goes to the one with the fewest.
+    """The processes that run programs; each program runs in the one with the fewest.
 
     Args:
-        runtime: starts them.
-        placement: how many there are.
+        runtime: the runtime that starts them.
+        placement: the number and resources of the processes.
 
     Raises:
         PlacementError: the runtime starts no processes, or too few CPUs are free.
@@ -70,7 +70,7 @@ class PlacedPrograms:
         return ProgramEnd(**json.loads(answer.result()))
 
     def close(self) -> None:
-        """End them all; safe to call twice."""
+        """End all programs; safe to call twice."""
         for worker in self._workers:
             worker.close()
 
@@ -82,7 +82,7 @@ class ProgramTask:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def call(self, payload: bytes) -> bytes:
-        """Run a program to its end; or, where only its folder is given, end it."""
+        """Run a program to its end; where only its folder is given, end it."""
         asked = json.loads(payload)
         if len(asked) == 1:
             self._ends.get(asked["folder"], asyncio.Event()).set()

@@ -58,10 +58,10 @@ class ProgramEnd:
 
 
 def command_of(config: ProgramConfig) -> list[str]:
-    """Return the words of the command, files as absolute paths.
+    """Return the command's words, with files as absolute paths.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: the program does not exist.
     """
     words = shlex.split(config.command)
     program = shutil.which(words[0])
@@ -76,12 +76,12 @@ def command_of(config: ProgramConfig) -> list[str]:
 
 
 class ProgramFolder:
-    """The folder that a program runs in.
+    """The working directory of a program.
 
     Args:
-        base: that all folders of programs are in.
-        session: of the episode.
-        config: of the agent loop.
+        base: the parent of all programs' folders.
+        session: the session of the episode.
+        config: the config of the agent loop.
     """
 
     def __init__(self, base: Path, session: Session, config: ProgramConfig) -> None:
@@ -100,11 +100,11 @@ class ProgramFolder:
         (self.path / ROW).write_text(self._row, encoding="utf-8")
 
     def run(self, url: str, key: str) -> ProgramRun:
-        """Return what is to run here.
+        """Return the command to run here, with its environment.
 
         Args:
-            url: of the gateway, without a path.
-            key: of the episode.
+            url: the url of the gateway, without a path.
+            key: the key of the episode.
         """
         host = url.partition("://")[2].rpartition(":")[0]
         # A proxy of the machine would be asked for the gateway.
@@ -126,10 +126,10 @@ class ProgramFolder:
         return ProgramRun(command_of(self._config), str(self.path), variables, *limits)
 
     def output(self) -> Any:
-        """Return what the program left: a JSON value, or text; None where it left nothing.
+        """Return the program's output: a JSON value, or text; None where there is none.
 
         Raises:
-            EpisodeError: it is no file, or too long.
+            EpisodeError: the output is not a file, or too long.
         """
         most = self._config.max_output_bytes
         try:
@@ -143,7 +143,9 @@ class ProgramFolder:
             ) from error
         with os.fdopen(file, "rb") as opened:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise EpisodeError(FailureKind.ENVIRONMENT, "the program's output file is no file")
+                raise EpisodeError(
+                    FailureKind.ENVIRONMENT, "the program's output file is not a file"
+                )
             data = opened.read(most + 1)
         if len(data) > most:
             raise EpisodeError(
@@ -167,7 +169,7 @@ class ProgramFolder:
         return ""
 
     def remove(self, *, keep: bool) -> None:
-        """Remove it, or all but the row, the output and what was printed."""
+        """Remove the folder, or with `keep` all but the row, the output and the log."""
         for path in self.path.iterdir():
             own = path.name in (ROW, LOG) or (
                 path.name == OUTPUT and path.stat().st_size <= self._config.max_output_bytes
@@ -184,7 +186,7 @@ class ProgramFolder:
 
 
 async def run_program(run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
-    """Run a program until it ends by itself, passes a limit, or an event is set; its children have ended then, too."""
+    """Run a program until it exits, exceeds a limit, or an event is set; its children have ended then, too."""
     variables = {**os.environ, **run.variables}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", supervise.__file__,
@@ -222,4 +224,4 @@ async def _ended(process: asyncio.subprocess.Process, report: asyncio.Future[byt
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

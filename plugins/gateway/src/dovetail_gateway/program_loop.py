@@ -36,8 +36,10 @@ _KEPT = 100
 class ProgramLoop(AgentLoop):
     """A program makes the sample: it runs once an episode, and the policy answers what it asks of OpenAI's or Anthropic's API.
 
-    It finds the gateway in `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`, the row in `DOVETAIL_ROW`
-    (JSON) and in the file `DOVETAIL_ROW_FILE`, and may write what it made to `DOVETAIL_OUTPUT_FILE`.
+    Metrics are means over episodes: `episode/model_calls`; `episode/further_sequences/WHY`, sequences after the first, by reason
+    (`parallel`, `n`, `unknown_turn`, `other_history`); `episode/prompt_tokens` of all sequences, and `episode/unique_prompt_tokens`, those
+    in no earlier sequence; `episode/refused_calls/CODE`; `episode/abandoned_calls`, for which the program did not wait;
+    `episode/unapplied/FIELD`, calls with a field that the run's config overrides.
 
     A call whose messages continue those of an earlier one is a further turn of that sequence, and any other begins a sequence.
 

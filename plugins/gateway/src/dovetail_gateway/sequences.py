@@ -16,7 +16,7 @@ from dovetail_gateway.dialects.call import ModelCall
 
 @attrs.define(eq=False)
 class ServedSequence:
-    """One sequence as programs see it."""
+    """A sequence in the form of programs' messages."""
 
     number: int
     """Of the episode's sequences."""
@@ -39,7 +39,7 @@ class ServedSequence:
     """Messages before that call."""
 
     def rest(self, call: ModelCall) -> Sequence[Message] | None:
-        """Return what a call adds, where that can be appended; None where it can't. What stands before is not looked at."""
+        """Return the messages that a call adds, where they can be appended; None where they can't. Earlier messages are not compared."""
         rest = call.messages[len(self.messages) :]
         if self.asked:
             return rest if len(call.messages) == len(self.messages) else None
@@ -52,7 +52,7 @@ class EpisodeSequences:
 
     Args:
         session: the one that the episode begins with.
-        encoder: of the run's chat template.
+        encoder: the encoder of the run's chat template.
     """
 
     def __init__(self, session: Session, encoder: TextEncoder) -> None:
@@ -108,7 +108,7 @@ class EpisodeSequences:
         return any(_turn_key(m) not in self._produced for m in turns)
 
     def begin(self, call: ModelCall) -> ServedSequence:
-        """Begin a sequence with a call's messages; for errors see `Session.begin`."""
+        """Start a sequence with a call's messages; for errors see `Session.begin`."""
         session = self._root.begin(call.messages, call.tools)
         return self._add(session, call.messages, call.tools)
 
@@ -125,14 +125,14 @@ class EpisodeSequences:
         return self._all[-1]
 
     def answered(self, sequence: ServedSequence, message: Message, text: str) -> None:
-        """Note a turn: as a message that programs get, and as the policy produced it."""
+        """Record a turn: as programs see it, and as the policy produced it."""
         sequence.spoken[len(sequence.messages)] = text
         sequence.messages.append(message)
         sequence.asked = False
         self._produced.add(_turn_key(message))
 
     def prompt_tokens(self) -> tuple[int, int]:
-        """Return how many tokens the prompts of all sequences with a turn have, and how many of these stand in no earlier sequence."""
+        """Return the number of prompt tokens of all sequences with a turn, and how many of them are in no earlier sequence."""
         rows: list[np.ndarray] = []
         total = unique = 0
         for sequence in self._all:
@@ -147,7 +147,7 @@ class EpisodeSequences:
 
 
 def prompt_ids(session: Session, made: Completion) -> np.ndarray:
-    """Return what a session began with, int64 [P]."""
+    """Return a session's initial tokens, int64 [P]."""
     return session.prompt.prompt_ids if made.prompt_ids is None else made.prompt_ids
 
 

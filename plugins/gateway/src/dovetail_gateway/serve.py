@@ -29,11 +29,11 @@ _BEGINNING = ({"role": "user", "content": ""},)
 
 
 class ServedLoop(AgentLoop):
-    """Each conversation of a client is an episode, with limits of its own.
+    """Treats each conversation of a client as an episode with its own limits.
 
     Args:
-        config: how calls are answered; its command does not run.
-        context: with the tokenizer.
+        config: the agent loop's config; its command does not run.
+        context: a context with the tokenizer.
     """
 
     name = "served"

@@ -36,10 +36,10 @@ _OPENAI = ChatCompletionsApi()
 
 
 class CallEndpoint(Protocol):
-    """What answers the calls with a key.
+    """Answers the model calls that carry one API key.
 
     Attributes:
-        loop: the event loop on which it does.
+        loop: the event loop that runs `answer`.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -48,18 +48,18 @@ class CallEndpoint(Protocol):
         """Answer a call; `name` is the response's. Raises ApiError where it does not, and counts that itself."""
 
     def refused(self, code: str) -> None:
-        """Count a call that can't be read, and so is not asked of it."""
+        """Count a call that can't be parsed."""
 
 
 class Gateway:
     """Serves the endpoints of episodes, on an event loop in a thread of its own.
 
     Args:
-        config: says on which port it listens, which models it lists, and how long a request may be.
+        config: has the port, the models to list, and the limit of a request's length.
         host: interface on which it listens.
 
     Attributes:
-        url: where it is asked, without a path.
+        url: the gateway's address, without a path.
     """
 
     def __init__(self, config: GatewaySection, host: str = "127.0.0.1") -> None:
@@ -87,13 +87,13 @@ class Gateway:
         self._served_to_end = self._thread.start(self._server.serve(sockets=[self._socket]))
 
     def open(self, endpoint: CallEndpoint, key: str | None = None) -> str:
-        """Return a key, a new one unless it is given, by which an endpoint is asked until `close_key`."""
+        """Return a key, a new one unless it is given, for calls of an endpoint until `close_key`."""
         key = key or _KEY_PREFIX + secrets.token_urlsafe(24)
         self._endpoints[key] = endpoint
         return key
 
     def close_key(self, key: str) -> None:
-        """Answer no further call with a key."""
+        """Refuse further calls with a key."""
         self._endpoints.pop(key, None)
         self._over[key] = None
         while len(self._over) > _REMEMBERED:
@@ -157,9 +157,9 @@ class Gateway:
         try:
             body = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ApiError(400, "invalid_request", f"the body is no JSON: {error}") from None
+            raise ApiError(400, "invalid_request", f"the body is not JSON: {error}") from None
         if not isinstance(body, dict):
-            raise ApiError(400, "invalid_request", "the body is no JSON object")
+            raise ApiError(400, "invalid_request", "the body is not a JSON object")
         return body
 
     async def _list_models(self, request: Request) -> Response:
@@ -216,7 +216,7 @@ async def _hung_up(request: Request) -> None:
 
 
 def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # In ASCII: what a request has of half a surrogate pair, and a response repeats, is no UTF-8.
+    # In ASCII: what a request has of half a surrogate pair, and a response repeats, is not UTF-8.
     return Response(json.dumps(body), status, headers, media_type="application/json")
 
 

@@ -28,14 +28,14 @@ def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> di
     """Run a command until it ends, a limit is passed, or the pipe closes.
 
     Args:
-        command: words.
-        log: a file for its output.
-        max_bytes: of output.
-        max_processes: at once.
+        command: the command's words.
+        log: the file for its output.
+        max_bytes: the limit of the output.
+        max_processes: the limit of concurrent processes.
 
     Returns:
-        `status`, its exit status, negative by a signal, None where it was ended; `reason` it was ended: `closed`, `output`, `processes`, or
-        an error of the system.
+        `status`: its exit status, negative for a signal, None where this function ended it. `reason`: why this function ended it, as
+        `closed`, `output`, `processes`, or an error of the system.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its orphans become ours, so that none is lost
     reading, writing = os.pipe()
@@ -79,7 +79,7 @@ class Output:
         os.set_blocking(pipe, False)
 
     def copy(self) -> bool:
-        """Copy what is there; whether more may be and is wanted."""
+        """Copy the available output, and return whether more may follow and is wanted."""
         try:
             data = os.read(self.pipe, _CHUNK)
         except BlockingIOError:
@@ -90,13 +90,13 @@ class Output:
 
 
 def watch(child: int, output: Output, statuses: dict[int, int], max_processes: int) -> str | None:
-    """Wait until a child has ended, or return why it is to be.
+    """Wait until a child has ended, or return the limit that it exceeds.
 
     Args:
-        child: its process id.
-        output: of it and its children.
-        statuses: gets the exit statuses of processes that have ended.
-        max_processes: that it may have.
+        child: the child's process id.
+        output: the output of the child and its children.
+        statuses: collects the exit statuses of processes.
+        max_processes: the limit of its processes.
     """
     woken, wakes = os.pipe()
     for end in (woken, wakes):

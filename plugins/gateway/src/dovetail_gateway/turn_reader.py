@@ -31,12 +31,12 @@ _ID_LENGTH = 9
 
 @attrs.frozen
 class TurnReader:
-    """Takes turns apart.
+    """Parses turns into answers.
 
     Args:
-        parser: of the model's calls and reasoning.
-        tokenizer: of the run.
-        encoder: of the run's chat template.
+        parser: the parser of the model's calls and reasoning.
+        tokenizer: the tokenizer of the run.
+        encoder: the encoder of the run's chat template.
     """
 
     parser: ToolParser
@@ -45,7 +45,7 @@ class TurnReader:
 
     @classmethod
     def started(cls, parser: PluginSection | None, context: PluginContext) -> Self:
-        """Return one, whose parser is started.
+        """Return a reader with a started parser.
 
         Raises:
             PluginError: the parser can't be loaded.
@@ -57,14 +57,14 @@ class TurnReader:
     def read(
         self, call: ModelCall, turn: Turn, made: Completion, begun: int, name: str
     ) -> tuple[ModelAnswer, Message | None]:
-        """Return the answer that a turn is, and the turn as a message without its calls; None where the parser could not read it.
+        """Return the answer made from a turn, and the turn as a message without its calls; None where the parser failed.
 
         Args:
-            call: that it answers.
-            turn: the latest of its sequence.
-            made: tokens of the sequence.
-            begun: tokens before these.
-            name: of the turn, unique in the episode.
+            call: the call to answer.
+            turn: the latest turn of its sequence.
+            made: the tokens of the sequence.
+            begun: the number of earlier tokens.
+            name: the name of the turn, unique in the episode.
         """
         text, stopped_by = _without_stop(turn, call.stop)
         parsed = self.parser.parse(text, call.tools)

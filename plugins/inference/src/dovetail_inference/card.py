@@ -33,7 +33,7 @@ class CardWriter:
 
     @hookimpl
     def model_exported(self, step: int, path: Path) -> None:
-        """Write it into the model's folder, which is in the run directory."""
+        """Write the card into the model's folder, which is in the run directory."""
         write_card(RunDirectory(path.parent), path, step)
 
 
@@ -43,10 +43,10 @@ def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor
     What the run directory does not tell, as where a file is damaged, is a warning, and there is no card.
 
     Args:
-        run: says what was trained on what.
-        directory: of the model, or of an adapter alone.
-        step: whose weights it has.
-        role: of the model.
+        run: the run directory.
+        directory: the directory of the model, or of an adapter alone.
+        step: the step of its weights.
+        role: the role of the model.
 
     Returns:
         The commands that serve the model, which they call `DIR`; none of a model that generates nothing.

@@ -33,14 +33,14 @@ from dovetail_rollouts import Episodes, RolloutPool, TurnEncoder, training_sampl
 
 
 class Conversation(ABC):
-    """What a user and a model say in turn.
+    """A conversation of a user with a model.
 
     Args:
-        config: says how to sample.
-        tokenizer: with a chat template.
+        config: has the sampling parameters.
+        tokenizer: a tokenizer with a chat template.
 
     Raises:
-        ModelError: it has none.
+        ModelError: the tokenizer has no chat template.
     """
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
@@ -50,7 +50,7 @@ class Conversation(ABC):
         self._replies = 0
 
     async def reply(self, pool: RolloutPool, text: str) -> str:
-        """Return what the model answers to a text, to be shown; both become part of the conversation.
+        """Return the model's answer to a text; both become part of the conversation.
 
         Raises:
             RequestRefusedError: the conversation and an answer are longer than the model's context.
@@ -97,12 +97,13 @@ class RenderedConversation(Conversation):
 
 
 class EpisodeConversation(Conversation):
-    """Each answer is an episode, with limits of its own, that begins with the tokens of those before. One that fails is left out.
+    """A conversation in which each answer is an episode, with limits of its own, that begins with the tokens of the earlier ones. Failed
+    episodes are left out.
 
     Args:
-        config: says how to sample.
-        tokenizer: with a chat template.
-        episodes: of the config's agent loop.
+        config: has the sampling parameters.
+        tokenizer: a tokenizer with a chat template.
+        episodes: the episodes of the config's agent loop.
     """
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer, episodes: Episodes) -> None:
@@ -111,7 +112,7 @@ class EpisodeConversation(Conversation):
         self._latest: tuple[RolloutRequest, Sample] | None = None
 
     async def episode(self, pool: RolloutPool, messages: Sequence[Message]) -> Sample:
-        """Return an episode on messages, which is no part of the conversation and may run beside others."""
+        """Return an episode on messages, which is not part of the conversation and may run beside others."""
         ids_P = self._episodes.first_prompt(messages)
         prompt = Prompt(index=0, prompt_ids=ids_P, raw=list(messages))
         [sample] = await run_episodes(pool, self._episodes, self._request(ids_P), prompt)
@@ -171,14 +172,14 @@ def open_model(
     Args:
         model: as for `dovetail generate`: a run, RUN@STEP, a directory in Hugging Face format, or a hub id.
         overrides: `key=value`.
-        config: in place of the run's own.
+        config: replaces the run's own config.
         loop: makes the agent loop from the config and the context of plugins.
 
     Yields:
         A function that runs an episode of the loop on messages. All its calls are awaited on one event loop.
 
     Raises:
-        DovetailError: there is no such model, or an engine could not start.
+        DovetailError: the model does not exist, or an engine could not start.
     """
     source = find_model(model)
     settings = source.load_config(config, overrides).config

@@ -34,16 +34,16 @@ def evaluate(
     """Score `rollout.validation.n` samples to each prompt of `data.val_files`.
 
     Args:
-        config: made by `source.load_config`.
+        config: the result of `source.load_config`.
         source: the model.
-        server: generates; the config's engine where absent.
+        server: generates; by default the config's engine.
 
     Returns:
         The metrics of `validation_metrics`, and the samples.
 
     Raises:
-        ConfigError: no held-out files are named, or the server's chat template is another.
-        DovetailError: data, rewards or engine are at fault.
+        ConfigError: no held-out files are named, or the server's chat template differs.
+        DovetailError: an error in data, rewards or engine.
     """
     if not config.data.val_files:
         raise ConfigError(

@@ -30,13 +30,13 @@ def export_checkpoint(
     """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer and a card.
 
     Args:
-        run: whose checkpoint it is; its config says which model and engine.
-        checkpoint: of the run.
-        directory: where the model goes; must not exist.
-        role: of the model.
+        run: the run directory; its config has the model and engine.
+        checkpoint: the checkpoint of the run.
+        directory: the directory of the model; must not exist.
+        role: the role of the model.
         overrides: `key=value` of the run's config.
         adapter: the adapter alone, in peft's form.
-        quantize: how the engine quantizes the model, such as `fp8`; absent: the weights as they were trained.
+        quantize: the quantization method, such as `fp8`; by default none.
 
     Returns:
         The commands that serve it, see `write_card`.
@@ -79,11 +79,11 @@ def export_checkpoint(
 
 
 def export_foreign(source: Path, directory: Path) -> bool:
-    """Write the model of another program's checkpoint, by the first engine installed that reads it.
+    """Write the model of another program's checkpoint, with the first installed engine that reads it.
 
     Args:
         source: the checkpoint.
-        directory: where the model goes; must not exist.
+        directory: the directory of the model; must not exist.
 
     Returns:
         Whether an engine wrote it.
@@ -93,7 +93,7 @@ def export_foreign(source: Path, directory: Path) -> bool:
     """
     _refuse_existing(directory)
     for entry in default_index().entries("engine"):
-        # An engine that can't be used here is no obstacle to another's reading it.
+        # An engine that can't be used here is not an obstacle to another's reading it.
         with suppress(PluginError):
             ref = PluginRef(kind="engine", name=entry.name, distribution=entry.distribution)
             engine: Any = load_plugin_class(ref)

@@ -52,8 +52,8 @@ class TextSource(DatasetSource):
     """Reads a prompt from each line of text files, or from given texts.
 
     Args:
-        column: that holds the prompt.
-        texts: taken in place of the files.
+        column: the column of the prompt.
+        texts: used in place of the files.
     """
 
     name = "text"
@@ -109,12 +109,12 @@ def generate(
     last line repaired; the settings are beside it, in `OUT.settings.json`.
 
     Args:
-        config: made by `source.load_config`; `rollout` says how to sample.
+        config: the result of `source.load_config`; `rollout` has the sampling parameters.
         source: the model.
-        out: JSON lines.
-        files: with prompts: as datasets read them, or text with a prompt a line (`.txt`).
+        out: the output file, JSON lines.
+        files: files with prompts: as datasets read them, or text with a prompt a line (`.txt`).
         texts: prompts, in place of files.
-        say: called with a line on what is continued and done.
+        say: called with a line on progress.
 
     Raises:
         DataError: a file or a prompt is at fault.
@@ -303,7 +303,7 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     other = "name another file with --out, or remove it"
     if out.exists() and not beside.exists():
         raise DovetailError(
-            f"{out} exists, and is no output of `dovetail generate`: {beside.name} is not beside it",
+            f"{out} exists, and is not an output of `dovetail generate`: {beside.name} is not beside it",
             hint=other,
         )
     try:

@@ -12,7 +12,7 @@ from dovetail.errors import CheckpointError, ConfigError
 
 @contextmanager
 def on_hub(repository: str) -> Iterator[Path]:
-    """Give a directory that does not exist yet; what is in it at the end becomes a commit of the repository.
+    """Yield a temporary directory, whose content becomes a commit of the repository at the end of the block.
 
     The repository is made first, private, where there is none: without credentials nothing is written.
 
@@ -20,8 +20,8 @@ def on_hub(repository: str) -> Iterator[Path]:
         repository: `USER/NAME`.
 
     Raises:
-        ConfigError: there are no credentials.
-        CheckpointError: the hub refuses, or can't be reached.
+        ConfigError: credentials are missing.
+        CheckpointError: the hub refuses the commit, or can't be reached.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError

@@ -48,7 +48,7 @@ class ModelSource:
         return None if self.checkpoint is None else int(self.checkpoint.name.removeprefix("step_"))
 
     def load_config(self, file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
-        """Load the config to use it with: a file, or that of its run, with `model` set to it; of a checkpoint, to its run's.
+        """Load the config for using the model: a file, or its run's, with `model` set to it.
 
         Without either, all keys but `model.path` have their defaults.
 
@@ -70,7 +70,7 @@ class ModelSource:
         return load_config(file, [*own, *overrides])
 
     def fingerprint(self) -> str:
-        """Return a digest of names, sizes and times of its files; the revision of a hub id."""
+        """Return a digest of the names, sizes and times of the model's files, or the revision of a hub id."""
         path = Path(self.path)
         if not path.is_dir():
             return str(self.revision)
@@ -80,10 +80,10 @@ class ModelSource:
 
     @contextmanager
     def on_disk(self, config: RunConfig) -> Iterator[ModelSection]:
-        """Give the model's section of the config; a checkpoint is exported to a temporary directory first.
+        """Yield the config's model section; a checkpoint is exported to a temporary directory first.
 
         Raises:
-            CheckpointError: it is damaged, or can't be written there.
+            CheckpointError: the checkpoint is damaged, or can't be exported there.
         """
         if self.checkpoint is None or self.run is None:
             yield config.model
@@ -101,7 +101,7 @@ class ModelSource:
 
 
 def find_models(names: Sequence[str]) -> list[ModelSource]:
-    """Find what each name stands for; `RUN@all` for every checkpoint of a run. For errors see `find_model`."""
+    """Find the model of each name; `RUN@all` is every checkpoint of a run. For errors see `find_model`."""
     found: list[ModelSource] = []
     for name in names:
         run, _, which = name.rpartition("@")
@@ -116,7 +116,7 @@ def find_models(names: Sequence[str]) -> list[ModelSource]:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find what a name stands for.
+    """Find the model of a name.
 
     Args:
         name: `RUN`, for its latest checkpoint, `RUN@STEP` or `RUN@best`; a directory in Hugging Face format; or a hub id, with
@@ -125,7 +125,7 @@ def find_model(name: str) -> ModelSource:
     Raises:
         CheckpointError: the run has no such checkpoint.
         ModelError: a directory holds neither a run nor a model.
-        RunDirectoryError: there is no such directory, and it is no hub id.
+        RunDirectoryError: the directory does not exist, and the name is not a hub id.
     """
     whole = "@" not in name or Path(name).exists()
     base, _, which = (name, "", "") if whole else name.rpartition("@")
@@ -183,9 +183,9 @@ def serving(
     """Start rollout replicas that serve a model from disk, and close them after the block.
 
     Args:
-        config: says which engine, and where it runs.
-        model: what they load.
-        tokenizer: of the model.
+        config: has the engine and its placement.
+        model: the model to load.
+        tokenizer: the tokenizer of the model.
 
     Yields:
         The replicas, and the context for further plugins: with the runtime.

@@ -53,7 +53,7 @@ class ModelServer:
 
     @classmethod
     def find(cls, url: str, model: str | None, auth_env: str | None) -> ModelServer:
-        """Ask a server which model it has.
+        """Connect to a server and ask for its model.
 
         Args:
             url: its address, with or without `/v1`.
@@ -61,7 +61,7 @@ class ModelServer:
             auth_env: environment variable that holds its key.
 
         Raises:
-            ConfigError: the variable is not set, or there is no such model, or several.
+            ConfigError: the environment variable is not set, or there is no such model, or several.
             RolloutError: the server can't be reached.
         """
         headers = {}
@@ -85,17 +85,17 @@ class ModelServer:
         if model not in names:
             raise ConfigError(
                 f"{server.url} serves {', '.join(names) or 'no model'}"
-                + (f", and not {model}" if model else ": which of them is not said"),
+                + (f", and not {model}" if model else ", so that the model is ambiguous"),
                 hint="choose one with --served-model",
             )
         return server
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a request, again where the server is busy or can't be reached.
+        """Post a request; retries where the server is busy or can't be reached.
 
         Raises:
-            RequestRefusedError: the server does not take it as it is.
-            RolloutError: it is not answered.
+            RequestRefusedError: the server refuses the request.
+            RolloutError: the server does not answer.
         """
         problem = ""
         async with httpx2.AsyncClient(headers=dict(self.headers), timeout=SECONDS) as client:
@@ -115,9 +115,9 @@ class ModelServer:
 
 
 class ServedRollout(BaseRollout):
-    """Samples of a server: token ids go to `/v1/completions`, so that its chat template has no part in them.
+    """Rollout on a foreign server: token ids are sent to `/v1/completions`, so that its chat template is not used.
 
-    Token ids come back where the server gives them (vLLM's `return_token_ids`); of any other the text is tokenised again.
+    Token ids of responses are used where the server returns them (vLLM's `return_token_ids`); otherwise the text is tokenised again.
     """
 
     name = "served"
@@ -216,10 +216,11 @@ def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
 def check_template(
     config: RunConfig, server: ModelServer, prompts: Sequence[Prompt], tools: Any
 ) -> None:
-    """Compare how many tokens the server's chat template makes of prompts with how many the run's makes.
+    """Compare the number of tokens that the server's and the run's chat templates make of prompts.
 
     Raises:
-        ConfigError: they differ, or the server takes no chat requests with what the run has, such as tools.
+        ConfigError: the numbers differ, or the server does not accept chat requests with the run's features, such as
+            tools.
         RolloutError: the server can't be reached.
     """
     limit = config.data.max_prompt_length
@@ -242,7 +243,7 @@ def check_template(
         theirs = (answer.get("usage") or {}).get("prompt_tokens")
         if theirs != len(prompt.prompt_ids):
             raise ConfigError(
-                f"{server.url} makes {theirs} tokens of {prompt}, and the run {len(prompt.prompt_ids)}: its chat template or tokenizer is another",
+                f"{server.url} makes {theirs} tokens of {prompt}, and the run {len(prompt.prompt_ids)}: its chat template or tokenizer differs",
                 hint="start it with the exported model's own template, or with --chat-template",
             )
 
@@ -263,7 +264,7 @@ class RunFigure:
 
 
 def beside_the_run(run: RunDirectory, step: int, metrics: Mapping[str, float]) -> list[RunFigure]:
-    """Put a server's figures over all prompts beside those of the run's validation after a step.
+    """Put a server's metrics over all prompts beside those of the run's validation after a step.
 
     Raises:
         ConfigError: the run has no such figures, or the server's are others.

@@ -13,7 +13,7 @@ _VERLS_ROOTS = ("actor_rollout_ref", "custom_reward_function", "ray_kwargs", "as
 
 
 def verl_advice(key: str, _value: str) -> str | None:
-    """Return what to say of a key that is verl's or Hydra's, by its whole path; None for one that is not."""
+    """Return advice on a key of verl or Hydra, by its full path; None for other keys."""
     parts = key.split(".")
     if parts[0] in _HYDRAS or parts[-1] == "_target_":
         return "this is Hydra's key; leave it out"
@@ -44,7 +44,7 @@ def _known() -> frozenset[str]:
 
 
 def trl_advice(key: str, _value: str) -> str | None:
-    """Return what to say of a key whose last name is a field of TRL's; None for one that is not."""
+    """Return advice on a key whose last name is a field of TRL; None for other keys."""
     parts = key.split(".")
     name = parts[-1]
     known = name in TRL_KEYS or any(name in fields for fields in DEFAULTS.values())

@@ -15,7 +15,7 @@ from dovetail.sections import RunConfig
 
 
 class KeyOutcome(StrEnum):
-    """What became of a key; a later one in this list outweighs an earlier one."""
+    """The result for a key; a later one in this list outweighs an earlier one."""
 
     UNNEEDED = "not needed"
     MAPPED = "mapped"
@@ -26,7 +26,7 @@ class KeyOutcome(StrEnum):
 
 @attrs.frozen
 class KeyFinding:
-    """What became of one key."""
+    """The result for one key."""
 
     outcome: KeyOutcome
     theirs: str
@@ -57,15 +57,15 @@ class Draft:
         self.findings += [KeyFinding(outcome, key, ours, value, why) for key in theirs]
 
     def idle(self, why: str, *theirs: str) -> None:
-        """Note keys that need nothing here."""
+        """Record keys that need no counterpart here."""
         self.findings += [KeyFinding(KeyOutcome.UNNEEDED, key, why=why) for key in theirs]
 
     def change(self, why: str, *theirs: str) -> None:
-        """Note keys that are met in another way than by a key."""
+        """Record keys whose effect is achieved in another way than by a key."""
         self.findings += [KeyFinding(KeyOutcome.CHANGED, key, why=why) for key in theirs]
 
     def refuse(self, why: str, *theirs: str) -> None:
-        """Note keys that nothing here stands for."""
+        """Record keys without a counterpart here."""
         self.findings += [KeyFinding(KeyOutcome.REFUSED, key, why=why) for key in theirs]
 
     def outcome_of(self, key: str) -> KeyFinding | None:
@@ -75,7 +75,7 @@ class Draft:
         return max(found, key=lambda finding: order.index(finding.outcome), default=None)
 
     def yaml(self, header: str) -> str:
-        """Return the config as a person would write it: what differs from the defaults, with comments on what changed."""
+        """Return the config as readable YAML: values that differ from the defaults, with comments on changes."""
         order = [field.name for field in attrs.fields(RunConfig)]
         kept = _without_defaults(self.values)
         values = {key: kept[key] for key in sorted(kept, key=lambda key: (order.index(key.partition(".")[0]), not key.endswith((".name", "model.path"))))}  # fmt: skip

@@ -20,7 +20,7 @@ _TITLES = {
 
 @attrs.frozen
 class KeyReport:
-    """What became of one key that was given."""
+    """The result for one given key."""
 
     key: str
     """As it was written."""
@@ -40,7 +40,7 @@ class KeyReport:
 
 @attrs.frozen(kw_only=True)
 class ImportReport:
-    """All of them, and what concerns the job as a whole."""
+    """The results of all keys, and notes on the whole job."""
 
     keys: tuple[KeyReport, ...]
     problems: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class ImportReport:
         return not self.problems and not any(self.count(outcome) for outcome in missing)
 
     def lines(self) -> Iterator[str]:
-        """Yield the report's lines, what needs reading first."""
+        """Yield the report's lines, those that need attention first."""
         counts = [f"{count} {each}" for each in KeyOutcome if (count := self.count(each))]
         yield f"{len(self.keys)} key{'s' * (len(self.keys) != 1)}: {', '.join(counts) or 'none given'}"
         yield from (f"! {problem}" for problem in self.problems)
@@ -84,9 +84,9 @@ def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[st
     """Return the report on a draft.
 
     Args:
-        given: key by which findings name it → how it was written, and its value.
-        draft: with its findings.
-        notes: what else a reader should know.
+        given: for each key as findings name it: its original spelling, and its value.
+        draft: the draft with its findings.
+        notes: further notes for the reader.
     """
     keys = []
     for key, (spelled, value) in given.items():

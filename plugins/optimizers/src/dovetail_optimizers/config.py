@@ -27,8 +27,8 @@ class AdamWConfig(OptimSection):
 class AdamW8bitConfig(AdamWConfig):
     """AdamW with moments of 8 bits in blocks of 256 (arXiv 2110.02861), torchao's: 2 bytes of state a parameter in place of 8.
 
-    Of a parameter with fewer than 4,096 numbers on a rank, or a number that 256 does not divide, the moments stay float32. Its kernels are compiled at the first
-    step.
+    The moments of a parameter stay float32 where its part on a rank has fewer than 4,096 elements, or a count that 256 does not divide. The
+    kernels are compiled at the first step.
     """
 
 

@@ -9,7 +9,7 @@ from dovetail_optimizers.config import WsdConfig
 
 
 class Constant(Schedule):
-    """The peak, to the end: share = 1."""
+    """Constant learning rate: share = 1."""
 
     name = "constant"
     api = ">=1.0,<2"

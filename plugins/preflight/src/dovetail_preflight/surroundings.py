@@ -37,7 +37,7 @@ def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     places = {_place(file) for file in train}
     for file in dict.fromkeys(file for file in val if _place(file) in places):
         yield Finding.warning(
-            f"data.val_files and {trained} both name {file}: validation asks what is trained on",
+            f"data.val_files and {trained} both name {file}: validation would use training rows",
             hint="set data.val_files= to prompts that are held out",
         )
 
@@ -49,7 +49,7 @@ def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if tracker in trackers[:number]:
             yield Finding.error(
                 f"tracking[{number}] is {tracker.name or tracker.path} once more, with the same settings: everything would "
-                "be told twice",
+                "be logged twice",
                 hint=f"leave tracking[{number}] out of tracking=",
             )
 

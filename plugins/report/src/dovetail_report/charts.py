@@ -36,7 +36,7 @@ def line_chart(
 
     Args:
         lines: at least one value altogether.
-        style: how values are written; see `figures.Figure.style`.
+        style: the format of values; see `figures.Figure.style`.
         markers: mark the points, for series with few.
     """
     return {"lines": [_line(line) for line in lines], "style": style, "markers": markers}

@@ -40,8 +40,8 @@ def episode_cards(history: History) -> list[dict[str, Any]]:
 def episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an episode turn by turn, from a row of `samples/step_N.jsonl`; None where the sample is one response.
 
-    Of each turn, `tokens` are its first token of the response, the one after its last, and the one where the next turn begins: those
-    between the latter two the policy was shown.
+    `tokens` of a turn are three positions: its first token, the one after its last, and the first of the next turn. The policy was shown
+    the tokens between the last two.
     """
     if row.get("trajectory") is None:
         return None

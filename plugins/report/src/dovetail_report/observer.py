@@ -23,7 +23,7 @@ class ReportWriter:
 
     @hookimpl
     def run_started(self, directory: Path) -> None:
-        """Note where the run is."""
+        """Record the run directory."""
         self._directory, self._due = directory, monotonic() + _SECONDS_BETWEEN
 
     @hookimpl

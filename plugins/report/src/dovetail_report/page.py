@@ -47,7 +47,7 @@ _CHARTS = (
 )
 _CLIP_SHARES = re.compile(r"\w+/\w*clip\w*_frac\w*")
 _BESIDE_STEPS = {"step", "validation", "checkpoint", "checkpoint_blocking"}
-"""Phases that are no part of a step's own time."""
+"""Phases that are not part of a step's own time."""
 _COMPLAINTS_SHOWN = 20
 _WARNINGS_SHOWN = 12
 """The latest; those in force are among them."""

@@ -49,7 +49,7 @@ def _name(plugin: object) -> str:
 
 
 def without_critic(config: str) -> str:
-    """Return a config without the section of the critic, which takes no part in a run that has none."""
+    """Return a config without the critic's section, for runs without a critic."""
     return _CRITIC.sub("", config)
 
 

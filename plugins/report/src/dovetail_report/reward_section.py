@@ -64,13 +64,13 @@ def component_cards(history: History) -> list[dict[str, Any]]:
 
 
 def components_left_out(history: History) -> int:
-    """Return components that have no card, because there are so many."""
+    """Return the components beyond the limit, which have no card."""
     count = sum(name.startswith(COMPONENT) for name in history.names)
     return max(0, count - _MOST_COMPONENTS)
 
 
 def sign_cards(history: History) -> list[dict[str, Any]]:
-    """Return a card for each sign of a hacked reward that was measured; what is worrying stands in its note."""
+    """Return a card for each measured sign of a hacked reward, with a note where it is suspicious."""
     cards = []
     for figure, meaning, judge in _SIGNS:
         steps, values = history.series(figure.metric)

@@ -48,7 +48,7 @@ class History:
         return cls(read_rows(run_directory / "metrics.jsonl"))
 
     def at(self, step: int) -> dict[str, float | None]:
-        """Return metrics of a step; None stands for a figure that was not finite."""
+        """Return the metrics of a step; None for values that were not finite."""
         return self._by_step.get(step, {})
 
     @cached_property
@@ -65,8 +65,8 @@ class History:
         return [step for step, _ in known], [value for _, value in known]
 
     def find(self, figure: figures.Figure) -> str | None:
-        """Return the metric that a key figure is in this run; None where it was never logged, or where at every step that has it
-        another figure says more.
+        """Return the metric in which this run logged a key figure; None where it was never logged, or another figure is always more
+        informative.
         """
         if not figure.unless:
             return figure.find(self.names)
@@ -79,7 +79,7 @@ class History:
 
     @cached_property
     def not_finite(self) -> dict[str, list[int]]:
-        """Metrics that were NaN or infinite somewhere, and at which steps."""
+        """Return the metrics that were NaN or infinite, with the steps."""
         found: dict[str, list[int]] = {}
         for step in self.steps:
             for name, value in self._by_step[step].items():
@@ -89,11 +89,11 @@ class History:
 
 
 def summarise(run_directory: Path, history: History | None = None) -> dict[str, Any]:
-    """Return figures of a run from its files; what they don't tell is left out.
+    """Return summary values of a run from its files; unknown values are left out.
 
     Args:
-        run_directory: of the run.
-        history: of its metrics, where they have been read.
+        run_directory: the run directory.
+        history: the history of its metrics, where they have been read.
 
     Returns:
         `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
@@ -127,8 +127,8 @@ def summarise(run_directory: Path, history: History | None = None) -> dict[str, 
 
 
 def accuracy_metric(run_directory: Path, history: History) -> str | None:
-    """Return the metric of validation that a run is judged by: what `summary.json` names, where it was logged, or else what the
-    first validation tells; None where there was none.
+    """Return the validation metric by which a run is judged: the one in `summary.json`, if it was logged, or else one from the first
+    validation; None where there was none.
     """
     try:
         named = RunDirectory(run_directory).read_json("summary.json")

@@ -23,11 +23,11 @@ _SAME_CALLS = 3
 def suspicions(
     rows: Sequence[Mapping[str, Any]], right: float | None = None
 ) -> tuple[list[list[str]], float | None]:
-    """Return what is suspect of each sample of a step whose score is not below the mean, nothing of others; and what a right answer is paid.
+    """Return the suspicious features of each sample of a step whose score is not below the mean, and the score of a right answer.
 
     Args:
-        rows: of `samples/step_N.jsonl`, of one step.
-        right: the least that a right answer was paid in the step before, for where this step has none.
+        rows: the rows of `samples/step_N.jsonl` of one step.
+        right: the least score of a right answer in the previous step, used where this step has none.
     """
     scores = [row["score"] if numbers.is_number(row.get("score")) else None for row in rows]
     known = [score for score in scores if score is not None]

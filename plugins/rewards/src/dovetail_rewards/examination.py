@@ -6,7 +6,7 @@ from typing import Any
 
 
 def examine() -> list[dict[str, Any]]:
-    """Return one row a level of the sandbox, best first; each was tried by running a program, which takes under a second.
+    """Return one row a level of the sandbox, best first; each is tried by running a program, in under a second.
 
     Returns:
         `what` and `detail` in words, `available`, and `problem`: None, since a missing level is a need of its users alone; only

@@ -36,7 +36,7 @@ class JudgeConfig(BudgetConfig):
     labels: dict[str, float] = attrs.field(factory=dict)
     """Verdicts in words and what each is worth, such as `{correct: 1, wrong: 0}`, whatever their case; empty: verdicts are numbers."""
     low: float | None = None
-    """Smallest verdict that is one; another is no score."""
+    """Smallest verdict that is one; another is not a score."""
     high: float | None = None
     """Largest verdict that is one."""
     normalise: bool = attrs.field(default=False)

@@ -11,7 +11,7 @@ from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSect
 
 
 def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
-    """Refuse what is no address of an HTTP server."""
+    """Refuse what is not an address of an HTTP server."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(
             f"{attribute.name}={value!r} is not an address that starts with http:// or https://"
@@ -66,7 +66,7 @@ class ParallelConfig(CachingConfig):
 
 @attrs.frozen(kw_only=True)
 class BudgetConfig(CachingConfig):
-    """What a service that scores allows; without a bound there is no budget."""
+    """The request budget of a service that scores; without a bound there is none."""
 
     requests_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Calls in any minute, at most."""

@@ -37,7 +37,7 @@ _Task = tuple[Mapping[str, Any], float | None, "Future[Reply]"]
 
 
 class RequestTimeoutError(TimeoutError):
-    """There was no reply within the limit; the process was killed."""
+    """No reply arrived within the limit; the process was killed."""
 
 
 class StartError(RewardError):
@@ -45,7 +45,7 @@ class StartError(RewardError):
 
 
 class ProcessDiedError(RewardError):
-    """The process ended, or sent what is no reply, while it worked on the request."""
+    """The process ended, or sent an invalid reply, while it worked on the request."""
 
 
 class ProcessPool:
@@ -59,7 +59,7 @@ class ProcessPool:
     are unpickled, and all processes write to one pipe, which one of them can garble.
 
     Args:
-        command: what a process runs.
+        command: the command of a process.
         count: processes at most; they are started when they are needed.
         setup: the first request.
         start_timeout: seconds until a process has answered it.
@@ -94,7 +94,7 @@ class ProcessPool:
         """Start all processes and wait until each has answered `setup`.
 
         Raises:
-            StartError: one could not.
+            StartError: a process could not start.
         """
         with self._lock:
             started = [self._add_thread() for _ in range(self._count)]
@@ -123,7 +123,7 @@ class ProcessPool:
         return answer
 
     def close(self) -> None:
-        """Kill busy processes, end idle ones, and answer what is queued with StartError; safe to call twice."""
+        """Kill busy processes, end idle ones, and answer queued requests with StartError; safe to call twice."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
@@ -311,7 +311,7 @@ class _Process:
                 return dict(reply)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
-        raise ProcessDiedError(f"it sent what is no reply: {line[:80]!r}")
+        raise ProcessDiedError(f"it sent what is not a reply: {line[:80]!r}")
 
     def _show(self) -> None:
         """Show what it has printed, up to the bound; the rest is read and dropped, so that it does not block."""

@@ -39,7 +39,7 @@ _SCHEMA = {
 
 
 class PythonTool(Tool):
-    """What a program prints, and how it failed. Programs have no network and see no files of the run."""
+    """Tool that runs a Python program and returns its output or its error. Programs have no network and see no files of the run."""
 
     name = "python"
     api = ">=2.0,<3"

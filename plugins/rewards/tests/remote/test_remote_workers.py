@@ -83,7 +83,7 @@ def test_a_worker_that_is_killed_between_batches_is_replaced(remote, sample, run
 def test_samples_of_a_worker_that_nobody_can_start_again_are_scored_elsewhere(
     remote, sample, run, runtime, monkeypatch
 ) -> None:
-    """Whatever its runtime raises, even what is no error of Dovetail's."""
+    """Whatever its runtime raises, even what is not an error of Dovetail's."""
     manager = remote(restarts=1)
     run(manager, [sample()])
     runtime.workers[0].kill()

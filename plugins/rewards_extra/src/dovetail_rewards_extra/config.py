@@ -153,6 +153,6 @@ class InstructionFollowingConfig(PluginSection):
     scoring: Literal["all", "share"] = "all"
     """all: 1 where every instruction is kept, else 0; share: the share of instructions kept."""
     loose: bool = False
-    """Also accept what is right without its first or last line, or without asterisks: an introduction or emphasis is no fault."""
+    """Also accept what is right without its first or last line, or without asterisks: an introduction or emphasis is not a fault."""
     score: float = 1.0
     """What a full result is worth."""

@@ -19,7 +19,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class FuzzyMatch(RewardFunction):
-    """Likeness of texts; of several accepted ones the nearest counts.
+    """Similarity of texts; of several accepted ones the nearest counts.
 
     token_f1 (SQuAD, arXiv:1606.05250): with c words in common, counted with their number, of p in the response and t in the
     ground truth, F1 = 2c / (p + t). edit: 1 − d / max(p, t), where d is the Levenshtein distance in characters
@@ -44,7 +44,7 @@ class FuzzyMatch(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its part `similarity` in [0, 1]; `pred`: the text that was compared, as it was compared, or None."""
+        """Return `score`; the component `similarity` in [0, 1]; `pred`: the compared text in its normalised form, or None."""
         answer = extracted(self._extract, solution_str)
         if answer is None:
             return {"score": 0.0, "similarity": 0.0, "pred": None}
@@ -66,7 +66,7 @@ class FuzzyMatch(RewardFunction):
 
 
 def token_f1(answer: str, truth: str) -> float:
-    """Return F1 of two bags of words; two empty texts are alike, an empty and another are not."""
+    """Return F1 of two bags of words; two empty texts are equal, an empty and a non-empty one are not."""
     words, wanted = answer.split(), truth.split()
     if not words or not wanted:
         return float(words == wanted)

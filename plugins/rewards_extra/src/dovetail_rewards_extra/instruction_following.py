@@ -121,7 +121,7 @@ def _complaint(wanted: Sequence[_Wanted] | None) -> str | None:
 
 
 def _versions(text: str) -> Iterator[str]:
-    """The response, and the response without what is no fault: its first line, its last, both; each also without asterisks."""
+    """The response, and the response without what is not a fault: its first line, its last, both; each also without asterisks."""
     lines = text.strip().split("\n")
     for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
         version = "\n".join(part).strip()

@@ -42,7 +42,9 @@ class JsonSchema(RewardFunction):
         self._schema = dict(config.schema) if config.schema is not None else None
         problem = None if self._schema is None else _bad_schema(self._schema)
         if problem:
-            raise ConfigError(f"reward function 'json_schema': schema is no JSON Schema: {problem}")
+            raise ConfigError(
+                f"reward function 'json_schema': schema is not a JSON Schema: {problem}"
+            )
 
     def compute_score(
         self,
@@ -76,15 +78,15 @@ class JsonSchema(RewardFunction):
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if config.compare:
             if _value(ground_truth) is _MISSING:
-                return f"ground truth {ground_truth!r:.80} is no JSON value"
+                return f"ground truth {ground_truth!r:.80} is not a JSON value"
             return None
         if config.schema is not None:
             return None
         schema = _object(ground_truth)
         if schema is None:
-            return f"ground truth {ground_truth!r:.80} is no JSON Schema: it is no object"
+            return f"ground truth {ground_truth!r:.80} is not a JSON Schema: it is not an object"
         problem = _bad_schema(schema)
-        return f"ground truth is no JSON Schema: {problem}" if problem else None
+        return f"ground truth is not a JSON Schema: {problem}" if problem else None
 
     def _text(self, text: str) -> str:
         if self.config.extract == "whole":

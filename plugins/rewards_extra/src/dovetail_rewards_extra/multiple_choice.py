@@ -15,7 +15,7 @@ _WRITTEN = r"[*_$\[]{0,3}(?:\\(?:text|mathrm|mathbf|textbf)\{)?"
 
 
 class MultipleChoice(RewardFunction):
-    r"""One letter, found where `extract` says, in that order; the first place that holds one counts.
+    r"""One letter, found in the places of `extract`, in that order; the first place with a letter counts.
 
     Read as B: `\boxed{B}`, `\boxed{\text{(B)}}`, `<answer>B) Paris</answer>`, `the answer is (B)`, `Answer: **B**`, `(B)` alone
     on the last line. The words A and I do not count as letters: in `the answer is A dog` nothing is chosen. The ground truth is a letter, also as `b`,
@@ -90,7 +90,7 @@ def _chosen(match: re.Match[str] | None) -> str | None:
 
 
 def _truths(ground_truth: GroundTruth, choices: str) -> set[str]:
-    """The right letters; empty where there are none, or one is no letter of the choices."""
+    """The right letters; empty where there are none, or one is not a letter of the choices."""
     several = ground_truth if isinstance(ground_truth, (list, tuple)) else [ground_truth]
     letters = [str(truth).strip().strip("().:[]").strip().upper() for truth in several]
     return set(letters) if all(len(one) == 1 and one in choices for one in letters) else set()

@@ -11,7 +11,7 @@ from dovetail_rewards_extra.config import LengthPenaltyConfig, RepetitionPenalty
 
 
 class LengthPenalty(RewardFunction):
-    """A penalty that grows evenly with what a response is too long or too short.
+    """A penalty that grows linearly with the excess or deficit of a response's length.
 
     With length x, limit L, buffer B, minimum M and penalty p the score is −p·clip((x − (L − B)) / B, 0, 1) at the long end, the soft
     overlong punishment of DAPO (arXiv:2503.14476, eq. 13; for B = 0 a step at L), and −p·(M − x) / M below the minimum.

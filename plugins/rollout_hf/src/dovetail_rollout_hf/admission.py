@@ -25,14 +25,14 @@ Group = tuple[RolloutRequest, list[Row]]
 
 
 class Admission:
-    """Requests that wait, in the order of their priorities, and of their arrival.
+    """The queue of waiting requests, ordered by priority, then by arrival.
 
     Args:
-        decoder: computes keys and values of prompts.
-        device: of the model.
-        max_rows: most rows that run at once.
-        max_prefill_tokens: most tokens, padding included, in one pass over prompts.
-        counts: where tokens are counted.
+        decoder: computes the keys and values of prompts.
+        device: the device of the model.
+        max_rows: the maximum of concurrently running rows.
+        max_prefill_tokens: the token limit, padding included, of one pass over prompts.
+        counts: counts tokens.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Admission:
         return bool(self._pending)
 
     def wait(self, ticket: Ticket) -> None:
-        """Let a request wait behind all others that are not of a higher number."""
+        """Queue a request behind all others of the same or a lower priority number."""
         insort(self._pending, ticket, key=lambda other: other.request.priority)
 
     def forget_ended(self) -> None:
-        """Let requests go that have no sample left which has not begun."""
+        """Remove requests without a sample left to start."""
         self._pending = deque(ticket for ticket in self._pending if ticket.waiting)
 
     def clear(self) -> None:
@@ -68,7 +68,7 @@ class Admission:
         self._pending.clear()
 
     def enter(self, active: int) -> list[tuple[Prefill, list[list[Row]]]]:
-        """Take rows of those who wait, as many as there is room for, and prefill their prompts.
+        """Admit as many waiting rows as there is room for, and prefill their prompts.
 
         Args:
             active: rows that run.

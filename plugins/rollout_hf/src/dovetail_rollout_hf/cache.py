@@ -18,7 +18,7 @@ from torch import Tensor
 
 @attrs.frozen(eq=False)
 class Prefill:
-    """What a pass over left-padded prompts leaves behind.
+    """The result of a pass over left-padded prompts.
 
     Attributes:
         logits_PV: float32 [P, V], at each prompt's last token.
@@ -100,7 +100,7 @@ class KvCache:
         self.keys, self.values = [], []
 
     def release(self) -> int:
-        """Give spare memory back; returns its bytes."""
+        """Free spare memory; returns its bytes."""
         freed = sum(tensor.untyped_storage().nbytes() for tensor in self._spare)
         self._spare = []
         return freed

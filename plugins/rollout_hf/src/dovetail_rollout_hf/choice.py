@@ -23,7 +23,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 def choose_decoder(
     model: object, wanted: Literal["auto", "fused", "transformers"], logger: Logger
 ) -> Decoder:
-    """Make the wanted decoder and prove it against the model's own forward pass.
+    """Construct the selected decoder and compare it with the model's own forward pass.
 
     Raises:
         ModelError: the wanted decoder does not fit the model, or does not reproduce it.

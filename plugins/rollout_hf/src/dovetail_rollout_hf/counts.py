@@ -21,7 +21,7 @@ class DecodeCounts:
     """Tokens of prompts, and of samples that went on under new weights, that were run through the model at once."""
 
     def take(self) -> DecodeCounts:
-        """Return what was counted so far; counting begins anew."""
+        """Return the counts since the last call, and reset them."""
         taken = attrs.evolve(self)
         self.steps = self.generated_tokens = self.prefill_tokens = 0
         return taken

@@ -45,7 +45,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def step(self, tokens_N: Tensor, column: int) -> Tensor:
-        """Run one token a row, int64 [N], that stands in `column`; returns float32 logits [N, V]."""
+        """Run one token a row, int64 [N], at `column`; returns float32 logits [N, V]."""
 
     def moved(self) -> None:
-        """Note that the model's weights were moved to another place or device."""
+        """Record that the model's weights were moved to another address or device."""

@@ -52,7 +52,7 @@ class _Layer:
 
 
 class FusedDecoder(Decoder):
-    """A forward pass of the Llama family that does per step only what a step needs."""
+    """A forward pass of the Llama family, reduced to what a decoding step needs."""
 
     name = "fused"
 

@@ -13,7 +13,7 @@ def load_model(section: ModelSection, device: str) -> Any:
     """Load a causal language model, or a vision-language model, in the section's dtype, in evaluation mode.
 
     Raises:
-        ModelError: there is no such directory, hub model or architecture, it can't be read, or a weight is not finite.
+        ModelError: the directory, hub model or architecture does not exist, can't be read, or a weight is not finite.
     """
     import torch
 

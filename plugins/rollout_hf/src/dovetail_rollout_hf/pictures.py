@@ -13,7 +13,7 @@ from dovetail.interfaces import MediaRef, RolloutRequest
 
 @attrs.frozen(eq=False)
 class RowImages:
-    """Which images the rows of a pass have, and where in them their prompts stand."""
+    """The images of a pass's rows, and the positions of their prompts."""
 
     media: tuple[tuple[MediaRef, ...], ...]
     """Of each row."""
@@ -24,13 +24,13 @@ class RowImages:
 def pictures_of(
     requests: Sequence[RolloutRequest], pads: Sequence[int], columns: int, device: torch.device
 ) -> RowImages | None:
-    """Return the images of these rows; None where there are none.
+    """Return the images of these rows; None where they have none.
 
     Args:
         requests: one a row.
         pads: padding columns on the left of each row's prompt.
         columns: L.
-        device: of the pass.
+        device: the device of the pass.
     """
     if not any(request.media for request in requests):
         return None

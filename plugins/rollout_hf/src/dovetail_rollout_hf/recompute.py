@@ -23,14 +23,14 @@ def recompute(
     prompts: Sequence[tuple[int, RolloutRequest]],
     max_tokens: int,
 ) -> Tensor:
-    """Run prompts and responses so far through the model, and write their keys and values over the old ones.
+    """Run prompts and responses so far through the model, and overwrite their keys and values.
 
     Args:
-        decoder: with the new weights.
+        decoder: a decoder with the new weights.
         cache: the rows' keys and values [N, H, C, D], C ≥ L.
         ids_NL: int64, the response tokens so far, right-aligned.
-        prompts: of each row, the padding columns on its left, and the request whose prompt stands after them.
-        max_tokens: most tokens, padding included, in one pass (or one row).
+        prompts: for each row, the padding columns on its left, and the request with its prompt.
+        max_tokens: the token limit, padding included, of one pass (at least one row).
 
     Returns:
         float32 [N, V]: logits of each row's next token.

@@ -101,7 +101,7 @@ class HfRollout(BaseRollout):
 
     @property
     def version(self) -> int:
-        """The weight version in force; 0 is what was loaded from disk."""
+        """The current weight version; 0 is the model loaded from disk."""
         return self._running().version
 
     async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
@@ -155,12 +155,13 @@ class HfRollout(BaseRollout):
         scheduler = self._running()
         if self._receiver is None:
             raise WeightSyncError(
-                f"weight update {version} has no transport to come by",
+                f"weight update {version} has no weight transport",
                 hint="set rollout.weight_transport",
             )
         if self._asleep:
             raise WeightSyncError(
-                f"weight update {version} came while the weights sleep", hint="wake them first"
+                f"weight update {version} arrived while the weights were asleep",
+                hint="wake them first",
             )
         refuse_misfits(self._model, manifest)
         # Nothing of a torn update reaches the model: all of it is here before the first copy.
@@ -183,7 +184,7 @@ class HfRollout(BaseRollout):
         return await asyncio.wrap_future(job)
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Return tokens generated and prefilled, and how full the batch was, since it was last asked."""
+        """Return the tokens generated and prefilled, and the batch's utilisation, since the last call."""
         if self._scheduler is None:
             return {}
         return self._scheduler.call(self._scheduler.take_counts).result().metrics()

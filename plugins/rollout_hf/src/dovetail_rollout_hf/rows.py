@@ -38,11 +38,12 @@ class Row:
         return self.start + self.request.sampling.max_new_tokens - 1
 
     def completion(self, reason: FinishReason, taken: dict[str, np.ndarray]) -> Completion:
-        """Return the sample as far as it came.
+        """Return the sample so far.
 
         Args:
             reason: why it ends.
-            taken: of its T tokens, [T] each, `ids`, and `log_probs` and `raw_log_probs` where the request wants them.
+            taken: `ids` of its T tokens, [T], and `log_probs` and `raw_log_probs`, [T] each, where the request wants
+                them.
         """
         sampling = self.request.sampling
         ids_T = taken["ids"]

@@ -24,11 +24,11 @@ _WORTH_COMPACTING = 0.75
 
 
 class RunningBatch:
-    """Decodes rows in lock-step. Rows enter and leave between steps; only then are tensors moved.
+    """Decodes rows in lock-step. Rows are added and removed between steps; tensors move only then.
 
     Args:
-        max_prefill_tokens: most tokens in one pass over rows that go on under new weights.
-        counts: where steps and tokens are counted.
+        max_prefill_tokens: the token limit of one pass over rows that continue under new weights.
+        counts: counts steps and tokens.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class RunningBatch:
         self._watching = False
 
     def release(self) -> int:
-        """Give memory back that an idle batch keeps for the next one; returns its bytes."""
+        """Free memory that an idle batch keeps; returns its bytes."""
         return self._cache.release()
 
     @property
     def active(self) -> int:
-        """Rows that still run."""
+        """The number of running rows."""
         return self._active
 
     @property
@@ -70,7 +70,7 @@ class RunningBatch:
         return [row for row in self._rows if not row.done]
 
     def take_over(self) -> None:
-        """Go on under the weights in force now: keys, values and next logits of all that run are computed anew."""
+        """Continue under the current weights: recompute keys, values and next logits of all running rows."""
         self._compact()
         if not self._active:
             return
@@ -93,7 +93,7 @@ class RunningBatch:
     # Entering and leaving
 
     def admit(self, arrivals: Sequence[tuple[Prefill, Sequence[Sequence[Row]]]]) -> None:
-        """Let new rows in.
+        """Add new rows.
 
         Args:
             arrivals: each prefill with, for each of its prompts, the rows that continue it.
@@ -196,7 +196,7 @@ class RunningBatch:
     # Decoding
 
     def step(self) -> list[Finished]:
-        """Draw one token for every row, and run the model over those that go on."""
+        """Sample one token for every row, and run the model on the rows that continue."""
         if self._sampler is None or self._logits_NV is None:
             return []
         column, columns = self._end, self._columns
@@ -252,7 +252,7 @@ class RunningBatch:
         return ended
 
     def abort(self, chosen: Sequence[Row]) -> list[Finished]:
-        """End these rows with the tokens that they have."""
+        """End these rows with their tokens so far."""
         numbers = {id(row): index for index, row in enumerate(self._rows) if not row.done}
         ended = [(numbers[id(row)], FinishReason.ABORT) for row in chosen if id(row) in numbers]
         completions = self._finish(ended, self._end)

@@ -27,7 +27,7 @@ class Draw(NamedTuple):
 
 
 class TokenSampler:
-    """Draws one token a row by Gumbel-argmax over counter-based noise.
+    """Samples one token a row by Gumbel-argmax over counter-based noise.
 
     The distribution is softmax(logits / temperature), cut to the `top_k` most likely tokens, then to
     the smallest set of most likely ones whose renormalised mass reaches `top_p`.

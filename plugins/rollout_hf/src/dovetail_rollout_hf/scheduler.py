@@ -108,7 +108,7 @@ class Scheduler:
         return future
 
     def close(self) -> None:
-        """Stop the thread; whoever still waits gets a RolloutError."""
+        """Stop the thread; waiting requests fail with a RolloutError."""
         with self._lock:
             self._closed = True
             self._awake()
@@ -137,7 +137,7 @@ class Scheduler:
         self._deliver(finished)
 
     def pause(self, mode: PauseMode) -> Future[None]:
-        """Start no more work; the future is done when the mode's condition holds."""
+        """Stop starting work; the returned future completes when the mode's condition holds."""
         done: Future[None] = Future()
         self._admitting = False
         self._keeps_cache = mode is PauseMode.KEEP_CACHE
@@ -157,7 +157,7 @@ class Scheduler:
         self._settle(keep=True)
 
     def set_version(self, version: int) -> None:
-        """Put these weights in force; what runs goes on under them, and where it can't, its requests fail."""
+        """Use new weights; running requests continue under them, or fail where they can't."""
         self._batch.version = version
         if self._keeps_cache:
             self._batch.keep_over()
@@ -170,7 +170,7 @@ class Scheduler:
             )
 
     def take_counts(self) -> DecodeCounts:
-        """Return what was counted since this was last called."""
+        """Return the counts since the last call."""
         return self._counts.take()
 
     @property
@@ -179,7 +179,7 @@ class Scheduler:
         return self._batch.active == 0
 
     def release(self) -> int:
-        """Give back the memory of caches that an idle engine keeps; returns its bytes."""
+        """Free the caches' memory of an idle engine; returns its bytes."""
         return self._batch.release()
 
     def _settle(self, *, keep: bool = False) -> None:

@@ -20,7 +20,7 @@ _LOGITS_AT_ONCE = 1 << 26
 def refuse_to_score(
     sequences: Sequence[np.ndarray], *, vocab_size: int, max_positions: int | None
 ) -> None:
-    """Refuse what can't be scored: `sequences` are int64 [L] each.
+    """Refuse sequences, int64 [L] each, that can't be scored.
 
     Raises:
         RequestRefusedError: a sequence has fewer than two tokens, tokens that the model lacks, or more than it has positions.
@@ -40,7 +40,7 @@ def refuse_to_score(
 
 
 def score_tokens(model: Any, sequences: Sequence[np.ndarray], vocab_size: int) -> list[np.ndarray]:
-    """Return log-probabilities by plain forward passes, without padding: sequences of one length go together.
+    """Return log-probabilities from plain forward passes, without padding: sequences of equal length are batched.
 
     Args:
         model: a transformers causal language model.

@@ -22,7 +22,7 @@ _LONGEST_CHARACTER = 4
 
 @attrs.frozen
 class StopRule:
-    """What ends the responses of one kind of request."""
+    """The conditions that end the responses of a request."""
 
     token_ids: frozenset[int] = frozenset()
     """Tokens that end a response whatever came before."""
@@ -36,7 +36,7 @@ class StopRule:
 
     @property
     def watches(self) -> bool:
-        """Whether tokens must be looked at at all."""
+        """Whether any token has to be checked."""
         return bool(self.token_ids or self.completing)
 
     def ends(self, response: Sequence[int]) -> bool:
@@ -51,7 +51,7 @@ class StopRule:
 
 
 class StopRules:
-    """Makes the stop rule of a request, and remembers it for requests that stop alike."""
+    """Creates the stop rule of a request, and caches it for requests with the same stops."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Ticket:
-    """A submitted request and where its samples go."""
+    """A submitted request and the destination of its samples."""
 
     request: RolloutRequest
     stop: StopRule
@@ -47,7 +47,7 @@ def nothing(request: RolloutRequest, sample: int) -> Completion:
 
 
 def do(job: Callable[[], T], future: Future[T]) -> None:
-    """Run a job for whoever holds its future."""
+    """Run a job and set its result or error on the future."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -60,7 +60,7 @@ def do(job: Callable[[], T], future: Future[T]) -> None:
 
 
 def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
-    """Settle futures, but for those that nobody waits for any more: whoever awaited them was cancelled."""
+    """Set an error or None on futures, except on cancelled ones."""
     for future in futures:
         if not future.set_running_or_notify_cancel():
             continue
@@ -71,7 +71,7 @@ def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
 
 
 def rollout_error(what: str, cause: BaseException) -> RolloutError:
-    """Return the error for those who wait, with what caused it."""
+    """Return the error for waiting requests, with its cause."""
     error = RolloutError(f"{what}: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error

@@ -13,10 +13,11 @@ from dovetail.interfaces import WeightManifest
 
 
 def refuse_misfits(model: object, manifest: WeightManifest) -> None:
-    """Refuse an update that does not fit the model before a byte of it travels.
+    """Refuse an update that does not fit the model, before its transfer starts.
 
     Raises:
-        WeightSyncError: of an unsupported kind, an unknown name, another shape, or not all parameters.
+        WeightSyncError: the update is of an unsupported kind, has an unknown name or another shape, or lacks
+            parameters.
     """
     who = f"weight update {manifest.version}"
     if manifest.kind != "full":
@@ -29,12 +30,12 @@ def refuse_misfits(model: object, manifest: WeightManifest) -> None:
         parameter = parameters.get(spec.name)
         if parameter is None:
             raise WeightSyncError(
-                f"{who} carries {spec.name!r}, which {type(model).__name__} does not have"
+                f"{who} has the tensor {spec.name!r}, which {type(model).__name__} lacks"
                 f"; the nearest is {nearest(spec.name, parameters)!r}"
             )
         if tuple(parameter.shape) != tuple(spec.shape):
             raise WeightSyncError(
-                f"{who} carries {spec.name!r} with shape {tuple(spec.shape)}; "
+                f"{who} has {spec.name!r} with shape {tuple(spec.shape)}; "
                 f"the model has {tuple(parameter.shape)}"
             )
     # Tied parameters are one tensor: it is enough that one of their names arrives.

@@ -36,7 +36,7 @@ class Adapters:
         self._manager = manager
 
     def refuse_none(self, manifest: WeightManifest) -> None:
-        """Check that there is room at all, before anything is received.
+        """Check that the server was started with room for adapters, before anything is received.
 
         Raises:
             WeightSyncError: the server was started without.
@@ -47,16 +47,16 @@ class Adapters:
     def load(
         self, manifest: WeightManifest, tensors: Mapping[str, Tensor], name: str, keep: str | None
     ) -> None:
-        """Take an adapter in, beside the one in force; all others are let go. Where this fails, the one in force stays.
+        """Load an adapter beside the current one, and remove all others. On failure the current one stays.
 
         Args:
-            manifest: of the adapter.
-            tensors: all of them by peft's names, verified: A [r, in] and B [out, r] of each adapted layer.
-            name: what requests will call it; never used before, since SGLang finds its copies by it.
-            keep: the name of the adapter in force; None where there is none.
+            manifest: the manifest of the adapter.
+            tensors: all tensors by peft's names, verified: A [r, in] and B [out, r] of each adapted layer.
+            name: the adapter's name in requests; never used before, since SGLang caches by name.
+            keep: the name of the current adapter; None where there is none.
 
         Raises:
-            WeightSyncError: it adapts what SGLang has no room for, or SGLang does not take it.
+            WeightSyncError: the adapter is larger than SGLang's room for adapters, or SGLang refuses it.
         """
         from sglang.srt.lora.lora_registry import LoRARef
 
@@ -77,7 +77,7 @@ class Adapters:
             )
 
     def drop_all_but(self, keep: str | None) -> None:
-        """Let the memory of adapters go."""
+        """Free the memory of all other adapters."""
         if self._manager is None:
             return
         for name, ref in list(self._manager.lora_refs.items()):
@@ -97,7 +97,7 @@ class Adapters:
             base = None if match is None else self._base_layer(match["path"])
             if match is None or base is None:
                 raise WeightSyncError(
-                    f"SGLang has no room for the adapter's {name!r}: it makes room for adapters of "
+                    f"SGLang reserved no memory for adapters of {name!r}; it did for  "
                     f"{', '.join(sorted(self._manager.target_modules))}",
                     hint="name the layer in rollout.adapter_modules, or send merged weights "
                     "(actor.engine.lora.sync: merged)",
@@ -127,14 +127,14 @@ class Adapters:
 
 
 def lora_config(spec: AdapterSpec, names: Iterable[str]) -> dict[str, Any]:
-    """Return what SGLang wants to know of an adapter, in the words of peft's `adapter_config.json`.
+    """Return SGLang's description of an adapter, with the keys of peft's `adapter_config.json`.
 
     SGLang scales by alpha / r and knows no rank-stabilised adapters, whose factor is alpha / √r (Kalajdzievski 2023,
     arXiv:2312.03732): theirs is brought about by an alpha that is √r times as large.
 
     Args:
-        spec: of the adapter.
-        names: of its tensors.
+        spec: the spec of the adapter.
+        names: the names of its tensors.
     """
     layers = {match["path"].rpartition(".")[2] for match in map(_NAME.fullmatch, names) if match}
     return {

@@ -19,7 +19,7 @@ _REASONS = {
 
 
 def sampling_of(call: SampleCall) -> dict[str, Any]:
-    """Return SGLang's sampling parameters for one sample; its stop tokens are all there are: end-of-sequence tokens among them."""
+    """Return SGLang's sampling parameters for one sample; their stop tokens include the end-of-sequence tokens."""
     sampling = call.sampling
     found: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -46,7 +46,7 @@ def scoring() -> dict[str, Any]:
 
 
 def likeliest(call: SampleCall, vocab_size: int) -> int:
-    """Return of how many of the most likely tokens log-probabilities are needed: those that a truncated sampler draws from."""
+    """Return the number of most likely tokens whose log-probabilities are needed: those from which a truncated sampler draws."""
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
 
@@ -57,7 +57,7 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
     Args:
         answer: SGLang's, of `/generate`.
         log_probs: whether they were asked for.
-        top_p: the sampler's, where those of its most likely tokens were asked for too.
+        top_p: the sampler's top p, where those of its most likely tokens were asked for too.
 
     Raises:
         RolloutError: SGLang gave an unknown reason, or not one log-probability for each token.

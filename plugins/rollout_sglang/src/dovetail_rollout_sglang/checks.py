@@ -28,10 +28,10 @@ from dovetail_serving import (
 async def join(
     connection: ServerConnection, config: SglangRolloutConfig, context: PluginContext
 ) -> None:
-    """Check that a server which was started by hand is there, and fits.
+    """Check that a server which was started separately answers and fits.
 
     Raises:
-        RolloutError: it is not, or does not; says how to start one that does.
+        RolloutError: it does not; says how to start one that does.
     """
     import httpx2
 
@@ -42,7 +42,7 @@ async def join(
     )
     if "model_path" not in about.text:
         raise RolloutError(
-            f"what answers at {url} (rollout.urls) is no SGLang server: it has no /model_info of SGLang's (status "
+            f"what answers at {url} (rollout.urls) is not an SGLang server: it has no /model_info of SGLang's (status "
             f"{about.status_code})",
             hint=hint,
         )
@@ -61,12 +61,12 @@ async def join(
 def problems_of(
     found: Mapping[str, Any], config: SglangRolloutConfig, context: PluginContext
 ) -> list[str]:
-    """Return what does not fit, in words.
+    """Return the differences between a server and the rollout's needs, as text.
 
     Args:
         found: the server's answer to `describe`.
-        config: the rollout's.
-        context: the rollout's; its model gives the shape.
+        config: the rollout's config.
+        context: the rollout's context; its model gives the shape.
     """
     if found.get("protocol") != PROTOCOL:
         spoken = f"it speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}"

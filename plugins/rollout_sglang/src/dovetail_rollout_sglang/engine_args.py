@@ -32,12 +32,12 @@ _GRAPHS, _MOST_GRAPHS = 512, 1024
 
 
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return what SGLang's `ServerArgs` are made of, but for the address: the user's `engine_args`, and ours over them.
+    """Return the arguments of SGLang's `ServerArgs` except the address: the user's `engine_args`, overridden by Dovetail's own.
 
     One warning names every argument of which both had something to say, with both values.
 
     Raises:
-        ModelError: there is no model, or no directory where the config says.
+        ModelError: no model is configured, or its directory does not exist.
         ConfigError: the replica's ranks can't divide the model.
     """
     if context.model is not None:
@@ -48,7 +48,7 @@ def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dic
 
 
 def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments that Dovetail sets itself; a JSON value each."""
+    """Return the arguments that Dovetail sets itself, as JSON values."""
     model = model_of(context)
     found: dict[str, Any] = {
         "model_path": model.path,
@@ -109,7 +109,9 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
 
 
 def may_start_empty(config: SglangRolloutConfig, context: PluginContext) -> bool:
-    """Return `starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
+    """Return `starts_empty`, but False where the engine needs the base weights: under an adapter, or for a model that is quantised on
+    loading.
+    """
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 
@@ -119,7 +121,7 @@ def server_command(
     """Return program and arguments of a replica's own server.
 
     Raises:
-        ModelError: there is no model, or no directory where the config says.
+        ModelError: no model is configured, or its directory does not exist.
         ConfigError: the replica's ranks can't divide the model.
     """
     arguments = {**server_arguments(config, context), "host": host, "port": port}

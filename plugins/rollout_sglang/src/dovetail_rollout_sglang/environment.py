@@ -18,19 +18,19 @@ _EXPANDABLE = re.compile(r"\s*expandable_segments\s*:[^,]*,?")
 
 
 def variables(config: SglangRolloutConfig, context: PluginContext, token: str) -> dict[str, str]:
-    """Return what a server must find in its environment, beside what this process has in its own."""
+    """Return the environment variables of a server, besides this process's own."""
     devices = visible_devices(config.ranks_per_replica(), context, "CUDA_VISIBLE_DEVICES")
     return {TOKEN_VARIABLE: token, **devices, **joining(context), **sleeping(config)}
 
 
 def joining(context: PluginContext) -> dict[str, str]:
-    """Return what lets a server's processes be of one NCCL group with the trainer's.
+    """Return the environment variables with which a server's processes can join an NCCL group with the trainer's.
 
     SGLang turns off NCCL's sharing of memory through the driver where the variable is absent. A process without it can't open
     what one with it shares on the same machine: the group fails.
 
     Args:
-        context: of the rollout.
+        context: the context of the rollout.
 
     Returns:
         NCCL's own choice, which the trainer has too; empty where the variable is set, or weights come in another way.
@@ -41,13 +41,14 @@ def joining(context: PluginContext) -> dict[str, str]:
 
 
 def sleeping(config: SglangRolloutConfig) -> dict[str, str]:
-    """Return what lets a server sleep whose trainer has torch's allocator take expandable segments.
+    """Return the environment variables with which a server can sleep although the trainer configures torch's allocator with expandable
+    segments.
 
     SGLang's memory saver takes hold of `cudaMalloc`, which those pass by: it refuses to start under the one name of the
     setting, and under the other it would free nothing.
 
     Args:
-        config: of the rollout.
+        config: the config of the rollout.
 
     Returns:
         The allocator's settings without that one, by variable; empty where they do not have it, or the rollout never sleeps.

@@ -47,7 +47,7 @@ def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> A
 
 
 def end_at_stop_tokens(check: Callable[..., bool], sample: Any, new_ids: Sequence[int]) -> bool:
-    """End a sample at stop tokens also where ends of sequence are ignored.
+    """End a sample at stop tokens even where SGLang ignores ends of sequence.
 
     SGLang by itself heeds neither then.
 

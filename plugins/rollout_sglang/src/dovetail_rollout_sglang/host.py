@@ -137,13 +137,13 @@ class SglangHost(Host):
         while not (await self._manager.flush_cache()).success:
             if time.monotonic() > deadline:
                 raise RolloutError(
-                    f"SGLang has not let go of its cached prefixes for {_FLUSH_SECONDS:g} s: they may be of old weights"
+                    f"SGLang has not flushed its cached prefixes within {_FLUSH_SECONDS:g} s: they may be of old weights"
                 )
             await asyncio.sleep(0.01)
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Begin a run: what the one before left asleep or adapted is undone."""
+        """Start a run, after resetting what the previous one left asleep or adapted."""
         await self.wake(Frame(header={"tags": sorted(self._asleep)}))
         self._adapter = None
         # What lives as long as the server does need not be looked through for garbage again and again.
@@ -264,7 +264,7 @@ class SglangHost(Host):
         )
         success, said = await self._manager.update_weights_from_tensor(request, None)
         if not success:
-            raise RolloutError(f"SGLang did not do what it was asked ({command['do']}): {said}")
+            raise RolloutError(f"SGLang failed to carry out a command ({command['do']}): {said}")
         # Schedulers of a data-parallel attention answer alike, one after the other.
         return json.JSONDecoder().raw_decode(said)[0]
 

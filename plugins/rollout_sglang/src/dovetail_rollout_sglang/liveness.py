@@ -11,7 +11,7 @@ _PATIENCE = 10.0
 
 
 class Liveness:
-    """Watches over the processes that a server has started: SGLang sees one that ends, and waits for ever for one that is stopped.
+    """Watches the processes of a server: SGLang notices a process that ends, but not one that is stopped.
 
     Args:
         stopped: the ids of those that are stopped at this moment; None looks at the descendants of this process.
@@ -32,7 +32,7 @@ class Liveness:
         self._looked = clock()
 
     def lost(self) -> str | None:
-        """Return which processes have stood still for too long, in words; None where all run. It counts from one call to the next."""
+        """Return a text on the processes that have stood still for too long; None where all run. Time counts between calls."""
         now = self._clock()
         if now - self._looked >= self._patience:
             # Nobody asks while nothing runs: what stood still then may have gone on in between.

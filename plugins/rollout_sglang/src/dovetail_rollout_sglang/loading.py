@@ -34,7 +34,7 @@ def load(
         tensors: verified, by their Hugging Face names; read to its end.
         lasting: whether each stays as it is after the next has been asked for; others are copied, since models may keep
             tensors until others of their layer have come.
-        device: the model's.
+        device: the model's device.
         touched: called before the first tensor is handed on.
 
     Raises:
@@ -52,14 +52,14 @@ def load(
         with refitted(model, device), noted(model) as loaded:
             model.load_weights(incoming)  # type: ignore[operator]
             for name, _ in incoming:
-                raise WeightSyncError(f"SGLang took no notice of {name!r}")
+                raise WeightSyncError(f"SGLang did not load {name!r}")
         if not packed:
             _refuse_missing(model, loaded)
 
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
-    """Note within the block which parameters are loaded, and under which shard: `q`, `k`, `v`, a number, or None for whole ones.
+    """Record within the block which parameters are loaded, and under which shard: `q`, `k`, `v`, a number, or None for whole ones.
 
     SGLang's models load each through the parameter's `weight_loader`, and do not say which they have loaded.
     """

@@ -39,7 +39,7 @@ class Prefixes:
 
         Args:
             prompt_ids: the same object for all samples of a prompt that come together, as the calls of a request have it.
-            priority: theirs.
+            priority: the samples' priority.
         """
         if len(prompt_ids) < _WORTH_IT:
             return

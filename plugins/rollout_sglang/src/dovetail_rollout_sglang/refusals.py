@@ -13,7 +13,7 @@ _DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 
 
 def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: bool) -> None:
-    """Check that a replica is one server on one machine, all of which updates of weights reach.
+    """Check that a replica is one server on one machine, whose processes all receive weight updates.
 
     Args:
         arguments: `rollout.engine_args`, by SGLang's names.
@@ -21,7 +21,7 @@ def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: boo
         adapters: whether adapters may arrive (`rollout.max_adapter_rank`).
 
     Raises:
-        ConfigError: an argument asks for something else; says which value is in the way.
+        ConfigError: an argument asks for something else; names it.
     """
     _refuse_copies(arguments, ranks, adapters=adapters)
     _refuse_unreached(arguments)
@@ -32,7 +32,7 @@ def _refuse_copies(arguments: Mapping[str, Any], ranks: int, *, adapters: bool) 
     copies = arguments.get("dp_size", 1)
     if not isinstance(copies, int) or copies < 1:
         raise ConfigError(
-            f"rollout.engine_args.dp_size={copies!r} is no number of copies: leave it out, and set rollout.replicas for "
+            f"rollout.engine_args.dp_size={copies!r} is not a number of copies: leave it out, and set rollout.replicas for "
             "several"
         )
     if copies == 1:

@@ -8,7 +8,7 @@ from dovetail_serving import Backend, ServingRollout
 
 
 class SglangRollout(ServingRollout):
-    """One server of SGLang's.
+    """Rollout on an SGLang server.
 
     Its log-probabilities are those of the full softmax of logits / temperature, before top-p and top-k; with a top-k those
     of the truncated sampler are worked out from the k most likely tokens.

@@ -64,10 +64,10 @@ def main(argument: str) -> None:
 
 
 def end_at_once_when_asked() -> None:
-    """Let this process alone hear SIGTERM, and end with all of its children.
+    """Let only this process handle SIGTERM, and end it with all of its children.
 
-    Where all of a group hear it, schedulers end first, and SGLang takes that for their crash: it waits, and prints what it
-    knows of it. The signal is blocked here, before there are processes or threads, which inherit that.
+    If the whole process group handled SIGTERM, schedulers would end first, and SGLang would take that for a crash: it waits, and dumps its
+    state. The signal is blocked here, before there are child processes or threads, which inherit the block.
     """
     # Python lets the signal through once more when it starts its tracker, which the first child would have it do.
     resource_tracker.ensure_running()
@@ -104,13 +104,13 @@ def server_args(arguments: dict[str, Any]) -> Any:
 def settled(
     arguments: Mapping[str, Any], known: Collection[str], *, guarded: bool
 ) -> dict[str, Any]:
-    """Return the arguments of a server in this version's words.
+    """Return a server's arguments under the names of the installed SGLang version.
 
     Args:
-        arguments: as they were given.
-        known: the names that this version has.
-        guarded: whether the server wants a token. SGLang's own warm-up asks without one, is refused, and ends the server: it
-            is left out then.
+        arguments: the arguments as given.
+        known: the argument names of this version.
+        guarded: whether the server requires a token. SGLang's own warm-up sends none, is refused, and would end the
+            server, so that it is skipped then.
 
     Raises:
         ConfigError: SGLang has no such argument.
@@ -129,7 +129,9 @@ def settled(
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """Return the argument that is meant by a name that is none: `tp_size` by `tp`, as SGLang's own options shorten it; else the nearest."""
+    """Return the argument that an unknown name most likely means: `tp_size` for `tp`, as SGLang's own options abbreviate it; else the
+    nearest.
+    """
     size = f"{name}_size"
     return size if size in known else nearest(name, known)
 

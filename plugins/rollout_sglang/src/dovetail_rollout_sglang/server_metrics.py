@@ -22,7 +22,7 @@ class SglangCounters(Counters):
 
         Args:
             about: SGLang's `meta_info` of it.
-            new_tokens: of its response.
+            new_tokens: the new tokens of its response.
         """
         self.add(
             samples=1,
@@ -33,7 +33,7 @@ class SglangCounters(Counters):
 
 
 def server_metrics() -> CounterDelta:
-    """Return what turns a server's totals into metrics; there are none where nothing was generated."""
+    """Return a converter from a server's totals to metrics; it returns none where nothing was generated."""
     return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 

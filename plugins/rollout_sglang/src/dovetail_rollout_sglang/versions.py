@@ -32,7 +32,7 @@ SGLANG = DrivenEngine(
 
 
 def require(logger: Logger | None = None) -> None:
-    """Refuse to go on without an SGLang in this environment; for errors see `DrivenEngine.require`."""
+    """Check that this environment has a supported SGLang; for errors see `DrivenEngine.require`."""
     SGLANG.require("pip install 'dovetail-rollout-sglang[engine]'", logger)
 
 
@@ -49,11 +49,11 @@ _LAST_PORT = 65_535
 
 
 def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the same arguments of a server, under the names that they have in this version.
+    """Return a server's arguments under the names of the installed version.
 
     Args:
-        arguments: by their oldest names, or by those of this version.
-        known: the names that this version has.
+        arguments: the arguments under their oldest names, or those of this version.
+        known: the argument names of this version.
     """
     return {
         _NEWER_NAMES[name] if name not in known and _NEWER_NAMES.get(name) in known else name: value
@@ -65,16 +65,16 @@ def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str])
 def settle_grpc(
     environment: MutableMapping[str, str], port: int, known: Collection[str], *, guarded: bool
 ) -> None:
-    """Check that SGLang's ports for gRPC neither stop a server nor open a second way into it.
+    """Check that SGLang's gRPC ports neither prevent the server's start nor give access without a token.
 
     Versions that know no argument for that port work it out from the server's, refuse to start where it is none, and listen
     nowhere. Later ones listen there as soon as the variable is set, and ask for no token.
 
     Args:
-        environment: of this process, before the arguments are made.
-        port: of the server.
+        environment: the environment variables of this process, before the arguments are parsed.
+        port: the port of the server.
         known: the arguments that this version has.
-        guarded: whether the server wants a token.
+        guarded: whether the server requires a token.
     """
     if "grpc_port" in known:
         if guarded:
@@ -97,12 +97,12 @@ def updater() -> str:
 
 
 def refitted(model: nn.Module, device: torch.device) -> AbstractContextManager[None]:
-    """Load weights within: before it, what loading packed or quantised is opened up; after it, done anew.
+    """Prepare quantised or packed weights for loading before the block, and quantise or pack them again after it.
 
-    Versions without a way to open up what is packed load straight, which is right where nothing is.
+    Versions that can't unpack weights load directly, which is correct where no weight is packed.
 
     Raises:
-        WeightSyncError: this version can't load over quantised weights; nothing has been touched then.
+        WeightSyncError: this version can't load over quantised weights; nothing has been changed.
     """
     from sglang.srt.model_loader.loader import DefaultModelLoader
 

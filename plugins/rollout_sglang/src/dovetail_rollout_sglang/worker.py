@@ -29,7 +29,7 @@ _workers: WeakKeyDictionary[Any, SchedulerWorker] = WeakKeyDictionary()
 
 
 def worker_of(updater: Any) -> SchedulerWorker:
-    """Return the worker of a scheduler, which is made at the first question.
+    """Return the worker of a scheduler, created on first access.
 
     Args:
         updater: the object that updates the scheduler's weights.
@@ -48,7 +48,7 @@ class SchedulerWorker:
     Args:
         model: SGLang's.
         group: the tensor-parallel ranks, over a CPU backend: all are asked the same, and the first answers.
-        adapters: what takes adapters here.
+        adapters: loads adapters in this process.
     """
 
     def __init__(self, model: Any, group: Any, adapters: Adapters) -> None:
@@ -90,7 +90,7 @@ class SchedulerWorker:
     def _load(self, info: Mapping[str, Any], adapter: str | None, in_force: str | None) -> None:
         manifest = manifest_from(info)
         if self._end is None:
-            raise WeightSyncError("this SGLang was not told where weights come from")
+            raise WeightSyncError("this SGLang has no weight transport: `connect` was not called")
         with self._end.taking(manifest):
             if manifest.kind == "adapter" and adapter is not None:
                 self._adapters.refuse_none(manifest)

@@ -38,13 +38,13 @@ from dovetail_serving import (
 
 
 class TrtllmBackend(Backend):
-    """One server on the loopback interface, and the checkpoint that it was started on.
+    """A server on the loopback interface, and the checkpoint with which it was started.
 
     Requests go through an event loop of the backend's own, which alone touches what runs.
 
     Args:
-        config: the rollout's.
-        context: the rollout's; where weights follow, the server is started by the first update.
+        config: the rollout's config.
+        context: the context of the rollout; where the rollout receives weights, the first update starts the server.
     """
 
     _loop: LoopThread
@@ -121,7 +121,9 @@ class TrtllmBackend(Backend):
                 asking.cancel()
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        raise RolloutError("rollout 'trtllm' does not score given tokens: trtllm-serve has no way")
+        raise RolloutError(
+            "rollout 'trtllm' can't score given tokens: trtllm-serve does not support it"
+        )
 
     async def reset_cache(self) -> None:
         """Do nothing: a server that was started on new weights has no cached prefixes."""

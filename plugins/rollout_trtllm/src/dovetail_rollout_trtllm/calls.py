@@ -73,7 +73,7 @@ class TokenStream:
             raise RequestRefusedError("stop strings need the run's tokenizer, and there is none")
 
     def take(self, line: str) -> bool:
-        """Take a line of the answer; return whether more are wanted.
+        """Process a line of the answer; return whether more are wanted.
 
         Raises:
             RolloutError: the server ended the sample for an unknown reason.

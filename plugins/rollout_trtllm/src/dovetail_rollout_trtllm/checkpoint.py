@@ -20,10 +20,11 @@ def write_checkpoint(
     """Write a model's files with other weights.
 
     Args:
-        directory: made here.
-        model: its config, and what else lies beside its weights, is copied unchanged: TensorRT-LLM's transformers may be
-            older than this one, and read a config that this one wrote otherwise.
-        tensors: by their Hugging Face names, of any shapes; all are held in the host's memory until they are written.
+        directory: a new directory.
+        model: the model's directory; its config and other files are copied unchanged, since TensorRT-LLM's transformers
+            may be older than this one and misread a config that this one writes.
+        tensors: the tensors by their Hugging Face names, of any shape; all are held in host memory until they are
+            written.
     """
     from huggingface_hub import save_torch_state_dict
     from transformers.utils import cached_file

@@ -11,14 +11,14 @@ from dovetail_serving import refuse_missing_weights
 
 
 def refuse_other_tensors(model: ModelSection, sent: Iterable[str]) -> None:
-    """Check that these are the tensors of the model, all of them and no others; any pass where transformers has no such model.
+    """Check that these are exactly the tensors of the model; any pass where transformers does not know the model.
 
     Args:
-        model: in Hugging Face form; of tied tensors, one is enough.
-        sent: names; those of buffers may be among them.
+        model: a model in Hugging Face form; of tied tensors one is enough.
+        sent: names of tensors; buffers are allowed.
 
     Raises:
-        WeightSyncError: they are not.
+        WeightSyncError: some are missing or unknown.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -30,16 +30,16 @@ def program_of(executable: str) -> str | None:
 def server_command(
     config: TrtllmRolloutConfig, context: PluginContext, options: Path
 ) -> tuple[str, list[str]]:
-    """Return the program of a replica's server, and what follows the model in its arguments but for the port.
+    """Return the program of a replica's server, and its arguments after the model, except the port.
 
     Args:
-        config: the rollout's.
-        context: the rollout's.
+        config: the rollout's config.
+        context: the rollout's context.
         options: the file of the server's options, written here.
 
     Raises:
-        PluginNeedsError: there is no such program.
-        ModelError: there is no model, or no directory where the config says.
+        PluginNeedsError: the program is not installed.
+        ModelError: no model is configured, or its directory does not exist.
         ConfigError: the replica's ranks can't divide the model.
     """
     program = program_of(config.executable)
@@ -56,10 +56,10 @@ def server_command(
 
 
 def engine_options(config: TrtllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments of TensorRT-LLM's `LLM`: the user's `engine_args`, and ours over them; JSON values.
+    """Return the arguments of TensorRT-LLM's `LLM` as JSON values: the user's `engine_args`, overridden by Dovetail's own.
 
     Raises:
-        ModelError: there is no model, or no directory where the config says.
+        ModelError: no model is configured, or its directory does not exist.
         ConfigError: the replica's ranks can't divide the model.
     """
     model = model_of(context)

@@ -20,10 +20,10 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def room_for(rank: int) -> int:
-    """Return the least of vLLM's ranks that holds this one.
+    """Return the smallest adapter rank that vLLM supports and that holds this one.
 
     Raises:
-        WeightSyncError: none does.
+        WeightSyncError: there is none.
     """
     for room in RANKS:
         if rank <= room:
@@ -32,7 +32,7 @@ def room_for(rank: int) -> int:
 
 
 def adapter_name(version: int) -> str:
-    """Return what vLLM calls the adapter of an update; its prefix cache tells adapters apart by it."""
+    """Return vLLM's name for the adapter of an update; its prefix cache tells adapters apart by name."""
     return f"dovetail-{version}"
 
 
@@ -44,8 +44,8 @@ def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, 
 
     Args:
         worker: vLLM's.
-        manifest: of the adapter.
-        tensors: all of them, in the manifest's shapes, verified.
+        manifest: the manifest of the adapter.
+        tensors: all tensors, in the manifest's shapes, verified.
 
     Returns:
         vLLM's number of it: the version, counted from 1.

@@ -18,7 +18,7 @@ _REASONS = {
 
 
 class SamplingTable:
-    """Makes vLLM's sampling parameters, and keeps those without a seed: one object for all samples that are drawn alike."""
+    """Creates vLLM's sampling parameters, and caches those without a seed for all samples with the same settings."""
 
     def __init__(self) -> None:
         self._made: dict[SamplingParams, Any] = {}
@@ -27,7 +27,7 @@ class SamplingTable:
         """Make vLLM's SamplingParams for one sample.
 
         Args:
-            sampling: what is asked for; its stop tokens are all there are: end-of-sequence tokens among them.
+            sampling: the sampling parameters; their stop tokens include the end-of-sequence tokens.
             seed: the sample's own, or None.
         """
         if seed is not None:

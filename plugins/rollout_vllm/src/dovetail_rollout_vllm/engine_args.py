@@ -30,20 +30,20 @@ WORKING_SHARE = 0.2
 
 
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return what vLLM's `AsyncEngineArgs` are made of: the user's `engine_args`, and ours over them.
+    """Return the arguments of vLLM's `AsyncEngineArgs`: the user's `engine_args`, overridden by Dovetail's own.
 
     One warning names every argument of which both had something to say, with both values.
 
     Raises:
-        ModelError: there is no model, or no directory where the config says.
-        ConfigError: an argument asks for what can't be had here.
+        ModelError: no model is configured, or its directory does not exist.
+        ConfigError: an argument is not supported here.
     """
     _refuse_impossible(config, context)
     return merged_arguments(config.engine_args, own_arguments(config, context), context)
 
 
 def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments that Dovetail sets itself; a JSON value each."""
+    """Return the arguments that Dovetail sets itself, as JSON values."""
     model = model_of(context)
     found: dict[str, Any] = {
         "model": model.path,
@@ -159,7 +159,9 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
 
 
 def may_start_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
-    """Return `starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
+    """Return `starts_empty`, but False where the engine needs the base weights: under an adapter, or for a model that is quantised on
+    loading.
+    """
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 

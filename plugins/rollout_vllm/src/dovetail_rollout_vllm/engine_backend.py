@@ -41,7 +41,7 @@ _WATCH_SECONDS = 0.5
 
 
 class EngineBackend(Backend):
-    """One AsyncLLM. Its model runs in processes of its own; here are its queues alone.
+    """One AsyncLLM, whose model runs in processes of its own; this process holds its queues.
 
     Attributes:
         log: the file that its processes print to.
@@ -88,7 +88,7 @@ class EngineBackend(Backend):
 
     @property
     def engine(self) -> Any:
-        """The AsyncLLM; its methods are for the thread of `loop` alone."""
+        """The AsyncLLM; only the thread of `loop` may call it."""
         return self._engine
 
     @property
@@ -142,7 +142,7 @@ class EngineBackend(Backend):
         loop.wait(self._watched(driver.wake(tags)))
 
     def parts(self) -> Parts:
-        """Return what the model puts together from several tensors of a checkpoint."""
+        """Return the model's fused layers, each with the checkpoint tensors that it consists of."""
         loop, driver = self._open()
         return loop.wait(self._watched(driver.parts()))
 

@@ -23,7 +23,7 @@ _RESET_SECONDS = 30.0
 
 
 class EngineDriver:
-    """One AsyncLLM that somebody else started and will end.
+    """Operates an AsyncLLM that another component starts and ends.
 
     Args:
         engine: vLLM's AsyncLLM.
@@ -58,7 +58,7 @@ class EngineDriver:
         return bool(self._engine.errored)
 
     async def record(self) -> None:
-        """Let the workers keep log-probabilities until a request has ended. For an engine that nobody else asks for them."""
+        """Let the workers keep log-probabilities until a request has ended. Only for an engine without other clients."""
         self._records = any(await self._engine.collective_rpc("dovetail_record"))
 
     async def generate(self, call: SampleCall) -> SampleResult:
@@ -117,22 +117,22 @@ class EngineDriver:
             await asyncio.sleep(0.01)
 
     async def connect(self, info: dict[str, Any]) -> Outcome:
-        """Let every worker make its receiver of weights.
+        """Let every worker create its weight receiver.
 
         Args:
-            info: of `wire.transport_info`.
+            info: the result of `wire.transport_info`.
         """
         return await self._everywhere("dovetail_connect", info, version=0)
 
     async def parts(self) -> dict[str, list[str]]:
-        """Return what the model puts together from several tensors of a checkpoint, as `fused.parts_of` says it."""
+        """Return the model's fused layers, in the form of `fused.parts_of`."""
         found: dict[str, list[str]] = {}
         for text in await self._engine.collective_rpc("dovetail_parts"):
             found |= json.loads(text)
         return found
 
     async def settle(self) -> None:
-        """Undo what an earlier run left of its own: what sleeps wakes, no adapter is used, and nothing is paused."""
+        """Reset the engine after an earlier run: wake what sleeps, use no adapter, resume what is paused."""
         self._adapter = self._salt = None
         await self.wake(self._asleep)
         if await self._engine.is_paused():
@@ -141,10 +141,10 @@ class EngineDriver:
         await self._label(0)
 
     async def load(self, manifest: dict[str, Any]) -> Outcome:
-        """Let every worker receive, verify and load an update; cached prefixes are forgotten.
+        """Let every worker receive, verify and load an update, and drop cached prefixes.
 
         Args:
-            manifest: of `wire.manifest_info`.
+            manifest: the result of `wire.manifest_info`.
         """
         version = int(manifest["version"])
         outcome = await self._everywhere("dovetail_receive", manifest, version=version)
@@ -158,7 +158,7 @@ class EngineDriver:
         return outcome
 
     async def freeze(self) -> None:
-        """Stop all requests where they are, with their keys and values, until `thaw`.
+        """Pause all requests until `thaw`, and keep their keys and values.
 
         Raises:
             RolloutError: this vLLM does not label tokens.
@@ -169,7 +169,7 @@ class EngineDriver:
         self._frozen = True
 
     async def thaw(self) -> None:
-        """Let them go on."""
+        """Continue the paused requests."""
         self._frozen = False
         await self._engine.resume_generation()
 
@@ -199,7 +199,7 @@ class EngineDriver:
         return max(await self._free_bytes() - before, 0)
 
     async def wake(self, tags: frozenset[str]) -> None:
-        """Take it again; what had to sleep along with the weights wakes with them."""
+        """Allocate memory again; parts that had to sleep with the weights wake with them."""
         due = self._asleep & (tags | self._along if "weights" in tags else tags)
         if due:
             await self._engine.wake_up(sorted(due, reverse=True))

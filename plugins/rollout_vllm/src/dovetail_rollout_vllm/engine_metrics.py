@@ -36,7 +36,7 @@ class Totals:
 
 
 class EngineMetrics:
-    """Takes notes at every step of the engine, in vLLM's output thread, and gives them away."""
+    """Collects metrics at every step of the engine, in vLLM's output thread, until they are taken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class EngineMetrics:
         self._last_step: float | None = None
 
     def record(self, scheduler: Any, iteration: Any) -> None:
-        """Note a step.
+        """Record a step.
 
         Args:
             scheduler: vLLM's SchedulerStats, or None.

@@ -44,7 +44,7 @@ def turn_of(context: PluginContext) -> Path | None:
 def process_environment(
     config: VllmRolloutConfig, context: PluginContext, log: Path
 ) -> Iterator[None]:
-    """Start vLLM's processes within: they inherit these variables, and this process gets its own back."""
+    """Set the variables for vLLM's processes within the block, and restore this process's own afterwards."""
     with _STARTING, tempfile.TemporaryDirectory(prefix="dovetail-vllm-") as scratch:
         logging_config = Path(scratch) / "logging.json"
         logging_config.write_text(json.dumps(_logging_to(log)))
@@ -68,7 +68,7 @@ def _logging_to(log: Path) -> dict[str, Any]:
 
 
 def print_to(log: Path) -> None:
-    """Let vLLM's logger in this process write to the log and nowhere else. Call it after vLLM is imported."""
+    """Redirect vLLM's logger in this process to the log. Call it after vLLM is imported."""
     logger = logging.getLogger("vllm")
     handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
@@ -81,7 +81,7 @@ def print_to(log: Path) -> None:
 
 
 def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> dict[str, str]:
-    """Return what vLLM's processes must find in their environment, beside what this process has in its own."""
+    """Return the environment variables of vLLM's processes, besides this process's own."""
     return {**_unless_set(config, context), **_always(config, context, log)}
 
 

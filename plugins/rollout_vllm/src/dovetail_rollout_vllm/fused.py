@@ -22,7 +22,7 @@ _Place = tuple[tuple[str, ...], str, tuple[str, ...]]
 
 
 def parts_of(model: object) -> dict[str, list[str]]:
-    """Return what a model inside vLLM puts together from several tensors of a checkpoint.
+    """Return the layers of a vLLM model that are fused from several tensors of a checkpoint, with those tensors.
 
     Returns:
         `Parts`: of its packed layers, and of the matrices that hold the experts of a layer.
@@ -48,23 +48,23 @@ def parts_of(model: object) -> dict[str, list[str]]:
 
 @attrs.frozen
 class FusedLayers:
-    """Holds the names of an update against what a model puts together.
+    """Compares the names of an update with the parts of a model's fused layers.
 
     Args:
-        parts: of `parts_of`.
-        checkpoint: directory of the model in Hugging Face format, which says what an architecture leaves out itself
-            (such as the value projection where keys serve as values); None where there is none.
+        parts: the result of `parts_of`.
+        checkpoint: the model's directory in Hugging Face format, which shows which parts the architecture itself leaves
+            out (such as the value projection where keys serve as values); None where there is none.
     """
 
     parts: Parts
     checkpoint: Path | None = None
 
     def refuse_incomplete(self, version: int, names: Iterable[str]) -> None:
-        """Check that of everything that is put together either all parts come or none.
+        """Check that an update has all parts of a fused layer or none.
 
         Args:
-            version: of the update, for the message.
-            names: of its tensors, in Hugging Face form.
+            version: the version of the update, for the message.
+            names: the names of its tensors, in Hugging Face form.
 
         Raises:
             WeightSyncError: names the parts that are missing.
@@ -84,7 +84,7 @@ class FusedLayers:
         name, sibling = min(missing.items())
         more = f", and {len(missing) - 1} more such parts are missing" if len(missing) > 1 else ""
         raise WeightSyncError(
-            f"weight update {version} has {sibling!r} and not {name!r}, of which vLLM makes one layer{more}",
+            f"weight update {version} has {sibling!r} but not {name!r}; vLLM fuses both into one layer{more}",
             hint="send every tensor of the model; nothing was changed",
         )
 
@@ -110,7 +110,7 @@ class FusedLayers:
 
 
 def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -> None:
-    """Check that an update brings all that an earlier whole one brought.
+    """Check that an update has every tensor that an earlier complete one had.
 
     Raises:
         WeightSyncError: names what is missing.
@@ -120,7 +120,7 @@ def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -
         shown = ", ".join(missing[:_SHOWN])
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise WeightSyncError(
-            f"weight update {version} has nothing for {shown}{more}, which came with an earlier one",
+            f"weight update {version} lacks {shown}{more}, which an earlier update had",
             hint="send every tensor of the model; nothing was changed",
         )
 

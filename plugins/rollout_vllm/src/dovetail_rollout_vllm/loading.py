@@ -14,18 +14,18 @@ Named = tuple[str, Tensor]
 
 
 class Counted(Iterator[Named]):
-    """Tensors on their way into the model.
+    """Counts tensors on their way into the model, and copies those that would not outlive the next.
 
     vLLM may keep a tensor until others of its layer have come, so one that would not last is copied to the model's
     device, where it stays for as long as its layer takes.
 
     Args:
-        tensors: verified.
-        lasting: whether each stays as it is after the next has been asked for.
-        device: the model's.
+        tensors: verified tensors.
+        lasting: whether each tensor stays valid after the next is requested.
+        device: the model's device.
 
     Attributes:
-        taken: how many were handed on.
+        taken: the number of tensors passed on.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Counted(Iterator[Named]):
 
 @torch.no_grad()
 def load(model: nn.Module, model_config: object, tensors: Counted) -> None:
-    """Load a whole set of weights.
+    """Load a complete set of weights.
 
     Where this fails half-way, the model holds a mixture of old and new weights, and can be loaded again.
 
     Args:
-        model: vLLM's.
-        model_config: vLLM's.
-        tensors: by their Hugging Face names.
+        model: the vLLM model.
+        model_config: vLLM's config of the model.
+        tensors: the tensors by their Hugging Face names.
 
     Raises:
         WeightSyncError: tensors of the model were missing among them.

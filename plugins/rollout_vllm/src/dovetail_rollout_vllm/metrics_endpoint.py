@@ -10,17 +10,17 @@ from dovetail_serving import LOOPBACK
 
 
 class MetricsEndpoint:
-    """Answers `/metrics` on the loopback interface until it is closed. A process has one at most: vLLM counts all of a
-    process's engines in one registry, where a new engine takes the place of the one before.
+    """Serves `/metrics` on the loopback interface until it is closed. At most one a process: vLLM counts all engines of a process in one
+    registry, where a new engine replaces the one before.
 
     Args:
-        port: to listen on.
+        port: the port.
 
     Attributes:
-        url: of the metrics.
+        url: the url of the metrics.
 
     Raises:
-        RolloutError: it can't listen there, or this process has an open one already.
+        RolloutError: the port is not free, or this process has an open endpoint already.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()

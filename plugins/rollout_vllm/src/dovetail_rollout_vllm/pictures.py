@@ -17,10 +17,10 @@ KEPT = 64
 
 
 class VllmImagePrompts:
-    """Makes vLLM's prompts of calls with images, and sees that vLLM understood them as the trainer does.
+    """Makes vLLM's prompts with images, and checks that vLLM expands them as the trainer does.
 
     Args:
-        config: the model's, of transformers.
+        config: the model's config, of transformers.
     """
 
     def __init__(self, config: Any) -> None:
@@ -29,11 +29,10 @@ class VllmImagePrompts:
         self._lock = threading.Lock()
 
     def prompt(self, call: SampleCall) -> dict[str, Any]:
-        """Return a token prompt of vLLM's, with `multi_modal_data`; images are named by their digests, so that vLLM knows them
-        again.
+        """Return a vLLM token prompt with `multi_modal_data`; images are identified by their digests, for vLLM's cache.
 
         Raises:
-            RequestRefusedError: the prompt's tokens do not stand for its images.
+            RequestRefusedError: the prompt's placeholder tokens do not match its images.
             DataError: an image can't be read or decoded.
         """
         return {
@@ -43,10 +42,10 @@ class VllmImagePrompts:
         }
 
     def check(self, call: SampleCall, seen: Sequence[int] | None) -> None:
-        """Refuse a sample of another prompt than the one that was asked for.
+        """Refuse a sample whose prompt differs from the requested one.
 
         Args:
-            call: as it was asked.
+            call: the requested call.
             seen: the prompt that vLLM reports, every image expanded.
 
         Raises:
@@ -55,7 +54,7 @@ class VllmImagePrompts:
         if seen is not None and list(seen) != list(call.prompt_ids):
             raise RequestRefusedError(
                 f"vLLM made a prompt of {len(seen)} tokens out of one of {len(call.prompt_ids)} with {len(call.media)} "
-                "images: it gives an image another number of tokens than the model's own processor",
+                "images: its number of tokens of an image differs from the model's own processor",
                 hint="is rollout.engine_args.mm_processor_kwargs set? The processor's own settings must hold on both sides",
             )
 
@@ -73,12 +72,12 @@ class VllmImagePrompts:
 
 
 def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
-    """Return the prompt with one token in place of each image's run; what a policy produced after it stays.
+    """Return the prompt with each image's run of placeholder tokens collapsed to one; later runs, which a policy produced, are unchanged.
 
     Args:
         ids: P token ids.
-        token: what stands for a part of an image; None where the model has no such token.
-        images: how many there are. Later runs are a response's own tokens.
+        token: the placeholder token; None where the model has none.
+        images: the number of images. Later runs belong to a response.
 
     Raises:
         RequestRefusedError: there are fewer runs than images.

@@ -18,7 +18,7 @@ _KEPT_PASSES = 1000
 
 
 class LogProbRecorder:
-    """Stands before the sampler of a vLLM worker, and keeps what it says of each sampled token instead of passing it on.
+    """Wraps the sampler of a vLLM worker, and keeps the log-probability of each sampled token instead of passing it on.
 
     Both of vLLM's model runners are known: the one that keeps its batch (`input_batch`), and the one that hands it to the sampler.
 
@@ -43,7 +43,7 @@ class LogProbRecorder:
 
     @staticmethod
     def attach(worker: Any) -> LogProbRecorder | None:
-        """Make one for a worker; None where its sampler's output can't be told apart by request."""
+        """Attach a recorder to a worker; None where its sampler's output can't be assigned to requests."""
         runner, config = worker.model_runner, worker.vllm_config
         if getattr(runner, "sampler", None) is None or config.speculative_config is not None:
             return None

@@ -31,7 +31,7 @@ class VllmServerBackend(ServerBackend):
         await join(connection, self.config, self.context)
 
     def parts(self) -> Parts:
-        """Return what the model puts together from several tensors of a checkpoint."""
+        """Return the model's fused layers, each with the checkpoint tensors that it consists of."""
         return self._ask("describe")["parts"]
 
     def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:

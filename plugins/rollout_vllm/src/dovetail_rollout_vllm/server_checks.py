@@ -20,16 +20,16 @@ from dovetail_serving import PROTOCOL, model_problems, number_of, port_of, refus
 def refuse_unfit(
     found: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext, url: str
 ) -> None:
-    """Hold what a server says of itself against what the rollout needs.
+    """Compare a server's description of itself with the rollout's needs.
 
     Args:
         found: the server's answer to `describe`.
-        config: the rollout's.
-        context: the rollout's; its model gives the shape.
-        url: of the server, for messages.
+        config: the rollout's config.
+        context: the rollout's context; its model gives the shape.
+        url: the url of the server, for messages.
 
     Raises:
-        RolloutError: it does not fit; says everything that is wrong, and the command that starts one that does.
+        RolloutError: the server does not fit; names every difference, and the command that starts one that fits.
     """
     if found.get("protocol") != PROTOCOL:
         raise RolloutError(

@@ -25,7 +25,7 @@ def server_command(
     """Return program and arguments of a replica's own server.
 
     Raises:
-        ModelError: there is no model, or no directory where the config says.
+        ModelError: no model is configured, or its directory does not exist.
     """
     arguments = engine_arguments(config, context)
     quiet = ("--disable-uvicorn-access-log",)

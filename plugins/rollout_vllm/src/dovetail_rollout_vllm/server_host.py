@@ -31,7 +31,7 @@ _FIRST_TOKEN = "vllm:time_to_first_token_seconds"  # noqa: S105 - the name of a 
 
 @attrs.frozen(kw_only=True)
 class Base:
-    """What a server's weights are, adapters apart."""
+    """The state of a server's weights, without adapters."""
 
     replaced: bool = False
     """Whether they are others than those on disk."""
@@ -63,7 +63,7 @@ class ServerHost(Host):
         self._gauges["samples"] = 0.0
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """Return one sample; the metrics note that the engine is at work."""
+        """Return one sample, and record that the engine is working."""
         if self._busy_since is None:
             self._busy_since = time.monotonic()
             self._sampler = asyncio.create_task(self._sample())
@@ -74,7 +74,7 @@ class ServerHost(Host):
                 self._rest()
 
     async def describe(self, _: Frame) -> Frame:
-        """Return what runs here: versions, the model's shape, and the engine's settings."""
+        """Describe the running engine: versions, the model's shape, and the engine's settings."""
         model, parallel = self._config.model_config, self._config.parallel_config
         text, lora = model.hf_text_config, self._config.lora_config
         transfer = self._config.weight_transfer_config
@@ -119,8 +119,8 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Begin a run: what the one before left asleep or adapted is undone, and workers make receivers of weights for
-        the transport of `info`.
+        """Start a run: reset what the previous one left asleep or adapted, and let workers create weight receivers for the transport of
+        `info`.
         """
         await self._driver.settle()
         return Frame(header=attrs.asdict(await self._driver.connect(frame.header["info"])))
@@ -144,12 +144,12 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def thaw(self, _: Frame) -> Frame:
-        """Let them go on."""
+        """Continue the paused requests."""
         await self._driver.thaw()
         return Frame(header={})
 
     async def sleep(self, frame: Frame) -> Frame:
-        """Free memory; says how many bytes."""
+        """Free memory; returns the number of bytes."""
         tags = frozenset(frame.header["tags"])
         keep = frame.header["keep_weights"]
         freed = await self._driver.sleep(tags, keep_weights=keep)
@@ -163,7 +163,7 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def metrics(self, _: Frame) -> Frame:
-        """Return totals since the server started; who asks subtracts what it saw before. Highest gauges start anew."""
+        """Return totals since the server's start, from which the caller subtracts the previous ones. Peak gauges are reset."""
         if self._driver.running:
             self._rest()
             self._busy_since = time.monotonic()

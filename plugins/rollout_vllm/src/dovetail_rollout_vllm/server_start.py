@@ -25,14 +25,14 @@ def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) 
     """Start a replica's own server, on the loopback interface.
 
     Args:
-        config: the rollout's.
-        context: the rollout's.
-        token: what the server wants to be shown.
+        config: the rollout's config.
+        context: the rollout's context.
+        token: the token that the server will require.
 
     Raises:
         RolloutError: the port is in use.
-        PluginNeedsError: vLLM is missing, or of a version that this plugin does not drive.
-        ModelError: there is no model.
+        PluginNeedsError: vLLM is missing, or this plugin does not support its version.
+        ModelError: no model is configured.
     """
     require(context.logger)
     port = port_for(config.port, context.rank, FAILURES.engine)
@@ -54,10 +54,10 @@ def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) 
 async def join(
     connection: ServerConnection, config: VllmRolloutConfig, context: PluginContext
 ) -> None:
-    """Check that a server which was started by hand is there, and fits.
+    """Check that a server which was started separately answers and fits.
 
     Raises:
-        RolloutError: it is not, or does not; says how to start one that does.
+        RolloutError: it does not; says how to start one that does.
     """
     import httpx2
 
@@ -69,7 +69,7 @@ async def join(
         number = version.json()["version"]
     except (ValueError, KeyError, TypeError):
         raise RolloutError(
-            f"what answers at {url} (rollout.urls) is no vLLM server: /version gave status {version.status_code}",
+            f"what answers at {url} (rollout.urls) is not a vLLM server: /version gave status {version.status_code}",
             hint=hint,
         ) from None
     if routes.status_code == httpx2.codes.NOT_FOUND:

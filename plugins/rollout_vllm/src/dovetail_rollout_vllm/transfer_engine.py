@@ -39,10 +39,10 @@ class DovetailUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpdateInfo]):  # type: ignore[misc]
-    """One in each of vLLM's workers.
+    """Receives weight updates in one of vLLM's workers.
 
-    A whole update happens in `receive_weights`: verified tensors stream into the model as they come. `start_weight_update`
-    and `finish_weight_update` have nothing to do; 0.24 must be told `is_checkpoint_format=False`.
+    `receive_weights` does a whole update: verified tensors are loaded as they arrive. `start_weight_update` and `finish_weight_update` do
+    nothing; vLLM 0.24 needs `is_checkpoint_format=False`.
 
     Attributes:
         changed: whether the last update, whole or not, has overwritten anything.
@@ -79,11 +79,11 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
 
         Args:
             update_info: the manifest, with every tensor's shape.
-            load_weights: 0.24's way into the model, which is not taken: it holds no more than one layer at a time only
-                where the caller knows how the model stores its weights.
+            load_weights: vLLM 0.24's loader, which is not used: it keeps more than one layer in memory unless the
+                caller knows how the model stores its weights.
 
         Raises:
-            WeightSyncError: it did not come whole; `changed` says whether old weights are gone.
+            WeightSyncError: the update did not arrive completely; `changed` says whether old weights were overwritten.
         """
         manifest = manifest_from(update_info.manifest)
         self.changed = False
@@ -96,7 +96,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
             load(self.model, model_config_of(self, self.model), tensors)
             # What the receiver says after its last tensor is part of the update.
             for name, _ in tensors:
-                raise WeightSyncError(f"vLLM took no notice of {name!r}")
+                raise WeightSyncError(f"vLLM did not load {name!r}")
         finally:
             self.changed = tensors.taken > 0
         if torch.accelerator.is_available():
@@ -106,7 +106,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         """Do nothing: `receive_weights` has finished it."""
 
     def taking(self, manifest: WeightManifest) -> AbstractContextManager[None]:
-        """Do as `WeightEnd.taking`: where what is done within fails, this worker calls the update off.
+        """Receive an update within the block; on failure this worker calls it off, see `WeightEnd.taking`.
 
         Raises:
             WeightSyncError: the receiver was not made.
@@ -114,10 +114,10 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         return self._made().taking(manifest)
 
     def receive_whole(self, manifest: WeightManifest) -> list[tuple[str, Tensor]]:
-        """Return all tensors, in the manifest's shapes, of an update that the model does not load itself, such as an adapter's.
+        """Return all tensors, in the manifest's shapes, of an update that the model does not load itself, such as an adapter.
 
         Raises:
-            WeightSyncError: it did not come whole.
+            WeightSyncError: the update did not arrive completely.
         """
         self.changed = False
         return received_whole(self._open(), manifest)
@@ -145,7 +145,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
     def _made(self) -> WeightEnd:
         if self._end is None:
             raise WeightSyncError(
-                "this vLLM was not told where weights come from",
+                "this vLLM has no weight transport: `connect` was not called",
                 hint="call init_weight_transfer_engine first",
             )
         return self._end

@@ -19,7 +19,7 @@ def engine_processes() -> list[BaseProcess]:
 
 
 def end(processes: Sequence[BaseProcess]) -> None:
-    """End these and all that they have started: those that do not heed a request are killed."""
+    """End these processes and their children; those that ignore the signal are killed."""
     import psutil  # type: ignore[import-untyped, unused-ignore]
 
     started: list[psutil.Process] = []

@@ -36,7 +36,7 @@ V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen
 
 
 def require(logger: Logger | None = None) -> None:
-    """Refuse to go on without a vLLM in this environment; for errors see `DrivenEngine.require`."""
+    """Check that this environment has a supported vLLM; for errors see `DrivenEngine.require`."""
     import torch
 
     extra = "engine" if torch.accelerator.is_available() else "engine-cpu"
@@ -61,7 +61,7 @@ def model_config_of(engine: object, model: nn.Module) -> Any:
 
 
 def forget_adapter_state(worker: Any) -> None:
-    """Drop after new base weights what the runner derived from the old ones. 0.24 keeps nothing of that kind."""
+    """Drop state that the runner derived from the old base weights. 0.24 keeps none."""
     reset = getattr(worker.model_runner, "reset_lora_state", None)
     if reset is not None:
         reset()
@@ -71,7 +71,7 @@ def forget_adapter_state(worker: Any) -> None:
 
 
 def labels_tokens(engine: Any) -> bool:
-    """Return whether this version says which weights made each token."""
+    """Return whether this version records the weight version of each token."""
     return hasattr(engine, "update_weight_version")
 
 

@@ -60,7 +60,7 @@ class WorkerMethods:
         return outcome_of(act, lambda: bool(engine.changed)).text()
 
     def dovetail_parts(self: Any) -> str:
-        """Return what the model puts together from several tensors of a checkpoint.
+        """Return the model's fused layers, each with the checkpoint tensors that it consists of.
 
         Returns:
             JSON of `fused.parts_of`.
@@ -72,7 +72,7 @@ class WorkerMethods:
         return free_bytes(self.device)
 
     def dovetail_record(self: Any) -> bool:
-        """Keep log-probabilities here until they are taken; False where they go vLLM's own way."""
+        """Keep log-probabilities here until they are taken; False where vLLM returns them itself."""
         self.dovetail_recorder = LogProbRecorder.attach(self)
         return self.dovetail_recorder is not None
 

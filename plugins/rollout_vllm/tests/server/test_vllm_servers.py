@@ -154,7 +154,7 @@ class TestVllmServer(RolloutConformance):
             attrs.evolve(CONFIG, urls=(by_hand.url,)),
             PluginContext(model=suite_model(model_directory)),
         )
-        with pytest.raises(RolloutError, match="wants another token"):
+        with pytest.raises(RolloutError, match="requires another token"):
             stranger.start()
 
     def test_a_server_that_is_killed_loses_no_sample_and_doubles_none(
@@ -192,9 +192,7 @@ class TestVllmServer(RolloutConformance):
         lengths = {c.request_id: len(c.response_ids) for c in found}
         assert lengths == {f"p{p}": 8 if p < 2 else 600 for p in range(8)}
         assert not victim._backend.alive()
-        with pytest.raises(
-            RolloutError, match=r"vLLM has died: the server at .* ended with status"
-        ):
+        with pytest.raises(RolloutError, match=r"the server at .* ended with status"):
             self.generate(fresh, self.request(0))
         assert victim.metrics() == dict[str, Metric]()
 

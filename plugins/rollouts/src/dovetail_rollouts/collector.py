@@ -35,14 +35,14 @@ from dovetail_rollouts.weight_sync import WeightSync
 
 
 class RolloutCollector:
-    """Admits prompts to the rollout service, and makes a step's experience of what it returns.
+    """Admits prompts to the rollout service, and builds a step's experience from the returned groups.
 
     Args:
-        site: of the run.
+        site: the site of the run.
         sync: sends the weights to replicas before they generate.
         service: generates and scores.
         pool: the replicas, for their metrics.
-        tokenizer: of the run, for the tokens of episodes in `samples/`.
+        tokenizer: the tokenizer of the run, for the tokens of episodes in `samples/`.
         whole: whether a group's scores depend on each other, so that it is drawn anew as a whole.
         filters: sample filters by name, in the order in which they are applied.
     """
@@ -68,7 +68,7 @@ class RolloutCollector:
         self._doubted: set[Group] = set()
 
     def admit(self, count: int, ask: StepAsk) -> None:
-        """Begin to generate samples for the next prompts; see `ExperienceSource.admit`."""
+        """Start generating samples for the next prompts; see `ExperienceSource.admit`."""
         config = self._site.config
         outstanding = self._service.outstanding
         sampling = training_sampling(config, ask.columns)
@@ -88,7 +88,7 @@ class RolloutCollector:
         )
 
     def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
-        """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
+        """Take the step's groups, admitted ones first, in rounds that replace groups which were filtered out.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
@@ -147,9 +147,9 @@ class RolloutCollector:
         return rollout
 
     def state(self) -> dict[str, Any]:
-        """Return the groups that no step has used, with what there is of their samples, and how they were drawn and scored.
+        """Return the groups that no step has used, with their samples so far, and the settings of sampling and scoring.
 
-        Those of a step that failed are drawn anew: where running groups are kept, in their old places among these.
+        Groups of a failed step are generated again; where running groups are kept, at their old places.
         """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:
@@ -168,8 +168,8 @@ class RolloutCollector:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take groups back that `state` returned. Others are drawn where samples are now drawn or scored in another way; and in place
-        of those that would be older than a smaller `max_staleness` allows, when a step takes them.
+        """Restore the groups of `state`. Groups are sampled again where sampling or scoring has changed, or where they would exceed a
+        reduced `max_staleness`.
         """
         if state["drawn"] != self._how() or not state["groups"]:
             return

@@ -56,7 +56,7 @@ def columns_of(facts: PlanFacts) -> frozenset[str]:
 
 
 def lacks(facts: PlanFacts, column: str) -> tuple[str, str] | None:
-    """Return why a step has no such column, and what to do about it; None where generation and scoring never give it."""
+    """Return why a step has no such column, and the fix; None where generation and scoring never provide it."""
     if (fix := advice_on_column(column, "prompts")) is not None:
         why = "generated samples have none"
         return why, f"{fix}; of a rollout's samples a stage of algorithm.stages can write it"
@@ -82,17 +82,17 @@ def to_batch(
     baselines: Mapping[int, Sample] | None = None,
     columns: Collection[str] = (),
 ) -> Batch:
-    """Return the columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
+    """Return the columns of the samples that have a score, one row for each of their sequences; failed samples are left out.
 
     A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position
     among those that have a place in the batch. `sample_id` is unique: that of a sequence after the first has its number behind it.
 
     Args:
-        samples: in any order; samples of one `group` answer one prompt.
-        temperature: at which they were drawn.
-        baselines: the greedy response of each group, which gives the column `baseline_scores`. A sample of a
-            group whose baseline has no score has no place in the batch either.
-        columns: of episodes, which are there where they are named: `turn_ids`, `trajectory`.
+        samples: samples in any order; those of one `group` answer one prompt.
+        temperature: the sampling temperature.
+        baselines: the greedy response of each group, which gives the column `baseline_scores`. Samples of a group whose
+            baseline has no score are left out.
+        columns: the columns of episodes to add: `turn_ids`, `trajectory`.
     """
     scored = [
         s

@@ -26,15 +26,15 @@ Key = tuple[int, int, int]
 
 
 class DynamicSampler:
-    """The samples of a step, gathered in rounds until every prompt that was asked for has a group to train on.
+    """Collects the samples of a step, in rounds until there is a group to train on for every prompt that the step takes.
 
     Args:
-        wanted: groups that the step should train on.
-        filters: what leaves samples out, by name, in order.
-        temperature: of the samples.
-        baseline: whether every round brings greedy responses.
-        refills: whether there may be more than one round, so that their number is worth reporting.
-        columns: of episodes, which filters or stages require: `turn_ids`, `trajectory`.
+        wanted: the number of groups that the step trains on.
+        filters: the sample filters by name, in order.
+        temperature: the temperature of the samples.
+        baseline: whether every round has greedy responses as baselines.
+        refills: whether further rounds are allowed, so that their number is reported.
+        columns: the columns of episodes that filters or stages require: `turn_ids`, `trajectory`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DynamicSampler:
 
     @property
     def missing(self) -> int:
-        """Groups that are still wanted: as many prompts the next round takes."""
+        """The number of groups that are missing, which is the number of prompts of the next round."""
         return self._wanted - len({sample.group for sample in self.kept})
 
     @property
@@ -96,8 +96,8 @@ class DynamicSampler:
         }
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Take a round in, and run the filters over it. Samples without a score, or without the score of
-        their baseline, are out before any filter sees their group.
+        """Add a round, and run the filters over it. Samples without a score, or without a score of their baseline, are removed before any
+        filter sees their group.
 
         Raises:
             PluginBrokenError: a filter raised, or did not answer with one bool a sample.
@@ -121,7 +121,7 @@ class DynamicSampler:
             self.reasons.pop(sample.prompt.key, None)
 
     def batch(self) -> Batch:
-        """Return the columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
+        """Return the columns of the trained samples; `loss_mask` is response_mask without the samples that a filter masked."""
         batch = self._batch(self.kept)
         if all(_action(chosen) != "mask" for chosen in self._filters.values()):
             return batch
@@ -133,7 +133,7 @@ class DynamicSampler:
         )
 
     def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
-        """Return what is written of these samples: which filter dropped or masked each, and its baseline's score."""
+        """Return the fields to write with these samples: the filter that dropped or masked each, and its baseline's score."""
         rows = []
         for sample in samples:
             row = sample.row()

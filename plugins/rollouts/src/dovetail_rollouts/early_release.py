@@ -29,11 +29,11 @@ G = TypeVar("G", bound=Pending)
 
 @attrs.frozen(kw_only=True)
 class EarlyRelease:
-    """Lets a step take groups that are finished, and leave earlier ones that still run to later steps.
+    """Lets a step take finished groups before earlier ones that still run.
 
     Attributes:
-        step: that takes groups.
-        batch: groups that each step takes.
+        step: the step that takes groups.
+        batch: the number of groups that each step takes.
     """
 
     step: int
@@ -46,8 +46,8 @@ class EarlyRelease:
         groups that are due first (earliest deadline first). Where that can't be any more, the step waits for those that are due first.
 
         Args:
-            admitted: that no step has taken; `count` at least.
-            count: groups to take.
+            admitted: the groups that no step has taken; at least `count`.
+            count: the number of groups to take.
         """
         in_order = sorted(admitted, key=_due)
         chosen = list(islice((group for group in in_order if group.finished), count))

@@ -61,10 +61,10 @@ class Episodes:
     """Runs the episodes of a run, on the event loop of the rollout service.
 
     Args:
-        loop: how a sample comes about; started.
-        tokenizer: of the run.
-        tools: functions that the chat template describes in every prompt.
-        control_tokens: of `data`.
+        loop: the started agent loop.
+        tokenizer: the tokenizer of the run.
+        tools: the functions that the chat template describes in every prompt.
+        control_tokens: `data.control_tokens`.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Episodes:
         """Run one episode to its end.
 
         Args:
-            request: of its sample alone.
+            request: the request of this sample alone.
             prompt: the row of data.
-            sample_id: of the sample.
-            number: which of the prompt's samples it is.
-            ask: has the policy answer.
+            sample_id: the sample id of the sample.
+            number: the sample's number among the prompt's samples.
+            ask: sends a request to the policy.
 
         Returns:
             The sample, without an outcome where it is to be scored. A failed episode has one, a Failure, and its tokens so far.
@@ -154,18 +154,20 @@ class Episodes:
         )
 
     def first_prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """Return messages as a prompt, int64 [P], with the functions that the chat template describes; it may raise anything."""
+        """Render messages as a prompt, int64 [P], with the functions that the chat template describes; errors of the template are raised
+        unchanged.
+        """
         return np.array(
             self._encoder.encode(self._encoder.render(messages, generate=True)), np.int64
         )
 
     def next_prompt(self, request: RolloutRequest, sample: Sample, text: str) -> np.ndarray:
-        """Return the prompt of an episode that continues another one, int64 [P]: its tokens, and then a user's message.
+        """Return the prompt of an episode that continues another one, int64 [P]: the other's tokens, then a user's message.
 
         Args:
-            request: of the earlier episode.
-            sample: which it made; of several sequences the last is continued.
-            text: of the message.
+            request: the request of the earlier episode.
+            sample: the sample of the earlier episode; of several sequences the last is continued.
+            text: the text of the message.
 
         Raises:
             Exception: what the chat template raises, where it takes no such message there.

@@ -43,20 +43,21 @@ _AGAIN_SECONDS = 0.5
 
 
 class Generation:
-    """Draws the samples of groups, on the event loop of the rollout service.
+    """Generates the samples of groups, on the event loop of the rollout service.
 
     Args:
-        pool: what generates.
-        scorer: scores each sample as soon as it has arrived.
+        pool: generates responses.
+        scorer: scores each sample on arrival.
         tokenizer: turns tokens into the text that is scored.
-        seed: of the run.
-        episodes: of many turns; absent where a sample is one response to the prompt.
+        seed: the seed of the run.
+        episodes: runs episodes of several turns; None where a sample is one response to the prompt.
 
     Attributes:
-        asking: seconds in which responses were asked of the pool.
-        working: seconds in which that was so, an episode ran, or an outcome was waited for; not those in which all of these were held.
-        held: whether nothing is asked.
-        progress: when a response or an outcome last came, in seconds of `time.monotonic`.
+        asking: seconds in which responses were requested from the pool.
+        working: seconds in which a response, an episode or an outcome was pending, without those in which all of them
+            were held.
+        held: whether no new request is sent.
+        progress: the time of the last response or outcome, in seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Generation:
         self._frozen: list[Replica] = []
 
     def begin(self, groups: Sequence[Group]) -> list[asyncio.Task[None]]:
-        """Begin to draw what groups lack: all their samples before the first greedy response.
+        """Start generating the missing samples of groups, before greedy responses.
 
         Returns:
             For each group what waits for its samples and gives them to it. It raises RolloutError where the engine failed
@@ -98,11 +99,11 @@ class Generation:
         return [_whole(*parts) for parts in zip(groups, samples, greedy, strict=True)]
 
     def hold(self) -> None:
-        """Ask for nothing further until `go_on`; what runs is left to run."""
+        """Send no further request until `go_on`; running requests continue."""
         self.held = True
 
     def go_on(self) -> None:
-        """Ask again, also for the rest of what was cut short: the oldest groups first, so that they are first in the engine's queue."""
+        """Send requests again, also for interrupted responses: the oldest groups first, so that they are first in the engine's queue."""
         self.held = False
         while self._waiting:
             *_, turn = heapq.heappop(self._waiting)
@@ -110,13 +111,13 @@ class Generation:
                 turn.set_result(None)
 
     async def drain(self) -> None:
-        """Hold, and wait until what runs has ended."""
+        """Hold, and wait until running requests have finished."""
         self.hold()
         while not self._pool.idle:
             await self._pool.wait_idle(_AGAIN_SECONDS)
 
     async def cut_short(self) -> None:
-        """Hold, and end what runs: each response keeps its tokens so far, from which it is continued after `go_on`."""
+        """Hold, and abort running requests: each response keeps its tokens so far and is continued after `go_on`."""
         self.hold()
         while not self._pool.idle:
             # Again and again: a request whose replica fails meanwhile is asked of another one.
@@ -127,18 +128,18 @@ class Generation:
             await self._pool.wait_idle(_AGAIN_SECONDS)
 
     async def freeze(self) -> None:
-        """Hold, and stop what runs where it is until `thaw`: each response stays in its engine, with its keys and values."""
+        """Hold, and pause running requests until `thaw`: each response stays in its engine, with its keys and values."""
         self.hold()
         self._frozen = await self._pool.freeze()
 
     async def thaw(self) -> None:
-        """Let everything go on after `freeze`; what runs on a replica that did not take the weights, on another one."""
+        """Continue after `freeze`; requests on a replica that did not take the weights continue on another one."""
         for member in await self._pool.thaw(self._frozen):
             await self.move_from(member)
         self.go_on()
 
     async def move_from(self, member: Replica) -> None:
-        """End what runs on a replica that gets no more requests: each response goes on from its tokens so far on another one."""
+        """Abort requests on a replica that gets no more requests: each response continues on another replica, from its tokens so far."""
         while member.requests:
             self._aborted |= member.requests
             with suppress(RolloutError):  # where it can't be asked, it has lost its requests
@@ -311,7 +312,7 @@ async def _complete(group: Group, samples: Drawing, greedy: Drawing) -> None:
 
 
 async def together(works: Iterable[Awaitable[object]]) -> None:
-    """Wait for all works; where one fails, or the wait is cancelled, the others are ended first."""
+    """Await all awaitables; where one fails, or the wait is cancelled, cancel the others first."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

@@ -51,14 +51,14 @@ class Group:
         return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
 
     def anew(self) -> Group:
-        """Return the group as it was before anything was drawn for its latest attempt."""
+        """Return the group without any sample of its latest attempt."""
         return attrs.evolve(self, samples=[], greedy=None, arrived={}, cut={}, finished=False)
 
     def try_again(self, *, whole: bool) -> None:
         """Go on to the next attempt, which keeps the samples that have a score.
 
         Args:
-            whole: it keeps none where one is missing, because scores depend on each other.
+            whole: keep no sample where one is missing, because scores depend on each other.
         """
         self.finished = False
         self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
@@ -78,8 +78,8 @@ def sample_name(request: RolloutRequest, number: int) -> str:
 def missing_parts(
     request: RolloutRequest, names: Sequence[str], group: Group
 ) -> list[tuple[RolloutRequest, Sequence[int]]]:
-    """Return what is to be asked for the samples that have not arrived, each part with their numbers: one for all that have no token
-    yet, and one for each that was cut short, whose tokens go on after those that it has.
+    """Return the requests for the samples that have not arrived: one for all that have no token yet, and one for each that was cut short,
+    which continues its tokens. Each comes with its samples' numbers.
     """
     left = [number for number, name in enumerate(names) if name not in group.arrived]
     begin = [number for number in left if names[number] not in group.cut]
@@ -98,7 +98,7 @@ def missing_parts(
 
 
 def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) -> RolloutRequest:
-    """Return the request for the tokens after those that a sample of a request has."""
+    """Return the request for the remaining tokens of a sample."""
     done = len(cut.response_ids)
     limit = request.sampling.max_new_tokens - done
     return attrs.evolve(

@@ -74,7 +74,7 @@ def unpack(
     """Return the groups of a state that `pack` returned.
 
     Args:
-        state: as it was packed.
+        state: the result of `pack`.
         issued: returns the prompt of an epoch, its number and the number of an attempt.
         sampling: returns how samples are drawn that a group still needs, of the columns that it was asked for.
     """

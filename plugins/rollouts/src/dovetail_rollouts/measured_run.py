@@ -68,10 +68,10 @@ class Measured:
     """The steps of a run after its first ones.
 
     Attributes:
-        name: of the run.
-        plan: of the run.
+        name: the name of the run.
+        plan: the plan of the run.
         steps: their metrics.
-        lengths: of their responses in tokens, step by step.
+        lengths: the lengths of their responses in tokens, step by step.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Measured:
     lengths: Sequence[int]
 
     def mean(self) -> Prediction:
-        """Return what the simulation predicts, as it was measured."""
+        """Return the measured means of what the simulation predicts."""
         seconds = fmean(step["time/step"] for step in self.steps)
 
         def share(*names: str) -> float:
@@ -98,7 +98,7 @@ class Measured:
         )
 
     def costs(self) -> Costs:
-        """Return the medians of what a step's parts took."""
+        """Return the medians of the times of a step's parts."""
 
         def middle(seconds: Iterator[float]) -> float:
             return max(median(seconds), 0.0)
@@ -124,8 +124,8 @@ class Measured:
         )
 
     def decodings(self) -> list[Decoding]:
-        """Return how long a decode step takes: where a simulation of the run generates for as long as was measured, and as many samples
-        at once; and where those are `_MODEL_ERROR` fewer and more.
+        """Return decoding times: the one with which a simulation of the run reproduces the measured generation time and concurrency; and
+        those for a deviation of `_MODEL_ERROR` in both directions.
 
         The more of a decode step's time comes from the samples in it, the longer many run at once, before the longest of them run alone.
         """
@@ -172,16 +172,16 @@ class Measured:
 
 @attrs.frozen(kw_only=True)
 class Forecast:
-    """What a run's measurements say of a plan.
+    """The prediction for a plan, from a run's measurements.
 
     Attributes:
         measured: means of the run's own steps.
         own: the prediction of the run itself.
-        predicted: of the plan.
+        predicted: the prediction of the plan.
         low, high: seconds a step of the plan, over all decode times that fit the run about as well.
-        steps: of the run, that were measured.
-        assumed: a sentence each.
-        differing: keys of the config in which the run differs and of whose effect nothing is known, with both values.
+        steps: the number of measured steps.
+        assumed: the assumptions, a sentence each.
+        differing: config keys with both values, where the run differs and the effect is unknown.
     """
 
     measured: Prediction
@@ -195,11 +195,11 @@ class Forecast:
 
 
 def read_run(path: Path) -> Measured:
-    """Read what a finished or running run has measured.
+    """Read the measurements of a finished or running run.
 
     Raises:
-        RunDirectoryError: there is no run.
-        PlanError: it has no finished step, lacks a metric or lengths, or generated nothing.
+        RunDirectoryError: there is no such run.
+        PlanError: the run has no finished step, lacks a metric or lengths, or generated nothing.
     """
     run = RunDirectory.open(path)
     config = load_config(run.config).config
@@ -273,7 +273,7 @@ def _lengths(
 
 
 def schedule_of(plan: Plan) -> RunSchedule:
-    """Return what a plan says of who works when."""
+    """Return the schedule of a plan: when trainer and rollout work."""
     config, trainer, placement = plan.facts.config, plan.facts.plugins["trainer"], plan.placement
     together = ROLLOUT in placement.pool("actor").roles and not placement.source.joined
     return RunSchedule(

@@ -34,16 +34,16 @@ class RolloutPlacement(SourcePlacement):
 
 
 def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlacement:
-    """Return how many replicas there are, and where their engines compute.
+    """Return the number of replicas, and where their engines compute.
 
     Args:
-        facts: of the run.
-        pool: where the rollout lives.
-        trainer: where the actor lives.
+        facts: the facts of the run.
+        pool: the pool of the rollout.
+        trainer: the pool of the actor.
 
     Raises:
-        PlanError: they do not fit there, the weight transport can't reach them, they can't take weights of this kind, or they are to
-            sleep and can't.
+        PlanError: the replicas do not fit there, the weight transport does not reach them, they do not support this
+            kind of weights, or they have to sleep and can't.
     """
     config, rollout, transport = facts.config, facts.plugins[ROLLOUT], facts.plugins[TRANSPORT]
     replicas, joined = replicas_in(config, pool), config.rollout.joined
@@ -78,10 +78,10 @@ def _described(replicas: int, joined: int, engine_ranks: int | None) -> str:
 
 
 def replicas_in(config: RunConfig, pool: Pool) -> int:
-    """Return how many rollout replicas a pool has.
+    """Return the number of rollout replicas in a pool.
 
     Raises:
-        PlanError: those that the config asks for do not fit it.
+        PlanError: the configured replicas do not fit the pool.
     """
     joined = config.rollout.joined
     if joined:
@@ -103,7 +103,7 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
     fitting = pool.ranks // each
     if pool.accelerators and pool.nodes > 1 and pool.ranks_per_node % each:
         raise PlanError(
-            f"one rollout replica takes {each} accelerators, and pool {pool.name!r} has {pool.described()}: one would lie on "
+            f"one rollout replica takes {each} accelerators, and pool {pool.name!r} has {pool.described()}: one would span "
             "two machines",
             hint=f"choose parallel sizes of the engine whose product divides {pool.ranks_per_node}",
         )
@@ -118,7 +118,7 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
 
 
 def default_transport(config: RunConfig) -> str:
-    """Return the weight transport that a config without one stands for: where trainer and engine live decides."""
+    """Return the weight transport of a config that selects none, by where trainer and engine run."""
     runtime, rollout = config.runtime, config.rollout
     if not runtime.in_process or (rollout.in_process and not rollout.joined):
         return runtime.default_transport(joined=bool(rollout.joined))
@@ -171,8 +171,8 @@ def _check_machines(
     together = rollout == trainer and not joined
     if together and trainer.accelerators and able >= {"across_machines", "ends_meet"}:
         raise PlanError(
-            f"rollout.weight_transport {transport.ref.name!r} carries weights between accelerators, and in pool {trainer.name!r} the "
-            "rollout's are the actor's own",
+            f"rollout.weight_transport {transport.ref.name!r} carries weights between accelerators, but in pool {trainer.name!r} "
+            "rollout and actor share the same ones",
             hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or give the rollout a pool of its own "
             "(runtime.pools)",
         )

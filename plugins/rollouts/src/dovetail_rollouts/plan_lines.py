@@ -105,7 +105,7 @@ def whole_updates(plan: Plan) -> bool:
 
 @attrs.frozen(kw_only=True)
 class WeightUpdate:
-    """What one update of the rollout's weights carries, and about how long it takes."""
+    """The content of one weight update of the rollout, and its estimated duration."""
 
     bytes: int
     seconds: Mapping[str, float]
@@ -122,7 +122,7 @@ class WeightUpdate:
 
 
 def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
-    """Return what an update carries; None where there is none, or it stays in one process. For errors see `read_shape`."""
+    """Return the content of an update; None where there is none, or it stays in one process. For errors see `read_shape`."""
     chosen = plan.refs.get("rollout.weight_transport")
     if chosen is None or chosen.name == "in_process":
         return None
@@ -150,7 +150,7 @@ def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
 
 
 def generated_ahead(plan: Plan) -> Iterator[PlanNote]:
-    """Yield how far generation may be ahead of training, and what a publication does to it; nothing in an on-policy run."""
+    """Yield how far ahead of training generation may be, and how a publication affects it; nothing in an on-policy run."""
     rollout = plan.facts.config.rollout
     if not (steps := plan.facts.age):
         return
@@ -175,7 +175,7 @@ def generated_ahead(plan: Plan) -> Iterator[PlanNote]:
 
 
 def forecast_note(found: Forecast) -> PlanNote:
-    """Return what the run measured, what is predicted of that run itself and of the plan, and what was assumed."""
+    """Return a text: the run's measurements, the predictions for that run and for the plan, and the assumptions."""
     own = found.own.step_seconds / found.measured.step_seconds - 1
     spread = f" ({found.low:.3g} to {found.high:.3g})" if found.high > found.low else ""
     table = [

@@ -38,14 +38,14 @@ class PoolCommands:
         self._adding = asyncio.Lock()
 
     async def run(self, request: Mapping[str, Any]) -> AsyncIterator[Answer]:
-        """Yield what comes of one command, as JSON values; the last answer is what it came to.
+        """Run one command, and yield its answers as JSON values; the last is its result.
 
         Args:
             request: `{"command": "status"}`, `{"command": "add", "address": URL}` or
                 `{"command": "drain", "member": NAME, "force": bool}`.
 
         Raises:
-            DovetailError: it can't be carried out; says why.
+            DovetailError: the command can't be carried out.
         """
         command = request.get("command")
         if command == "status":
@@ -60,7 +60,7 @@ class PoolCommands:
             raise RolloutError(f"a pool has no command {command!r}; it has add, drain, status")
 
     async def watch(self) -> None:
-        """Drain replicas that say that they will be ended, until it is cancelled."""
+        """Drain replicas that announce their end, until this is cancelled."""
         drains: set[asyncio.Task[None]] = set()
         while True:
             for member in self._pool.replicas.all:
@@ -137,15 +137,15 @@ class PoolCommands:
 def adding_to(
     spec: WorkerSpec, device: str, machines: int = 1
 ) -> Callable[[str, int], BaseRollout]:
-    """Return a function that starts a replica in this process, which joins the server at an address, for the replica's number.
+    """Return a function that takes a replica's number and a server's address, and starts a replica in this process that joins the server.
 
     It may be called from any thread. It raises ConfigError where such servers, or weights of this run, can't be joined, and
     what the replica's own start raises.
 
     Args:
-        spec: of the run's other replicas.
-        device: that its plugin is to know of.
-        machines: of the run's rollout.
+        spec: the spec of the run's other replicas.
+        device: the device that its plugin's context names.
+        machines: the machines of the run's rollout.
     """
 
     def start(address: str, number: int) -> BaseRollout:
@@ -159,14 +159,13 @@ def adding_to(
                 within = "process" if "in_process" in able else "machine"
                 raise ConfigError(
                     f"rollout.weight_transport {transport.name!r} hands weights over within one {within}, and the server at "
-                    f"{address} is another"
-                    + ("" if within == "process" else "'s, for all that is known"),
+                    f"{address} is {'not in it' if within == 'process' else 'not known to be on it'}",
                     hint="resume the run with a transport that reaches it, such as rollout.weight_transport=disk",
                 )
             context = attrs.evolve(context, transport=make_plugin(transport, context))
         replica = make_plugin(ref, context)
         if not isinstance(replica, BaseRollout):
-            raise PluginError(f"{ref.name!r} is no rollout")
+            raise PluginError(f"{ref.name!r} is not a rollout")
         try:
             replica.start()
         except BaseException:

@@ -29,7 +29,7 @@ _NAME = "socket"
 def served(
     commands: PoolCommands, service: RolloutService, directory: RunDirectory, logger: Logger
 ) -> Iterator[None]:
-    """Answer `ask` in the block, on the service's loop, and watch over replicas that will be ended.
+    """Answer `ask` within the block, on the service's loop, and watch for replicas that will be ended.
 
     Where no socket can be made, the run goes on without one, and a warning says so.
     """
@@ -53,11 +53,11 @@ def served(
 
 
 def ask(directory: RunDirectory, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what the run that is under way in a directory answers to a command; see `PoolCommands.run`.
+    """Send a command to the run in a directory, and yield its answers; see `PoolCommands.run`.
 
     Raises:
-        RunDirectoryError: no run is under way there, or it can't be reached.
-        DovetailError: it can't carry out the command; says why.
+        RunDirectoryError: no run is active there, or it can't be reached.
+        DovetailError: the run can't carry out the command.
     """
     path = directory.path
     if not directory.under_way:

@@ -185,7 +185,7 @@ def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Findin
     known = metric_names(n, [source] if source else [])
     close = nearest(metric, known)
     yield Finding.error(
-        f"trainer.best_metric = {metric} is no figure of validation at rollout.validation.n = {n}; there are "
+        f"trainer.best_metric = {metric} is not a figure of validation at rollout.validation.n = {n}; there are "
         f"{', '.join(f'val/{name}' for name in figure_names(n))}, and the same for each data source "
         "(val/<data_source>/…)",
         hint=f"set trainer.best_metric={close or f'val/mean@{n}'}",

@@ -14,19 +14,10 @@ from dovetail.interfaces import BaseRollout
 
 
 class ReplicaState(StrEnum):
-    """What a replica holds. Only a current one gets requests.
+    """The state of a replica's weights. Only a `current` replica gets requests.
 
-    | from | event | to |
-    |---|---|---|
-    | (new) | began with the run, before any update | current |
-    | (new) | was added while the run is under way | starting |
-    | any but gone | an update begins | receiving |
-    | receiving | it took the update whole | current; starting, where it was added |
-    | starting | the weight check found the update in it | current |
-    | any but gone | it did not take an update, sleep or wake; or requests fail too often in a row | failed |
-    | failed, or dead | the run starts it again, before the next update | behind; current, before any update |
-    | failed | it was being added, is drained, or its server can't be joined again while another replica stays | gone |
-    | any | it was drained and has no request left | gone |
+    A dead replica is detected by failing requests, which other replicas then answer, or by the next update, which checks every replica.
+    Draining and freed memory are independent of this state: a draining replica can be behind, or fail.
 
     A replica that dies is found so by the requests that fail there, which other replicas then answer, or by the next update, which
     asks each whether it lives. Whether it is drained and which memory it has let go are stated apart: a replica that drains can be
@@ -44,12 +35,12 @@ class ReplicaState(StrEnum):
     FAILED = "failed"
     """It can't be trusted with requests: only a start or a whole update brings it back."""
     GONE = "gone"
-    """It is no member any more, and closed."""
+    """It is not a member any more, and closed."""
 
 
 @attrs.define(eq=False)
 class Replica:
-    """A replica and what the pool knows of it."""
+    """A replica and its state in the pool."""
 
     engine: BaseRollout
     number: int
@@ -83,41 +74,41 @@ class Replica:
 
     @property
     def joining(self) -> bool:
-        """Whether it was added while the run was under way, and no update has been found in it yet."""
+        """Whether it was added during the run and has not yet received an update."""
         return self.joined is not None and not self.joined.done()
 
     @property
     def usable(self) -> bool:
-        """Whether it gets requests."""
+        """Whether it may get requests."""
         return self.state is ReplicaState.CURRENT and not self.draining
 
     def fail(self, error: Exception) -> None:
-        """Trust it with no requests any more; the first reason stays."""
+        """Mark it as failed, so that it gets no requests; the first reason is kept."""
         self.state, self.fault = ReplicaState.FAILED, self.fault or error
 
     def took(self, version: int) -> None:
-        """Record that it has these weights completely."""
+        """Record that it holds these weights completely."""
         self.state = ReplicaState.STARTING if self.joining else ReplicaState.CURRENT
         self.version, self.fault, self.failures = version, None, 0
 
     def welcome(self, version: int) -> None:
-        """Record that its first update was found in it."""
+        """Record that it has received its first update."""
         self.state = ReplicaState.CURRENT
         if self.joined is not None:
             self.joined.set_result(version)
 
     def leave(self, error: Exception | None = None) -> None:
-        """Close it; its server may be gone already. `error` says why one that was being added was turned away."""
+        """Close it; its server may be gone already. `error` is the reason where an added replica was rejected."""
         self.state = ReplicaState.GONE
         if error is not None and self.joined is not None and self.joining:
             self.joined.set_exception(error)
         close(self.engine)
 
     def request_failed(self, error: RolloutError, *, most: int, counted: bool) -> None:
-        """Note that a request failed there; it has failed after `most` incidents in a row.
+        """Record a failed request; after `most` failures in a row the replica has failed.
 
         Args:
-            error: of the request.
+            error: the error of the request.
             most: incidents.
             counted: whether the request went down with others in an incident that is counted already.
         """
@@ -153,6 +144,6 @@ def close(engine: BaseRollout) -> None:
 
 
 def describe(error: Exception) -> str:
-    """Return an error's message; of one that is not ours with its type."""
+    """Return an error's message, preceded by the type where it is not an error of Dovetail."""
     message = getattr(error, "message", None)
     return str(message) if message is not None else f"{type(error).__name__}: {error}"

@@ -22,16 +22,16 @@ Restart = Callable[[BaseRollout], BaseRollout]
 
 
 class ReplicaSet:
-    """Replicas by number. A number is given once, and a replica that is started again keeps it.
+    """Replicas by number. A number is used once, and a restarted replica keeps it.
 
     Args:
         replicas: started replicas.
         restart: closes a replica and starts another in its place; None where nothing can.
         addresses: URLs of the servers that the first replicas joined, in their order.
 
-    The thread that sends weights alone changes who is a member, in `settle`, `let_go` and `restart`: all that it does for one
-    update is for the same members. Where a replica fails in what all do alike, the others have done their part all the same: faults
-    are returned, and the one at fault gets no requests until it has been started again or taken a whole update.
+    Only the thread that sends weights changes the members, in `settle`, `let_go` and `restart`, so that they are fixed during an update.
+    When a replica fails in an operation on all, the others have completed it: faults are returned, and the failed replica gets no requests
+    until it is restarted or has taken a complete update.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ReplicaSet:
 
     @property
     def size(self) -> int:
-        """All replicas, those included that take no requests."""
+        """The number of all replicas, including those that take no requests."""
         return len(self._members)
 
     @property
@@ -108,11 +108,11 @@ class ReplicaSet:
         self._numbers += 1
 
     def add(self, start: Callable[[int], BaseRollout], address: str) -> Replica:
-        """Start a replica that joins a server; it becomes a member in `settle`. May be called from any thread, by one at a time.
+        """Start a replica that joins a server; it becomes a member in `settle`. May be called from any thread, one call at a time.
 
         Args:
             start: returns a started replica for a number.
-            address: of the server.
+            address: the address of the server.
         """
         number, self._numbers = self._numbers, self._numbers + 1
         member = Replica(
@@ -127,7 +127,7 @@ class ReplicaSet:
         return member
 
     def settle(self) -> None:
-        """Take in at a version boundary those that were added, and let those go that are drained and have no request left."""
+        """Add new replicas to the pool, and remove those that are drained and have no request left. Called at a version boundary."""
         leaving = [m for m in self._members if m.draining and not m.requests]
         self._members = [m for m in self._members if m not in leaving]
         while self._added:
@@ -138,11 +138,12 @@ class ReplicaSet:
     def let_go(
         self, faults: Iterable[ReplicaFault], *, unreached: Collection[int] = ()
     ) -> tuple[tuple[ReplicaFault, ...], tuple[ReplicaFault, ...]]:
-        """Remove those of these replicas that the run does without: they are drained, or were added and have not had weights yet.
+        """Remove those of these replicas that the run can do without: drained ones, and added ones that have had no weights yet.
 
         Args:
-            faults: of the replicas.
-            unreached: numbers of those whose server can't be joined again: they go, too, where another replica stays.
+            faults: the faults of the replicas.
+            unreached: the numbers of replicas whose server can't be joined again: they are removed too, where another
+                replica stays.
 
         Returns:
             The faults of those that are still members, and of those that went.
@@ -167,7 +168,7 @@ class ReplicaSet:
         return new
 
     def lost(self) -> tuple[ReplicaFault, ...]:
-        """Return replicas that are of no use as they are, and why: died, failed too often, or left with weights in pieces.
+        """Return unusable replicas with the reason: died, failed too often, or holding a partial update.
 
         Asks every replica, so it blocks for a moment.
         """
@@ -183,7 +184,7 @@ class ReplicaSet:
         return tuple(faults)
 
     def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
-        """Start these replicas again, in the places of the old ones and with their numbers; all at the same time.
+        """Restart these replicas concurrently, with their numbers.
 
         They get requests once an update has reached them, where the pool has been sent weights at all.
 
@@ -209,7 +210,7 @@ class ReplicaSet:
         return tuple(faults)
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
-        """Ask every replica whether it takes such an update; who can't answer is found out by the update itself.
+        """Ask every replica whether it supports such an update; replicas that do not answer fail in the update itself.
 
         Returns:
             Those that were just added, and do not.
@@ -236,9 +237,9 @@ class ReplicaSet:
         """Load new weights on every replica, all at the same time.
 
         Args:
-            version: of the weights.
-            manifest: what comes.
-            failed: told of each failure at once, while others still wait; called from several threads.
+            version: the version of the weights.
+            manifest: the description of the update.
+            failed: called at each failure, while others still wait; from several threads.
 
         Returns:
             Those that did not take them.
@@ -263,12 +264,12 @@ class ReplicaSet:
         return faults
 
     def metrics(self) -> dict[str, Metric]:
-        """Return what the replicas did since they were last asked, merged by name; who does not answer is left out."""
+        """Return the replicas' metrics since the last call, merged by name; replicas that do not answer are left out."""
         answers = self.each(lambda member: member.engine.metrics())
         return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
 
     def sleep(self, tags: frozenset[str] = EVERYTHING, *, keep_weights: bool = True) -> int:
-        """Free the memory of these tags on every replica that has it; for `keep_weights` see `BaseRollout.sleep`.
+        """Free the memory of these tags on every replica; for `keep_weights` see `BaseRollout.sleep`.
 
         Returns:
             The bytes freed. A replica that fails frees none, and is among the `lost`.
@@ -287,7 +288,7 @@ class ReplicaSet:
         return sum(freed)
 
     def wake(self, tags: frozenset[str] = EVERYTHING) -> tuple[ReplicaFault, ...]:
-        """Take the memory of these tags again on every replica that has let it go.
+        """Allocate the memory of these tags again on every replica that freed it.
 
         Returns:
             Those that could not.
@@ -308,7 +309,7 @@ class ReplicaSet:
     def each(
         self, call: Callable[[Replica], T], members: Sequence[Replica] | None = None
     ) -> list[tuple[Replica, T | Exception]]:
-        """Call every replica, or these, at the same time; one alone is called in this thread. Return what each answered or raised."""
+        """Call every replica, or these, concurrently; a single one is called in this thread. Return each result or exception."""
         chosen = list(self._members if members is None else members)
 
         def guarded(member: Replica) -> tuple[Replica, T | Exception]:

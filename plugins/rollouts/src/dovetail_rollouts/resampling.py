@@ -21,7 +21,7 @@ _CELLS = 1 << 22
 
 
 def powers_up_to(n: int) -> list[int]:
-    """Return 1, 2, 4, … and n itself: the sizes k for which figures are given."""
+    """Return 1, 2, 4, … and n itself: the sizes k of pass@k and similar metrics."""
     if n < 1:
         raise ValueError(f"n must be 1 or more, but is {n}")
     return [*(1 << i for i in range((n - 1).bit_length())), n]
@@ -93,7 +93,7 @@ def majority_at_k(
         answers_PM: int64 [P, M], which answer each sample gives, 0 … M − 1, equal where answers are; −1 for none.
         sizes_P: m, samples of each prompt, 1 or more.
         ks: numbers of samples drawn, each 1 or more.
-        rng: makes the draws.
+        rng: the random generator.
     """
     prompts, width = scores_PM.shape
     there_PM = np.arange(width) < sizes_P[:, None]
@@ -141,8 +141,8 @@ def bootstrap_intervals(
 
     Args:
         values_KP: one figure a row, one value a prompt; at least one prompt.
-        rng: makes the draws.
-        resamples: how many times all prompts are drawn anew.
+        rng: the random generator.
+        resamples: the number of resamples of all prompts.
         level: share of the means that lie between the two ends.
     """
     rows, prompts = values_KP.shape

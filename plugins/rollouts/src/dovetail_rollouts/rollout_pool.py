@@ -22,10 +22,10 @@ Rescue = Callable[[Sequence[ReplicaFault]], None]
 
 
 class RolloutPool:
-    """Spreads requests over replicas by outstanding tokens, and takes failed ones elsewhere.
+    """Distributes requests over replicas by outstanding tokens, and retries failed ones on other replicas.
 
     Args:
-        replicas: started replicas.
+        replicas: the members and their states.
         max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again;
             requests that were in flight together and fail together are one failure.
         restart: closes a replica and starts another in its place; None where nothing can.
@@ -33,8 +33,8 @@ class RolloutPool:
 
     Attributes:
         replicas: who is a member, and in which state.
-        rescue: called in a thread, once for all that is under way, when every replica is lost in the middle of
-            generation; what is missing is then asked for again. None lets those requests fail.
+        rescue: called in a thread, once for all pending requests, when every replica is lost during generation; missing
+            samples are then requested again. None lets the requests fail.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RolloutPool:
         return not any(member.requests for member in self.replicas.members)
 
     async def wait_idle(self, seconds: float) -> None:
-        """Wait until no replica has a request in flight, or for so long."""
+        """Wait until no replica has a request in flight, for at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 for member in self.replicas.members:
@@ -70,11 +70,10 @@ class RolloutPool:
     ) -> AsyncGenerator[Completion, None]:
         """Yield every sample of one request as it finishes.
 
-        When a replica fails, only the samples that have not come are asked of another one. A sample
-        keeps its random stream wherever it is made.
+        When a replica fails, the missing samples are requested from another one. A sample keeps its random stream on any replica.
 
         Raises:
-            RequestRefusedError: a replica does not take the request as it is. No other is asked.
+            RequestRefusedError: a replica refused the request; it is not retried.
             RolloutError: the request failed on every replica, or there is none.
             DovetailError: every replica was lost, and the rescue failed.
         """
@@ -126,7 +125,7 @@ class RolloutPool:
     async def score(
         self, sequences: Sequence[np.ndarray]
     ) -> dict[int, list[np.ndarray] | Exception]:
-        """Return how likely every replica finds given tokens; see `BaseRollout.score`.
+        """Return the log-probabilities of given tokens on every replica; see `BaseRollout.score`.
 
         Returns:
             Replica → float32 [L_i − 1] for each sequence, or what it raised.
@@ -143,7 +142,7 @@ class RolloutPool:
         return found
 
     async def freeze(self) -> list[Replica]:
-        """Stop requests where they are on every replica, with their keys and values, until `thaw`; return those that were asked to.
+        """Pause requests on every replica, with their keys and values, until `thaw`; return the replicas that were asked.
 
         A replica that can't stop them answers for them itself: it loses them, or interrupts them when the weights come.
         """
@@ -155,7 +154,7 @@ class RolloutPool:
         return members
 
     async def thaw(self, members: Sequence[Replica]) -> list[Replica]:
-        """Let requests go on; return the replicas whose requests should not: they have failed since they stopped."""
+        """Continue requests; return the replicas whose requests must not continue, since they have failed meanwhile."""
         answers = await asyncio.gather(
             *(member.engine.resume() for member in members), return_exceptions=True
         )
@@ -165,7 +164,7 @@ class RolloutPool:
         return [m for m in members if m.state in (ReplicaState.FAILED, ReplicaState.GONE)]
 
     def end_conversation(self, conversation: Hashable) -> None:
-        """Drop which replica holds a conversation."""
+        """Forget which replica holds a conversation."""
         self._conversations.pop(conversation, None)
 
     async def _ask(

@@ -11,10 +11,10 @@ import attrs
 
 
 class BusyTime:
-    """A context manager that may be entered many times at once, on one event loop.
+    """Measures the time in which at least one of its contexts is open, on one event loop.
 
     Args:
-        clock: in seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,7 @@ class BusyTime:
 
     @property
     def seconds(self) -> float:
-        """In which it was entered at least once, up to now."""
+        """The seconds in which at least one context was open, up to now."""
         self.add(0)
         return self._seconds
 
@@ -34,7 +34,7 @@ class BusyTime:
         return self._total
 
     def add(self, count: int) -> None:
-        """Enter it so many times, or leave it so many times where the count is negative."""
+        """Open `count` contexts, or close them where `count` is negative."""
         now = self._clock()
         self._seconds += (now - self._since) * (self._entered > 0)
         self._total += (now - self._since) * self._entered
@@ -43,7 +43,7 @@ class BusyTime:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Leave it once in the block."""
+        """Close one context within the block."""
         self.add(-1)
         try:
             yield
@@ -60,7 +60,7 @@ class BusyTime:
 
 @attrs.frozen(kw_only=True)
 class ClockReading:
-    """Seconds since some moment; those of responses are summed over responses that are generated at once."""
+    """Seconds since some moment; those of responses are summed over concurrent responses."""
 
     clock: float
     generation: float
@@ -73,9 +73,9 @@ class RolloutSeconds:
     """The clocks of a rollout, read on its event loop.
 
     Args:
-        asking: entered once for each response that is asked of an engine.
-        working: entered while something is waited for.
-        scoring: entered while samples are scored.
+        asking: open for each response that an engine is generating.
+        working: open while something is waited for.
+        scoring: open while samples are scored.
     """
 
     def __init__(self, asking: BusyTime, working: BusyTime, scoring: BusyTime) -> None:
@@ -83,16 +83,16 @@ class RolloutSeconds:
         self._before: ClockReading | None = None
 
     def begin(self) -> None:
-        """Start with the first group: what was before does not count."""
+        """Start measuring at the first group; earlier time does not count."""
         if self._before is None:
             self._before = self._now()
 
     async def read(self) -> ClockReading:
-        """Return what all clocks say."""
+        """Return the readings of all clocks."""
         return self._now()
 
     def skip(self, start: ClockReading, end: ClockReading) -> None:
-        """Let the next metrics leave out what was between two readings."""
+        """Exclude the time between two readings from the next metrics."""
         if self._before is not None:
             before, first, last = map(attrs.astuple, (self._before, start, end))
             moved = (b + z - a for b, a, z in zip(before, first, last, strict=True))

@@ -36,26 +36,27 @@ _CUT_SECONDS = 30.0
 
 
 class RolloutService:
-    """Generates groups on an event loop in a thread of its own, and hands them out in the order of their admission, or of their end.
+    """Generates groups on an event loop in a thread of its own, and returns them in the order of admission, or of completion.
 
     All methods are called from the trainer's thread. Weights are sent by that thread alone: replicas that are all lost are
     brought back while it waits here.
 
     Args:
         pool: the replicas.
-        scorer: of every sample.
-        manager: that the scorer asks; it sleeps while nothing is generated.
-        tokenizer: of the run.
-        seed: of the run.
-        episodes: of many turns; absent where a sample is one response to the prompt.
-        partial: whether running responses are cut short before weights are sent or replicas sleep, and go on afterwards;
-            else they end first.
-        keeps_cache: with `partial`: whether responses stay in their engines, with their keys and values, while weights are sent.
-        continues: whether checkpoints, and stops, keep the tokens so far of running responses. These go on from there, and
-            their log-probabilities may differ in the last bits from those of a run without a break.
-        check_stop: raises where a stop was asked for.
-        stall_seconds: how long a wait may see no response and no score before it is logged who waits for whom.
-        logger: with the standard methods; None logs nothing.
+        scorer: the scorer of every sample.
+        manager: the scorer's reward manager; it sleeps while nothing is generated.
+        tokenizer: the tokenizer of the run.
+        seed: the seed of the run.
+        episodes: runs episodes of several turns; None where a sample is one response to the prompt.
+        partial: whether running responses are interrupted before weights are sent or replicas sleep, and continue
+            afterwards; else they finish first.
+        keeps_cache: with `partial`: whether interrupted responses stay in their engines, with their keys and values,
+            while weights are sent.
+        continues: whether checkpoints and stops keep the tokens of running responses. The responses continue from
+            there, and their log-probabilities may differ in the last bits from those of an uninterrupted run.
+        check_stop: raises where a stop was requested.
+        stall_seconds: seconds without a response or a score after which a wait is logged.
+        logger: a logger with the standard methods; None logs nothing.
 
     Attributes:
         passed: groups that were left while ones that were admitted after them were taken, since somebody cleared it.
@@ -98,18 +99,18 @@ class RolloutService:
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
     def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
-        """Set the function that brings back replicas which are all lost; the trainer's thread calls it."""
+        """Set the function that restarts replicas when all are lost; the trainer's thread calls it."""
         self._bring_back = rescue
         self._pool.rescue = self._rescue
 
     @property
     def outstanding(self) -> int:
-        """Groups that are admitted and not taken."""
+        """The number of groups that are admitted and not taken."""
         return len(self._admitted)
 
     @property
     def ready(self) -> int:
-        """Of these, the groups that are finished: a step takes them without waiting."""
+        """The number of admitted groups that are finished: a step takes them without waiting."""
         return sum(group.finished for group in self._admitted)
 
     @property
@@ -118,7 +119,7 @@ class RolloutService:
         return bool(self._running)
 
     def kept(self, pack: Callable[[list[Group]], T]) -> T:
-        """Return what a function makes of the groups that are admitted, in their order; it runs on the service's loop.
+        """Call a function on the admitted groups, in their order, on the service's loop, and return its result.
 
         With `continues`, running responses are cut short before it and go on after it. Without, it gets all groups where every
         one is finished, and else none.
@@ -136,13 +137,13 @@ class RolloutService:
         """Wait for the groups that were admitted first, and return them in that order.
 
         Args:
-            count: groups.
-            early: lets finished ones come before earlier ones that still run, which are then in `passed`.
+            count: the number of groups.
+            early: allows finished groups before earlier ones that still run, which are then in `passed`.
 
         Raises:
-            RolloutError: fewer are admitted; or a request failed on every replica. What runs is then ended; the next call
-                asks for the responses that have not arrived.
-            StopRequested: a stop was asked for; what runs is ended.
+            RolloutError: fewer groups are admitted, or a request failed on every replica. Running requests are aborted;
+                the next call requests the missing responses.
+            StopRequested: a stop was requested; running requests are aborted.
         """
         if len(first := self._admitted[:count]) < count:
             message = f"{count} groups are to be taken, and {len(first)} are admitted"
@@ -156,11 +157,11 @@ class RolloutService:
         return taken
 
     def give_back(self, groups: Sequence[Group]) -> None:
-        """Put groups that were taken before those that are admitted: the next `take` returns them, as they are."""
+        """Put taken groups back before the admitted ones, unchanged: the next `take` returns them."""
         self._admitted[:0] = groups
 
     def generate(self, groups: Sequence[Group]) -> None:
-        """Generate what these groups lack, beside those that are admitted, and wait for it. For errors see `take`."""
+        """Generate the missing samples of these groups, concurrently with admitted groups, and wait for them. For errors see `take`."""
         self._finish(groups, self._all(list(groups), groups))
 
     def seconds(self) -> dict[str, float]:
@@ -171,14 +172,14 @@ class RolloutService:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave what is generated and scored in the block out of `seconds`; what was before it counts."""
+        """Exclude generation and scoring within the block from `seconds`; earlier time counts."""
         start = self._wait(self._seconds.read())
         yield
         self._seconds.skip(start, self._wait(self._seconds.read()))
 
     @contextmanager
     def held(self, phase: Phase) -> Iterator[None]:
-        """Hold generation in the block: running responses end before it or go on after it, further ones begin after it.
+        """Hold generation within the block: running responses finish before it or continue after it, new ones start after it.
 
         Args:
             phase: times the wait for running responses, `drain`.
@@ -200,7 +201,7 @@ class RolloutService:
             self._wait(generation.thaw() if self._keeps_cache else self._go_on(), brings_back=False)
 
     def suspend(self, phase: Phase) -> None:
-        """Generate and score nothing until `resume`, so that replicas and reward models can sleep; for `phase` see `held`."""
+        """Stop generating and scoring until `resume`, so that replicas and reward models can sleep; for `phase` see `held`."""
         if self._suspended:
             return
         self._suspended = True
@@ -211,7 +212,7 @@ class RolloutService:
             self._generation.hold()
 
     def score(self, sequences: Sequence[np.ndarray]) -> dict[int, list[np.ndarray] | Exception]:
-        """Return how likely every replica finds given tokens, int64 [L] each: float32 [L − 1] each; see `RolloutPool.score`."""
+        """Return the log-probabilities of given tokens, int64 [L] each, on every replica: float32 [L − 1] each; see `RolloutPool.score`."""
         return self._wait(self._pool.score(sequences), brings_back=False)
 
     def resume(self) -> None:
@@ -221,7 +222,7 @@ class RolloutService:
             self._wait(self._go_on(), brings_back=False)
 
     async def drain(self, member: Replica) -> None:
-        """Send a replica nothing more, and wait until it has nothing left; it leaves the pool at the next version boundary.
+        """Send a replica no more requests, and wait until it has none left; it leaves the pool at the next version boundary.
 
         With `partial`, its running responses go on from their tokens on another replica; else they end first. Runs on the
         service's loop.
@@ -237,7 +238,7 @@ class RolloutService:
         return self._loop.start(work)
 
     def settle(self) -> None:
-        """Bring lost replicas back, where requests wait for it: at a version boundary, after weights were sent."""
+        """Restart lost replicas for which requests wait. Called at a version boundary, after weights were sent."""
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 call()

@@ -24,9 +24,9 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
     """Check every completion of a step.
 
     Args:
-        samples: all of the step.
-        section: that selects the rollout.
-        longest: tokens that a response may have.
+        samples: all samples of the step.
+        section: the rollout's section.
+        longest: the token limit of a response.
 
     Raises:
         PluginBrokenError: a completion is not as BaseRollout says; names the plugin with its version.
@@ -38,14 +38,14 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
 
 
 def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
-    """Check that every sample's outcome is one that the reward manager gave as it should.
+    """Check that every sample's outcome is one that a reward manager may give.
 
     Args:
-        samples: scored.
-        section: that selects the manager.
+        samples: scored samples.
+        section: the reward manager's section.
 
     Raises:
-        PluginBrokenError: an answer of the manager was no list of outcomes; names the plugin with its version.
+        PluginBrokenError: an answer of the manager was not a list of outcomes; names the plugin with its version.
     """
     for sample in samples:
         if isinstance(sample.outcome, BrokenAnswer):
@@ -61,14 +61,14 @@ def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
 def check_failures(
     samples: Sequence[Sample], share: float, step: int, directory: Path, what: str = "samples"
 ) -> None:
-    """Do nothing where enough samples have a score.
+    """Raise an error where too many samples have no score.
 
     Args:
-        samples: all of the step.
+        samples: all samples of the step.
         share: `reward.max_failure_share`.
-        step: for the message.
-        directory: of the run, for the message.
-        what: what they are, in the plural.
+        step: the step's number, for the message.
+        directory: the directory of the run, for the message.
+        what: the plural noun for the samples, for the message.
 
     Raises:
         RewardError: more than this share of the samples failed, or all of them.

@@ -23,7 +23,7 @@ _SHARE = 32
 
 
 def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    """Return the first samples, as many as the limit says (−1: all), and the first that failed."""
+    """Return the first samples, up to the limit (−1: all), and the first failed one."""
     if limit < 0:
         return list(samples)
     failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
@@ -33,11 +33,11 @@ def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
 def token_row(
     sample: Sample, tokenizer: Tokenizer, *, episodes_only: bool = True
 ) -> dict[str, Any]:
-    """Return the tokens of a sample as files of samples have them, under `tokens`.
+    """Return the tokens of a sample in the form of sample files, under `tokens`.
 
     Args:
-        sample: with its completion.
-        tokenizer: of the run.
+        sample: a sample with its completion.
+        tokenizer: the tokenizer of the run.
         episodes_only: whether to return nothing where the sample is one response.
 
     Returns:
@@ -79,7 +79,7 @@ def token_row(
 
 
 class KeptSamples:
-    """Writes `samples/kept_N.jsonl` when step N has its advantages, and removes those of every second step where a run has too many.
+    """Writes `samples/kept_N.jsonl` once step N has advantages, and removes those of every second step where a run has too many.
 
     A row is that of `samples/step_N.jsonl` and, besides, `kept` (the rules that chose the sample), `advantage` (its mean over the tokens
     that the policy produced), `trained` (false where a filter left it out, or it failed), and `tokens` with the columns of
@@ -88,7 +88,7 @@ class KeptSamples:
     `kept` and `advantage` alone.
 
     Args:
-        tokenizer: of the run.
+        tokenizer: the tokenizer of the run.
         size: bytes that all files of a run may have together.
     """
 
@@ -99,7 +99,7 @@ class KeptSamples:
 
     @hookimpl
     def run_started(self, config: Any, directory: Path) -> None:
-        """Take account of what the run kept before it was resumed."""
+        """Read which samples the run kept before it was resumed."""
         self._directory = RunDirectory(directory)
         self._shown = config.trainer.samples_per_step
         found = (directory / "samples").glob("kept_*.jsonl")
@@ -184,11 +184,11 @@ class KeptSamples:
 def chosen(
     samples: Sequence[Sample], advantages: Mapping[str, float]
 ) -> Iterator[tuple[str, Sample]]:
-    """Yield rules, each with the sample that it chooses, of several the first; none where all samples are alike.
+    """Yield the name of each rule with the sample that it chooses; nothing where all samples are alike.
 
     Args:
-        samples: of a step.
-        advantages: of each sample that is trained on, by its id.
+        samples: the samples of a step.
+        advantages: the advantages of each sample that is trained on, by its id.
     """
     scored = [(s.score, s) for s in samples if s.score is not None]
     sized = [(s.response_length, s) for s in samples if s.completion is not None]

@@ -25,7 +25,7 @@ def rollout_metrics(
     """Return the figures of one step's samples, in the field's names; rewards as scored, before any shaping.
 
     Args:
-        samples: all that were generated, trained on or not; at least one. Lengths count tokens that the policy produced.
+        samples: all generated samples, trained on or not; at least one. Lengths count tokens that the policy produced.
         max_response_length: tokens.
         baselines: the greedy responses, which count in `reward/baseline_…` alone.
     """
@@ -49,15 +49,15 @@ def rollout_metrics(
 
 
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
-    """Return how many versions older than the weights in force those are that made the tokens.
+    """Return metrics of how many versions older the tokens' weights are than the rollout's current ones.
 
     `rollout/staleness_mean`, `_p95` and `_max` over the tokens that the policy produced; `rollout/staleness_share_K`, the share of
     them that is K versions old, for each K that occurs; and `rollout/partial_share`, the share of responses of which several
     versions made a part. Nothing without tokens.
 
     Args:
-        samples: of a step.
-        weight_version: in force in the rollout when the step took them.
+        samples: the samples of a step.
+        weight_version: the rollout's version when the step took the samples.
     """
     versions = [
         np.concatenate([c.weight_versions[c.produced_T] for c in s.sequences])
@@ -85,7 +85,7 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
     """Return figures of one step's samples.
 
     Args:
-        samples: all that were generated; failed ones count where no score is needed.
+        samples: all generated samples; failed ones count where no score is needed.
 
     Returns:
         `reward/length_correlation`: Pearson's correlation of score and response length (tokens), both less their group's
@@ -229,7 +229,7 @@ def _length_correlation(samples: Sequence[Sample]) -> float | None:
     _, index_N = np.unique(groups, return_inverse=True)
     scores_N, lengths_N = _centred(scores, index_N), _centred(lengths, index_N)
     scale = float(np.sqrt((scores_N**2).sum() * (lengths_N**2).sum()))
-    # what rounding leaves of equal scores is no variation
+    # what rounding leaves of equal scores is not a variation
     return float((scores_N * lengths_N).sum() / scale) if scale > 1e-9 else None
 
 

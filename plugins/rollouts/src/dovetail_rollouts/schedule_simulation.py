@@ -15,19 +15,19 @@ from dovetail_rollouts.early_release import EarlyRelease
 
 @attrs.frozen(kw_only=True)
 class RunSchedule:
-    """What decides when trainer and rollout work.
+    """The settings that decide when trainer and rollout work.
 
     Attributes:
         groups: prompts a step.
         samples: responses a prompt.
-        steps_behind: from how many steps ago the weights may be; `Trainer.max_staleness`.
+        steps_behind: how many steps old the weights may be; `Trainer.max_staleness`.
         over_sampling: how many steps' prompts may be outstanding; `Trainer.over_sampling`.
         sync_every: steps between two publications of weights.
-        cut_short: whether responses that run go on after a publication; else they end before it.
-        take_turns: whether nothing is generated while a step learns, since both have the same accelerators.
-        replicas: of the rollout.
-        most_running: samples that a replica generates at once, at most; None without a limit.
-        ranks: of the actor.
+        cut_short: whether running responses continue after a publication; else they finish before it.
+        take_turns: whether nothing is generated while a step learns, since both use the same accelerators.
+        replicas: the number of rollout replicas.
+        most_running: the limit of samples that a replica generates concurrently; None for none.
+        ranks: the number of the actor's ranks.
     """
 
     groups: int
@@ -43,13 +43,13 @@ class RunSchedule:
 
     @property
     def most_outstanding(self) -> int:
-        """Prompts that may be admitted, or in a step that no publication has followed."""
+        """The limit of prompts that are admitted, or in a step that no publication has followed."""
         return round((self.over_sampling or self.steps_behind + 1) * self.groups)
 
 
 @attrs.frozen(kw_only=True)
 class Decoding:
-    """Seconds in which a replica gives each of `r` running samples its next token: `fixed` + `each` · r."""
+    """Seconds that a replica needs for one token of each of `r` running samples: `fixed` + `each` · r."""
 
     fixed: float
     each: float
@@ -61,10 +61,10 @@ class Costs:
 
     Attributes:
         scoring: from a step's last response until its last score.
-        collection: of the trainer, to take samples that are finished and scored.
-        learning: of its stages, for a token of prompt or response, on one rank of the actor.
-        publication: of the weights, each time.
-        prompt_tokens: of a sample.
+        collection: the trainer's time to take samples that are finished and scored.
+        learning: the time of the training stages for a token of prompt or response, on one rank of the actor.
+        publication: the time of one publication of weights.
+        prompt_tokens: the number of prompt tokens of a sample.
     """
 
     scoring: float
@@ -82,8 +82,8 @@ class Prediction:
         step_seconds: seconds a step.
         trainer_waits: share of them in which the trainer waits for samples, or for running responses before a publication.
         rollout_idle: share in which no replica generates.
-        generation_seconds: seconds a step in which one does.
-        sample_seconds: of a step, in which samples are generated, summed over samples that are so at once.
+        generation_seconds: seconds a step in which a replica generates.
+        sample_seconds: seconds a step of generation, summed over concurrent samples.
     """
 
     step_seconds: float
@@ -239,18 +239,18 @@ class _Rollout:
 def simulate(
     schedule: RunSchedule, decoding: Decoding, costs: Costs, lengths: Sequence[int], steps: int
 ) -> Prediction:
-    """Return how a run with this schedule goes, once it is under way.
+    """Return the mean times of a run with this schedule, after its start-up.
 
     Before each step prompts are admitted while fewer than (`steps_behind` + 1) · `groups` are outstanding: admitted, or in a step
     that no publication of weights has followed. The step takes those that were admitted first. With `over_sampling` fewer are
     outstanding, and the step takes those that are finished first, as far as `EarlyRelease` allows.
 
     Args:
-        schedule: of the run.
-        decoding: of each replica.
-        costs: of the other parts of a step.
-        lengths: of responses in tokens; in this order, and from the beginning again.
-        steps: to take the means of, at least.
+        schedule: the schedule of the run.
+        decoding: the decoding times of each replica.
+        costs: the costs of the other parts of a step.
+        lengths: response lengths in tokens, taken in order and repeated.
+        steps: the minimum number of steps to average over.
     """
     source = cycle(lengths)
     rollout = _Rollout(schedule, decoding, costs.scoring)
@@ -305,7 +305,7 @@ def simulate(
 
 
 def generation_seconds(schedule: RunSchedule, decoding: Decoding, lengths: Sequence[int]) -> float:
-    """Return the seconds in which a rollout generates the samples of one step, and nothing else."""
+    """Return the seconds in which a rollout generates the samples of one step, without other work."""
     rollout, source = _Rollout(schedule, decoding, 0.0), iter(lengths)
     for _ in range(schedule.groups):
         rollout.add(list(islice(source, schedule.samples)), 0)

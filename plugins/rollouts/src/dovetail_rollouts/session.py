@@ -35,18 +35,18 @@ Ask = Callable[[RolloutRequest], Awaitable[Completion]]
 
 
 class EpisodeSession(Session):
-    """Builds one response out of what the policy produces and what it is shown; `fork` builds further ones of the same episode.
+    """Builds one response from the policy's turns and the messages between them; `fork` builds further sequences of the same episode.
 
     Args:
-        request: of the episode's sample alone: its prompt, sampling and stream. `max_new_tokens` bounds all responses together, and
+        request: the request of the episode's sample alone: its prompt, sampling and stream. `max_new_tokens` bounds all responses together, and
             with the prompt the length of each sequence.
         prompt: the row of data.
-        sample_id: of the sample.
-        number: which of the prompt's samples it is.
-        ask: has the policy answer.
-        encoder: encodes what follows a turn.
-        limits: of the episode.
-        forks: whether it may be forked.
+        sample_id: the sample id of the sample.
+        number: the sample's number among the prompt's samples.
+        ask: sends a request to the policy.
+        encoder: encodes the messages after a turn.
+        limits: the limits of the episode.
+        forks: whether `fork` is allowed.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class EpisodeSession(Session):
         return fork
 
     def trajectory(self, end: EpisodeEnd, seconds: float) -> Trajectory:
-        """Return what has happened in all sequences, as ended."""
+        """Return the trajectory of all sequences, as finished."""
         turns = [
             attrs.evolve(turn, sequence=number)
             for number, session in enumerate(self._sequences())
@@ -310,7 +310,7 @@ class EpisodeSession(Session):
         )
 
     def completions(self, end: EpisodeEnd) -> tuple[Completion, ...]:
-        """Return the responses so far: that of each sequence in which the policy had a turn, in order; one at least."""
+        """Return the responses so far: one for each sequence with a turn of the policy, in order; at least one."""
         return tuple(session.completion(end) for session in self._sequences())
 
     def completion(self, end: EpisodeEnd = EpisodeEnd.DONE) -> Completion:

@@ -6,7 +6,7 @@ from dovetail.interfaces import AgentLoop, Session
 
 
 class SingleTurn(AgentLoop):
-    """One response to the prompt; the samples of a group are one request to the engine."""
+    """Agent loop with one response to the prompt; the samples of a group are one request to the engine."""
 
     name = "single_turn"
     api = ">=1.0,<2"

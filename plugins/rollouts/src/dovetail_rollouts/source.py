@@ -313,7 +313,7 @@ class RolloutsSource(ExperienceSource):
 
     @property
     def observers(self) -> Mapping[str, object]:
-        """The one that keeps samples."""
+        """The observer that writes samples."""
         size = self._plan.facts.config.trainer.kept_samples_bytes
         return {"kept_samples": KeptSamples(self.context.tokenizer, size)} if size else {}
 

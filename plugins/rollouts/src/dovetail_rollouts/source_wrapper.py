@@ -55,7 +55,7 @@ def _passing_on(cls: type[SourceWrapper]) -> type[SourceWrapper]:
 
 @_passing_on
 class SourceWrapper(ExperienceSource):
-    """Passes every call on to the source that it wraps. A subclass changes some, such as `collect`; it states `roles`, `on_request` and
+    """Forwards every call to the source that it wraps. A subclass overrides some, such as `collect`; it sets `roles`, `on_request` and
     `follows` where it wraps another source than `rollouts`.
 
     Attributes:
@@ -84,7 +84,7 @@ class SourceWrapper(ExperienceSource):
         return {"source.wrapped": ("source", own), **inner.selects(own, facts)}
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state of the source that it wraps; a subclass adds its own: `{**super().state(), "kept": …}`."""
+        """Return the state of the wrapped source; a subclass adds its own: `{**super().state(), "kept": …}`."""
         return {"wrapped": self.inner.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

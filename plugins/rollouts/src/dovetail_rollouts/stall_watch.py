@@ -12,17 +12,17 @@ from dovetail_rollouts.rollout_pool import RolloutPool
 
 
 class StallWatch:
-    """Watches the waits of the trainer's thread; it warns and counts, and ends none.
+    """Warns when the trainer's thread waits long without progress, and counts the warnings; it ends no wait.
 
     Args:
-        generation: knows when a response or a score last came.
+        generation: records when a response or a score last arrived.
         pool: the replicas.
-        seconds: how long a wait may see neither.
-        logger: gets the warning `rollout_stalled`; None for none.
+        seconds: seconds without either after which it warns.
+        logger: logs the warning `rollout_stalled`; None for none.
 
     Attributes:
-        stalls: warnings since somebody set it to 0.
-        groups: those that the trainer waits for.
+        stalls: warnings since this was last set to 0.
+        groups: the groups that the trainer waits for.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class StallWatch:
         self.groups: Sequence[Group] = ()
 
     def begin(self) -> None:
-        """Note that a wait begins."""
+        """Record the start of a wait."""
         self._silent_since = time.monotonic()
 
     def look(self, admitted: Collection[Group], running: Collection[Group]) -> None:
-        """Warn where the wait has seen no response and no score for so long; once each time that this has passed.
+        """Warn where the wait has seen no response and no score for `seconds`, and again after each further period.
 
         Args:
-            admitted: groups that no step has taken.
-            running: those of them that are generated or scored.
+            admitted: the groups that no step has taken.
+            running: those of them that are being generated or scored.
         """
         now = time.monotonic()
         self._silent_since = max(self._silent_since, self._generation.progress)

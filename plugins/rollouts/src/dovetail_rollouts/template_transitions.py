@@ -48,7 +48,7 @@ class TemplateTransition:
 
 
 def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]:
-    """Try what may follow an assistant's turn under a template.
+    """Render what may follow an assistant's turn under a template.
 
     A turn is stable where the conversation, rendered with what follows, begins with what the policy was asked with and produced,
     white space aside. The template is given a produced thought as it stands in the text: `<think>…</think>`.
@@ -65,7 +65,7 @@ def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]
 def observed_transitions(
     encoder: TurnEncoder, observed: Collection[str]
 ) -> tuple[TemplateTransition, ...]:
-    """Return the transitions of a template that an agent loop has: those of `AgentLoop.transitions`, with and without a thought."""
+    """Return the transitions of a template that an agent loop uses: those of `AgentLoop.transitions`, with and without reasoning."""
     found = template_transitions(encoder)
     return tuple(t for t in found if t.name.split("/")[-1] in observed)
 

@@ -31,7 +31,7 @@ _BROKEN = "\ufffd"
 
 
 class TurnEncoder:
-    """Encodes what follows a turn of the policy.
+    """Encodes the text between two turns of the policy.
 
     Args:
         tokenizer: with a chat template.
@@ -56,7 +56,7 @@ class TurnEncoder:
         return other
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """Return a conversation as text, to be encoded: what messages spell of control tokens is marked.
+        """Render a conversation for encoding, with control tokens in messages marked.
 
         Args:
             messages: the conversation.
@@ -93,7 +93,7 @@ class TurnEncoder:
 
         Args:
             prompt: messages before the turn: those of the prompt do, whatever came between.
-            messages: that follow the turn.
+            messages: the messages after the turn.
             calls: tool calls of the turn.
             ended_by: the token with which the policy ended the turn; None where it did not, and the token that ends a turn is then
                 the first.
@@ -212,11 +212,11 @@ def _after_sentinel(text: str) -> str:
 
 
 class RenderedHistory:
-    """Compares the tokens that were appended with what a server sends that renders all messages anew at each turn.
+    """Compares the appended tokens with those of a server that renders all messages again at each turn.
 
     Args:
-        encoder: of the run's chat template.
-        messages: of the prompt.
+        encoder: the encoder of the run's chat template.
+        messages: the messages of the prompt.
     """
 
     def __init__(self, encoder: TurnEncoder, messages: Sequence[Message]) -> None:
@@ -227,7 +227,7 @@ class RenderedHistory:
         """What the policy has produced since, with texts that continued its turn."""
 
     def copy(self) -> RenderedHistory:
-        """Return one that goes on from here by itself."""
+        """Return a copy that continues independently."""
         copied = RenderedHistory(self._encoder, self._messages)
         copied._served, copied._turn = self._served, self._turn
         return copied
@@ -243,12 +243,12 @@ class RenderedHistory:
         produced: Message | None,
         appended: str,
     ) -> str | None:
-        """Add what the policy is shown after its turn.
+        """Append messages that the policy sees after its turn.
 
         Args:
-            messages: as they are shown.
-            calls: tool calls of the turn.
-            produced: the turn as a message without its calls; where absent, its text is the content, with its calls as they stand.
+            messages: the messages as shown.
+            calls: the tool calls of the turn.
+            produced: the turn as a message without its calls; by default its text is the content, calls included.
             appended: the text between the turn and the next one, the end of the turn included.
 
         Returns:

@@ -32,7 +32,7 @@ from dovetail_rollouts.scoring.reward_calls import ANSWER
 CORRECT = ("acc", "accuracy", "correct")
 """Components of a reward that say whether a response is right, where the score says more than that."""
 BESIDES = ("val/failures", "val/response_length/mean")
-"""Metrics of validation that are no figure of scores."""
+"""Metrics of validation that are not a figure of scores."""
 _NO_ANSWER = -1
 
 
@@ -45,7 +45,7 @@ def held_out_samples(
     """Generate and score `rollout.validation.n` samples to each prompt, `data.val_batch_size` prompts at once.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         prompts: held out.
         service: generates and scores.
         generated: called after each batch of prompts.
@@ -114,10 +114,10 @@ def validation_metrics(
     samples that are left, with k no larger than their number. A prompt without any is in no figure.
 
     Args:
-        samples: of all held-out prompts, in any order.
+        samples: the samples of all held-out prompts, in any order.
         n: responses a prompt that were asked for.
-        seed: of the draws behind intervals and majority@k, so that equal samples give equal figures.
-        pass_threshold: what a sample must reach to pass.
+        seed: the seed of the draws behind intervals and majority@k, so that equal samples give equal figures.
+        pass_threshold: the least score that passes.
     """
     scored = [sample for sample in samples if isinstance(sample.outcome, Score)]
     metrics = {"val/failures": float(len(samples) - len(scored))}
@@ -139,7 +139,7 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """Return what is reported for each source and over all, such as `mean@8` and `pass@4`."""
+    """Return the names of the metrics for each source and over all, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
@@ -155,7 +155,9 @@ def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
 
 
 def main_metric(metrics: Mapping[str, float], n: int) -> str:
-    """Return what a run's summary tells of a validation: its accuracy, or its mean score where the reward does not say what is right."""
+    """Return the metric of a validation for the run's summary: its accuracy, or its mean score where the reward does not define what is
+    right.
+    """
     accuracy = f"val/acc@{n}"
     return accuracy if accuracy in metrics else f"val/mean@{n}"
 
@@ -257,10 +259,10 @@ def _numbered(answers: Sequence[Decimal | str | None]) -> list[int]:
 
 
 class Accuracy:
-    """The run's accuracy, before and after, as values of one metric.
+    """The values of one accuracy metric before and after the run.
 
     Args:
-        logger: of the run; it warns where a validation lacks the metric.
+        logger: the logger of the run; it warns where a validation lacks the metric.
     """
 
     def __init__(self, logger: Logger) -> None:
@@ -284,7 +286,7 @@ class Accuracy:
         `rollout.validation.n` the metric is chosen anew, and what was measured before it is dropped.
 
         Args:
-            metrics: of the validation, as `validation_metrics` gives them.
+            metrics: the metrics of the validation, as `validation_metrics` gives them.
             n: responses a prompt.
             step: finished steps.
         """
@@ -313,7 +315,7 @@ class Accuracy:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return it as the run's summary holds it."""
+        """Return the values as the run's summary stores them."""
         return {
             "accuracy_metric": self.metric,
             "accuracy_before": self.before,

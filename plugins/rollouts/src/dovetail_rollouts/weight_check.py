@@ -29,12 +29,12 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 
 
 class WeightCheck:
-    """Compares what replicas and trainer find likely.
+    """Compares log-probabilities of replicas and trainer.
 
     Args:
         section: when and how much.
         sequences: S sequences, int64 [L] each; none where nothing is to be checked.
-        dtype: of the model, for the tolerance.
+        dtype: the dtype of the model, for the tolerance.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class WeightCheck:
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:
-        """Return whether the update of this version is checked: the first since the start or the resumption, and every so many."""
+        """Return whether to check the update of this version: the first since start or resumption, and every n-th."""
         if not self.possible:
             return False
         return not self._checked or (version - 1) % self._section.every == 0
 
     def expect(self, actor: Any) -> list[np.ndarray]:
-        """Return what the trainer finds: float32 [L − 1] for each sequence, nats at temperature 1."""
+        """Return the trainer's log-probabilities: float32 [L − 1] for each sequence, nats at temperature 1."""
         responses = Ragged.from_list([ids_L[1:] for ids_L in self._sequences], dtype=np.int64)
         batch = Batch(
             {
@@ -113,7 +113,7 @@ class WeightCheck:
         """Ask every replica by `score`, and hold its answers against the trainer's.
 
         Args:
-            expected: what the trainer finds, float32 [L − 1] for each of the S sequences.
+            expected: the trainer's log-probabilities, float32 [L − 1] for each of the S sequences.
             score: from the sequences, int64 [L] each, to what every replica finds, as `expected`, or why it can't.
 
         Returns:
@@ -161,8 +161,8 @@ def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> t
     """Compare log-probabilities of the same tokens, in nats; NaN and wrong shapes are infinitely far apart.
 
     Args:
-        expected: what the trainer finds, float32 [L − 1] for each of S sequences.
-        found: what a replica finds, as `expected`.
+        expected: the trainer's log-probabilities, float32 [L − 1] for each of S sequences.
+        found: a replica's log-probabilities, in the same form.
 
     Returns:
         The mean Σ p |Δ| / Σ p of the absolute differences Δ over all tokens, p the trainer's probabilities; and the

@@ -33,11 +33,10 @@ KV_CACHE = frozenset({"kv_cache"})
 
 
 class WeightSync:
-    """Sends the replicas of a run each version of the actor's weights, starts those again that failed, and puts them to sleep between
-    rollouts.
+    """Sends each version of the actor's weights to the replicas, restarts failed replicas, and puts them to sleep between rollouts.
 
     Args:
-        site: of the run; its plan says which transport there is and what the rollout can do.
+        site: the site of the run; its plan says which transport there is and what the rollout can do.
         service: generates with the weights, and waits while they are sent.
         pool: the replicas that receive.
         weight_check: compares actor and replicas after an update.
@@ -77,7 +76,7 @@ class WeightSync:
         self._check_stop()
 
     def ready(self) -> None:
-        """Take training roles off the accelerator and bring the replicas onto it, with their weights, and let them generate."""
+        """Move training roles off the accelerator and the replicas onto it, with their weights, and start generation."""
         if self._resting:
             self._make_room()
         else:
@@ -96,7 +95,7 @@ class WeightSync:
             self._offload_manager.free_caches()
 
     def rest(self) -> None:
-        """Suspend generation and take the replicas off the accelerator, where `rollout.offload` says so, until they are `ready`."""
+        """Suspend generation and move the replicas off the accelerator, where `rollout.offload` is set, until `ready`."""
         if not self._offload or self._resting:
             return
         self._service.suspend(self._outer_phase)
@@ -109,7 +108,7 @@ class WeightSync:
         self._rebuilt = 0
 
     def rescue(self, lost: Sequence[ReplicaFault]) -> None:
-        """Bring replicas back that were all lost or drained in the middle of a rollout, with the weights in force. For errors see `bring`."""
+        """Restart replicas when all were lost or drained in the middle of a rollout, with the current weights. For errors see `bring`."""
         self._prefix = "rollout/"
         try:
             with self._weights.sending(self._arrived) as version, self._phase("rebuild"):
@@ -126,7 +125,7 @@ class WeightSync:
     # -- one version ---------------------------------------------------------------------------
 
     def bring(self, version: int) -> None:
-        """Let every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
+        """Send the actor's weights as `version` to every replica, and verify with the weight check that it computes with them.
 
         Replicas that have died or failed are started again, before the update or after it, and then all of them are
         sent the version anew: nobody serves weights in pieces.
@@ -340,13 +339,13 @@ class WeightSync:
 
 
 class FirstFailure:
-    """The first replica that fails while others wait for the sender: the sender hears of it, once.
+    """Notifies the sender once, when the first replica fails while others wait for it.
 
     Who failed because the update had been called off is not the first: a process of another replica was.
 
     Args:
-        tell: tells the sender why.
-        logger: told where that fails.
+        tell: notifies the sender, with the reason.
+        logger: logs a failure of `tell`.
     """
 
     def __init__(self, tell: Callable[[str], None], logger: Logger) -> None:
@@ -369,6 +368,6 @@ class FirstFailure:
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
-        """Return the faults that were there first: the others came of them."""
+        """Return the faults that came first, where known, since the others are their consequences; else all."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)

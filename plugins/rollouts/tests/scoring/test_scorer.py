@@ -82,7 +82,7 @@ def test_scores_come_back_as_float_and_float32(scripted) -> None:
 
 
 def test_a_sample_added_twice_is_refused(scripted) -> None:
-    with pytest.raises(RewardError, match="'a' was added to the scorer twice"):
+    with pytest.raises(RewardError, match=r"'a' was.*scorer twice"):
         scripted.run(scripted.Manager(scripted.ones), ["a", "a"])
 
 
@@ -156,7 +156,7 @@ def test_what_is_forgotten_is_not_scored_any_more_and_may_be_added_again(scripte
         answers.clear()
         scorer.add(scripted.sample("a"), group="a", group_size=1)
         assert (await scorer.outcomes(["a"]))["a"].value == 1.0
-        with pytest.raises(RewardError, match="'b' was added to the scorer twice"):
+        with pytest.raises(RewardError, match=r"'b' was.*scorer twice"):
             scorer.add(scripted.sample("b"), group="b", group_size=1)
         await scorer.forget(["b"])
 

@@ -74,8 +74,8 @@ def test_receiving_may_begin_first(transport) -> None:
         ),
         (lambda t: t | {"scalar": torch.zeros(2)}, r"'scalar' with shape \(2,\)"),
         (lambda t: t | {"scalar": torch.tensor(1.0).double()}, "'scalar' as float64"),
-        (lambda t: {n: v for n, v in t.items() if n != "odd"}, "broke off before tensor 'odd'"),
-        (lambda t: t | {"more": torch.zeros(1)}, "'more' beyond its manifest"),
+        (lambda t: {n: v for n, v in t.items() if n != "odd"}, "off before tensor 'odd'"),
+        (lambda t: t | {"more": torch.zeros(1)}, "'more', which"),
     ],
 )
 def test_what_does_not_fit_the_manifest_is_refused_by_the_sender(make, change, message) -> None:
@@ -94,9 +94,9 @@ def test_in_process_a_receiver_hears_at_once_that_an_update_broke_off_and_the_ne
     torn = manifest_of(TENSORS, version=4)
     with ThreadPoolExecutor(1) as thread:
         receiving = thread.submit(lambda: list(receiver.receive(torn)))
-        with pytest.raises(WeightSyncError, match="broke off before tensor"):
+        with pytest.raises(WeightSyncError, match="broke off before"):
             sender.send(torn, list(TENSORS.items())[:2])
-        with pytest.raises(WeightSyncError, match=r"weight update 4 broke off: the sender says: "):
+        with pytest.raises(WeightSyncError, match=r"weight update 4 broke.*says:"):
             receiving.result()
         again = attrs.evolve(torn, update_id="again")
         receiving = thread.submit(lambda: list(receiver.receive(again)))

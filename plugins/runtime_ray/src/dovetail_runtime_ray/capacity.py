@@ -62,12 +62,12 @@ def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
 
 
 def fit(wanted: Sequence[Share], nodes: Sequence[Node]) -> list[Node]:
-    """Return a node for each share: those of one pool on different nodes, different pools on one where they fit.
+    """Assign a node to each share: shares of one pool on different nodes, different pools on the same where they fit.
 
     The largest go first, each to the node that it fills best.
 
     Raises:
-        PlacementError: they do not fit; says what was asked and what is free on every node.
+        PlacementError: the shares do not fit; names what was asked for and what is free on every node.
     """
     free = {node.node_id: dict(node.free) for node in nodes}
     chosen: dict[int, Node] = {}

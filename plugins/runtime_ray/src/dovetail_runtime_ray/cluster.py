@@ -111,7 +111,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """Disconnect; a local cluster is stopped, and its files go. Safe to call twice."""
+        """Disconnect; a local cluster is stopped and its files are removed. Safe to call twice."""
         if self._joined:
             return
         self._joined = True
@@ -146,7 +146,7 @@ class Cluster:
     def _join(self, address: str, given: Mapping[str, Any]) -> None:
         if address.startswith("ray://"):
             raise PlacementError(
-                f"runtime.address={address!r} is for Ray's client, which carries no worker groups",
+                f"runtime.address={address!r} is for Ray's client, which does not support worker groups",
                 hint="run on a node of the cluster with runtime.address=auto, or with `ray job submit`",
             )
         place = found_here() if address == "auto" else address
@@ -280,19 +280,19 @@ def _loopback() -> Iterator[None]:
 
 
 def check_reachable(address: str) -> None:
-    """Check whether a cluster's head answers at `host:port`; anything without a colon is left to Ray.
+    """Check whether a cluster's head answers at `host:port`; addresses without a colon are left to Ray.
 
     Ray itself waits for minutes; a plain connection says within seconds whether someone is there.
 
     Raises:
-        PlacementError: it does not, or this is no address.
+        PlacementError: the head does not answer, or this is not an address.
     """
     host, colon, port = address.rpartition(":")
     if not colon:
         return
     if not port.isdigit():
         raise PlacementError(
-            f"runtime.address={address!r} is no address of a cluster",
+            f"runtime.address={address!r} is not an address of a cluster",
             hint="give host:port, such as 10.0.0.1:6379, or auto",
         )
     try:
@@ -305,7 +305,7 @@ def found_here() -> str:
     """Return the address of the cluster that runs on this machine, as Ray's own `auto` finds it.
 
     Raises:
-        PlacementError: there is none.
+        PlacementError: no cluster runs here.
     """
     from ray._private import services
 

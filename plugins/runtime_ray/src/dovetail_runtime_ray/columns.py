@@ -48,10 +48,10 @@ class PackedBatch:
 
 
 class Chunks:
-    """What has been put into a store of the columns of this process, as long as they live. For any thread.
+    """The arrays of this process's columns that are in the store, as long as the columns live. Thread-safe.
 
     Args:
-        store: where to put chunks.
+        store: the object store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -60,7 +60,7 @@ class Chunks:
         self._lock = threading.Lock()
 
     def place(self, wanted: Sequence[tuple[Ragged, np.ndarray]]) -> list[_Placement]:
-        """Put together what is not there yet of some rows.
+        """Store rows that are not in the store yet.
 
         Args:
             wanted: columns of N rows, and int64 [M] rows of each, none of them empty. A column may come twice.
@@ -125,7 +125,7 @@ class _Placement:
 
 
 class BatchCodec:
-    """Packs the batches among arguments and results, and unpacks them: in the controller, one for all groups, and in each host process.
+    """Packs and unpacks the batches among arguments and results: one codec in the controller for all groups, and one in each host process.
 
     A call is encoded in the controller (`encode`), and decoded in each rank's process, in the thread that runs it (`decode`), which
     encodes the result (`encode_result`); the controller decodes those of all ranks (`decode_results`). None, of a rank without a call,
@@ -137,7 +137,7 @@ class BatchCodec:
     A batch is looked for among the arguments, as the result, and within tuples. For any thread.
 
     Args:
-        store: of this process.
+        store: the store of this process.
         along: ragged columns of this process that have together fewer bytes than this go along, not into the store.
     """
 
@@ -147,7 +147,7 @@ class BatchCodec:
         self._chunks = Chunks(store)
 
     def encode(self, calls: Sequence[Call | None]) -> list[Any]:
-        """Return one payload a rank, None where there is no call; ranks whose calls have the same arguments get the same object."""
+        """Return one payload a rank, None for ranks without a call; equal arguments get the same object."""
         packed: dict[int, PackedBatch] = {}
         payloads: dict[tuple[Any, ...], Call] = {}
 
@@ -173,7 +173,7 @@ class BatchCodec:
         return _mapped(payload, self._unpack, PackedBatch)
 
     def encode_result(self, result: Any) -> Any:
-        """Return what goes back: large columns stay in the store, and their references travel."""
+        """Return the encoded result: large columns stay in the store, and only their references travel."""
         return _walked(result, self._pack, Batch)
 
     def decode_results(self, results: Sequence[Any]) -> list[Any]:
@@ -181,7 +181,7 @@ class BatchCodec:
         return [_walked(result, self._unpack, PackedBatch) for result in results]
 
     def close(self) -> None:
-        """Drop what was put; columns that still refer to it keep it."""
+        """Drop what was stored; columns that still refer to it keep it."""
         self._chunks.clear()
 
     def _pack(self, batch: Batch) -> PackedBatch:

@@ -72,7 +72,7 @@ def pack(completions: Sequence[Completion]) -> PackedCompletions:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Message:
-    """What a rollout process tells of the requests of one submission since the last message."""
+    """The results of one submission's requests since the last message."""
 
     completions: PackedCompletions | None
     ended: tuple[str, ...] = ()

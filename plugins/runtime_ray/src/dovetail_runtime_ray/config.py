@@ -71,7 +71,7 @@ def _each_a_method(_: object, field: attrs.Attribute[Any], limits: dict[str, flo
 
 @attrs.frozen(kw_only=True)
 class PoolSection:
-    """Some ranks and the roles that share them; what is absent is as the runtime's own."""
+    """Ranks and the roles that share them; absent settings are the runtime's own."""
 
     roles: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Who lives here: `actor`, `critic`, `ref`, `rollout`, or a name of `roles`; each role in one pool only."""
@@ -183,7 +183,7 @@ class RayConfig(RuntimeSection):
             if name in self.pools:
                 raise PlanError(
                     f"runtime.pools calls a pool {name!r}, which is the name of the pool of "
-                    f"{', '.join(rest)}, whom no pool names",
+                    f"{', '.join(rest)}, which are in no pool",
                     hint="give it another name, or name every role in a pool",
                 )
             pools.append(self._pool(name, PoolSection(roles=rest)))
@@ -209,8 +209,8 @@ class RayConfig(RuntimeSection):
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:
-        """Return: in one pool the memory that trainer and rollout share on each machine; NCCL, or gloo between CPUs, elsewhere, and
-        files where one computes on CPUs and the other on accelerators of another machine. See `RuntimeSection`.
+        """Return the transport for a config without one: shared memory of each machine within one pool; else NCCL, or gloo between CPUs;
+        files where one side computes on CPUs and the other on accelerators of another machine. See `RuntimeSection`.
         """
         actor, rollout = self._home("actor"), self._home("rollout")
         if actor.name == rollout.name and not joined:

@@ -35,7 +35,7 @@ class Environments:
     """The environments of a run.
 
     Args:
-        config: names them.
+        config: the config that names them.
         lock: the run's plugins, None outside a run.
     """
 
@@ -77,9 +77,9 @@ class Environments:
         Ray waits without end for a process whose interpreter is not there.
 
         Raises:
-            ConfigError: it is not there.
-            PluginNeedsError: it lacks what a plugin needs; says how to install that.
-            PluginIncompatibleError: it does not fit; names both values.
+            ConfigError: the interpreter does not exist.
+            PluginNeedsError: it lacks a package that a plugin needs; says how to install it.
+            PluginIncompatibleError: it differs from this environment; names both values.
         """
         homes = {role: place for place in reserved for role in place.pool.roles}
         across = {item["name"] for item in self._locked if item["kind"] == "weight_transport"}

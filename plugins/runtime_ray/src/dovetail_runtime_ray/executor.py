@@ -54,7 +54,7 @@ class TaskProcess(Process):
         self.logs.close()
 
     async def watch(self) -> None:
-        """Wait for ever: the controller hears of the process's death at once."""
+        """Wait forever; the call fails at once when the process dies, which notifies the controller."""
         await asyncio.Event().wait()
 
 
@@ -62,8 +62,8 @@ class TaskWorkers:
     """The task workers of one spec.
 
     Args:
-        spec: what they run.
-        run: what they share with all processes.
+        spec: the spec of the workers.
+        run: the state shared with all processes of the run.
         setup: the setup of a process, from its number.
         nodes: returns the living machines.
     """
@@ -80,7 +80,7 @@ class TaskWorkers:
         self._homes: dict[int, Node] = {}
 
     def start(self, numbers: Sequence[int]) -> list[TaskWorker]:
-        """Start these, and wait until all are ready. For errors see `Runtime.task_workers`."""
+        """Start workers with these numbers, and wait until all are ready. For errors see `Runtime.task_workers`."""
         spec = self._spec
         self._find_homes(numbers)
         actors = {number: self._actor(number) for number in numbers}
@@ -175,7 +175,7 @@ class TaskWorkers:
 
 
 class RayTaskWorker(TaskWorker):
-    """One of them, as the controller sees it."""
+    """The controller's handle of a task worker."""
 
     def __init__(
         self,

@@ -26,11 +26,12 @@ class Gather:
     """The answers to one call on a pool's processes.
 
     Args:
-        pool: who is asked.
-        what: the call in words, `actor.update()`.
+        pool: the pool.
+        what: the call as text, `actor.update()`.
         refs: Ray's reference to the answer of every rank that was called.
-        limit: seconds that they may take.
-        method: names the file of stacks, and the time limit; empty in the start, which has neither.
+        limit: the time limit in seconds.
+        method: the method, which names the file of stacks and the time limit; empty during the start, which has
+            neither.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Gather:
         return len(ready) == len(refs)
 
     def results(self, timeout: float | None) -> list[Any]:
-        """Return every rank's encoded result or `WireFailure`, in rank order; None where it was not called.
+        """Return every rank's encoded result or `WireFailure`, in rank order; None for ranks that were not called.
 
         When one rank has failed and others are silent beyond the grace, all processes are ended, and the silent
         ones' results are None too: the failure tells.

@@ -46,7 +46,7 @@ class Health:
                 self._thread.start()
 
     def fail(self, error: WorkerError) -> WorkerError:
-        """Record an error, unless another came first; returns the first."""
+        """Record an error, unless there is an earlier one; returns the earliest."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -88,7 +88,7 @@ class Health:
 
 
 def stopped(what: str, cause: WorkerError) -> WorkerError:
-    """Return the error of a call that can't be made, or was given up, because of an earlier failure."""
+    """Return the error for a call that can't be made, or was given up, because of an earlier failure."""
     error = WorkerError(
         f"{what} was given up, since the run's processes failed before: {cause.message}",
         rank=cause.rank,
@@ -100,7 +100,7 @@ def stopped(what: str, cause: WorkerError) -> WorkerError:
 
 
 def why_lost(error: BaseException) -> str:
-    """Return what Ray knows of the cause, without its advice to operators of clusters."""
+    """Return the cause that Ray knows, without its advice to operators of clusters."""
     text = " ".join(str(error).split())
     if "memory" in text and isinstance(error, ray.exceptions.OutOfMemoryError):
         return f"Ray ended it because the machine was nearly out of memory: {text[:400]}"

@@ -82,15 +82,15 @@ class EnvironmentProblem:
 
 
 def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
-    """Return the interpreter of a virtual environment, or the one that the path names.
+    """Return the interpreter of a virtual environment, or the interpreter at a path.
 
     Args:
-        path: as the config has it.
+        path: the path as written in the config.
         key: the config's key, for the error.
         exists: whether it must be on this machine; else it is the path that it has where it is.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no interpreter.
     """
     place = Path(path).expanduser().absolute()  # not resolved: an environment's python is a link
     if place.is_dir() or not (place.exists() or place.name.startswith("python")):
@@ -108,11 +108,11 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
 def facts_here(
     plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """Return what this environment has. Imports none of the plugins.
+    """Describe this environment. Imports none of the plugins.
 
     Args:
         plugins: entries of a lock; those of files are left out.
-        packages: distributions whose versions are of interest, besides dovetail-core.
+        packages: distributions whose versions to include, besides dovetail-core.
     """
     asked = [item for item in plugins if item.get("path") is None]
     found = [_plugin(item) for item in asked]
@@ -131,10 +131,10 @@ def facts_here(
 def facts_of(
     interpreter: Path, plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """Return what the environment of another interpreter has; it is asked in a process of its own.
+    """Describe the environment of another interpreter, from a process of that interpreter.
 
     Raises:
-        PluginIncompatibleError: it has another Python or no dovetail-core, or gives no answer.
+        PluginIncompatibleError: the environment has another Python or no dovetail-core, or does not answer.
     """
     asked = {"plugins": list(plugins), "packages": list(packages)}
     variables = {ISOLATED: str(interpreter)}
@@ -153,7 +153,7 @@ def facts_of(
             hint=f"make it with Python {_minor(ours)}, and install there what the role needs",
         )
     raise PluginIncompatibleError(
-        f"the environment of {interpreter} does not tell what it has: {ended}",
+        f"the environment of {interpreter} could not be inspected: {ended}",
         hint=f"{interpreter} -m pip install {RUNTIME}=={_version(RUNTIME)}",
     )
 
@@ -166,7 +166,7 @@ def facts_asked_for(asked: Mapping[str, Any]) -> dict[str, Any]:
 def environment_problems(
     here: EnvironmentInfo, there: EnvironmentInfo, *, accelerators: bool = False
 ) -> Iterator[EnvironmentProblem]:
-    """Yield what keeps two environments from working together.
+    """Yield the differences that keep two environments from working together.
 
     Args:
         here: the controller's, asked for the same plugins and packages.
@@ -195,7 +195,7 @@ def environment_problems(
 def describe_environment(
     role: str, path: str, plugins: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what a lock says of a role's environment: its path, and as far as it is here, its Python and what its plugins depend on."""
+    """Return a lock's entry for a role's environment: its path and, where it is on this machine, its Python and its plugins' dependencies."""
     try:
         interpreter = interpreter_of(path, f"runtime.environments.{role}")
         there = facts_of(interpreter, plugins_of_roles([role], plugins))
@@ -207,7 +207,7 @@ def describe_environment(
 def unfit_environment(
     role: str, path: str, plugins: Sequence[Mapping[str, Any]]
 ) -> Iterator[DovetailError]:
-    """Yield what keeps the environment of a role from it, with how to correct it."""
+    """Yield the problems of a role's environment, with their fixes."""
     key = f"runtime.environments.{role}"
     try:
         there = facts_of(interpreter_of(path, key), plugins)
@@ -236,7 +236,7 @@ def check_environment(
     Args:
         controller: its `EnvironmentInfo`, as a mapping, for the same plugins.
         plugins: entries of its lock that this process loads.
-        where: names this process in the error.
+        where: the name of this process in the error.
 
     Raises:
         PluginNeedsError, PluginIncompatibleError: names every difference with both values.
@@ -246,7 +246,7 @@ def check_environment(
 
 
 def require_environment(where: str, found: Iterable[EnvironmentProblem]) -> None:
-    """Refuse to go on where there are problems.
+    """Raise an error where an environment has problems.
 
     Raises:
         PluginNeedsError: packages are missing there, and nothing else is wrong.
@@ -257,7 +257,7 @@ def require_environment(where: str, found: Iterable[EnvironmentProblem]) -> None
         return
     error = PluginNeedsError if all(p.needs for p in listed) else PluginIncompatibleError
     raise error(
-        f"{where} does not do: {'; '.join(p.message for p in listed)}",
+        f"{where} is not usable: {'; '.join(p.message for p in listed)}",
         hint="\n    ".join(dict.fromkeys(p.hint for p in listed)),
     )
 

@@ -43,14 +43,14 @@ class RunProcesses:
         late: Callable[[list[int]], DovetailError],
         died: Callable[[int, str], DovetailError],
     ) -> list[Any]:
-        """Wait for what starting processes answer, and return it in their order.
+        """Wait for the answers of starting processes, and return them in order.
 
         Args:
             refs: Ray's references by the processes' numbers.
             timeout: seconds for all of them.
-            label: what their log files are called.
-            late: makes the error from the numbers that have not answered in time.
-            died: makes the error from the number of a process that died, and why it did.
+            label: the prefix of their log files.
+            late: makes the error, given the numbers that have not answered in time.
+            died: makes the error, given the number of a process that died, and the cause.
         """
         _, waiting = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout)
         if waiting:
@@ -67,12 +67,12 @@ class RunProcesses:
 
 
 def start_actor(process: type, setup: ProcessSetup, **options: Any) -> Any:
-    """Start a process, with threads beside its calls; returns its handle at once.
+    """Start a process with threads beside its calls; returns its handle at once.
 
     Args:
-        process: its class.
-        setup: what it is told.
-        options: Ray's, of where it runs and what it takes.
+        process: the process's class.
+        setup: the process's set-up.
+        options: Ray's options for placement and resources.
     """
     remote: Any = ray.remote
     actor = remote(concurrency_groups={CONTROL: CONTROL_THREADS})(process)

@@ -31,12 +31,12 @@ _STAYS = {"level", "logger", "timestamp", "run", "exception"}
 
 
 class WorkerLogs:
-    """The log files of this process. All that it logs carries the role and rank of the call, or these.
+    """The log files of this process. Each event carries the role and rank of its call, or these.
 
     Args:
-        run_directory: where `logs/` goes; None writes nothing.
+        run_directory: the directory of `logs/`; None writes nothing.
         label: the role, or the roles that share the process.
-        rank: in its pool, or its number.
+        rank: the rank in the pool, or the replica's number.
     """
 
     def __init__(self, run_directory: str | None, label: str, rank: int) -> None:
@@ -60,7 +60,7 @@ class WorkerLogs:
             self._files = [logged, printed]
 
     def warnings(self) -> tuple[dict[str, Any], ...]:
-        """Return what was warned of since this was last asked."""
+        """Return the warnings since the last call."""
         return self._warnings.take()
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class WorkerLogs:
 
 
 def last_printed(run_directory: str | None, name: str) -> str:
-    """Return the last lines of what a process printed, in words for an error; empty where nothing can be read here."""
+    """Return the last lines of a process's output, as text for an error; empty where nothing can be read here."""
     if run_directory is None:
         return ""
     try:

@@ -45,8 +45,8 @@ class PoolProcesses:
     Args:
         pool: the pool.
         actors: handles of `HostProcess` actors, by rank.
-        run: what they share with the run's other processes; without its directory stacks go into the error.
-        label: what the processes' files in `logs/` are called.
+        run: the state shared with the run's other processes; without its directory, stacks go into the error.
+        label: the prefix of the processes' files in `logs/`.
         apart: whether they run in another environment than the controller.
     """
 
@@ -92,7 +92,7 @@ class PoolProcesses:
             rendezvous: a file's address that only these processes share; None lets rank 0 listen.
 
         Raises:
-            PlacementError: they did not come up in time.
+            PlacementError: the processes did not start in time.
             WorkerError: one of them died, or could not join.
         """
         timeout = self.limits.start
@@ -164,10 +164,10 @@ class PoolProcesses:
         """Call a role's method on every rank that has a payload; every rank gets all calls in the same order.
 
         Args:
-            role: whose worker.
-            method: of the worker.
-            payloads: what `encode` made, one a rank.
-            answering: ranks whose results are read; others send None, or their failure. None: all.
+            role: the worker's role.
+            method: the method of the worker.
+            payloads: the result of `encode`, one a rank.
+            answering: the ranks whose results are read; others send None, or their failure. None: all.
         """
         what = f"{role}.{method}()"
         self.health.check(what)
@@ -187,7 +187,7 @@ class PoolProcesses:
     # What Gather asks for
 
     def lost(self, rank: int, what: str, error: Exception) -> WorkerError:
-        """End the other processes of one that died, and return the run's first error, which may be an earlier one."""
+        """End the other processes after one died, and return the run's first error, which may be an earlier one."""
         where = self.facts[rank].described() if rank < len(self.facts) else "not yet started"
         during = f" during {what}" if what else ""
         failure = WorkerError(
@@ -207,11 +207,11 @@ class PoolProcesses:
         return first
 
     def stacks(self, ranks: Sequence[int], name: str) -> tuple[str, list[int]]:
-        """Return what silent ranks are doing, written to a file of `logs/` where there is a run directory.
+        """Return the stacks of silent ranks, written to a file of `logs/` where there is a run directory.
 
         Args:
-            ranks: who is asked.
-            name: of the file; empty writes none, as while the run starts: a run that does not start keeps no
+            ranks: the ranks.
+            name: the name of the file; empty writes none, as while the run starts: a run that does not start keeps no
                 directory.
 
         Returns:
@@ -286,7 +286,7 @@ def _stack(ref: Any) -> str | None:
 
 
 def travelling(spec: WorkerSpec, *, apart: bool = False) -> WorkerSpec:
-    """Return the spec without what belongs to the controller's process, or to its environment where the other's is another."""
+    """Return the spec without objects of the controller's process, or of its environment where the other's differs."""
     context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
     spec = attrs.evolve(spec, context=context)
     return spec_to_send(spec) if apart else spec
@@ -297,10 +297,10 @@ class RayGroup(WorkerGroup):
 
     Args:
         worker_class: the class of the workers.
-        mesh: its size is the number of processes.
-        role: what the processes call them.
-        processes: where they live.
-        codec: how calls and results travel.
+        mesh: the mesh; its size is the number of processes.
+        role: the role's name in the processes.
+        processes: the processes of the pool.
+        codec: encodes calls and results.
     """
 
     def __init__(
@@ -331,6 +331,6 @@ class RayGroup(WorkerGroup):
         return Future(results, done=pending.done)
 
     def close(self) -> None:
-        """Close the workers of this role; the processes, which may hold others, live on."""
+        """Close the workers of this role; the processes, which other roles may share, live on."""
         if self._processes.alive:
             self._invoke("close", [((), {})] * self.mesh.size).result()

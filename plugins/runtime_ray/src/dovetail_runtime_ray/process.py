@@ -75,10 +75,10 @@ class Process:
         )
 
     def prepare(self) -> str:
-        """Load torch as the setup says; returns the device.
+        """Load torch as the set-up says, and return the device.
 
         Raises:
-            PlacementError: an accelerator is promised, and torch sees none.
+            PlacementError: an accelerator is reserved, and torch finds none.
         """
         import torch
 
@@ -97,7 +97,7 @@ class Process:
         return f"{here.type}:0"
 
     def spec_here(self, spec: WorkerSpec) -> WorkerSpec:
-        """Return the spec with this process's logger, after what is here was compared with what the controller has.
+        """Return the spec with this process's logger, after comparing the plugins here with the controller's.
 
         Raises:
             PluginError: a plugin here is not the one that the controller has, or its environment does not fit.
@@ -120,7 +120,7 @@ class Process:
         return spec_received(attrs.evolve(spec, context=context))
 
     def answer(self, act: Callable[[], Any]) -> Reply:
-        """Run something; its result or failure with the warnings that came of it."""
+        """Call a function, and return its result or failure with the warnings that it logged."""
         try:
             result = act()
         except KeyboardInterrupt:
@@ -139,14 +139,14 @@ class HostProcess(Process):
         self._codec = BatchCodec(RayStore())
 
     def address(self) -> str:
-        """Return where ranks on several nodes can meet, if this one listens: `tcp://host:port`."""
+        """Return an address at which ranks on several nodes can meet, if this process listens there: `tcp://host:port`."""
         node = node_address()
         with socket.socket() as probe:
             probe.bind((node, 0))
             return f"tcp://{node}:{probe.getsockname()[1]}"
 
     def join(self, address: str | None, world: int, timeout: float) -> Reply:
-        """Load torch, and become a rank of the default process group; alone, none is made."""
+        """Load torch, and join the default process group; a single rank joins none."""
 
         def act() -> str:
             device = self.prepare()
@@ -179,11 +179,11 @@ class HostProcess(Process):
         """Run one rank's call of a role's method.
 
         Args:
-            role: whose worker.
-            method: of the worker.
+            role: the worker's role.
+            method: the method of the worker.
             payload: the encoded call.
-            answers: whether the result is read; otherwise it stays behind.
-            context: what events of the controller carry, such as the step.
+            answers: whether the result is read; otherwise it is not sent.
+            context: fields of the controller's events, such as the step.
         """
 
         def act() -> Any:
@@ -206,11 +206,11 @@ class HostProcess(Process):
             self.logs.close()
 
     def stacks(self) -> str:
-        """Return what every thread does now; answers during a call."""
+        """Return the stack of every thread; answers during a call."""
         return stacks()
 
     def watch(self) -> None:
-        """Wait for ever: the caller hears of the process's death at once."""
+        """Wait forever; the call fails at once when the process dies, which notifies the controller."""
         threading.Event().wait()
 
     def _joined(self) -> WorkerHost:

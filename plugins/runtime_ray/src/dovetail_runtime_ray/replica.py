@@ -40,7 +40,7 @@ class RequestStreams:
 
     Args:
         actor: handle of a `ReplicaProcess`.
-        title: names the replica in errors.
+        title: the replica's name in errors.
     """
 
     def __init__(self, actor: Any, title: str) -> None:
@@ -50,7 +50,7 @@ class RequestStreams:
         self._readers: set[asyncio.Task[None]] = set()
 
     def add(self, request: RolloutRequest) -> asyncio.Queue[Item]:
-        """Send a request at the end of this turn of the loop; its samples, and then None or an error, arrive here.
+        """Send a request at the end of this turn of the loop; its samples arrive here, then None or an error.
 
         Raises:
             RolloutError: a request of that id is running.
@@ -113,18 +113,18 @@ class RequestStreams:
 
 
 class RayReplica(BaseRollout):
-    """One replica in a process of its own. Its methods work from any thread and under any event loop.
+    """A replica in a process of its own. Its methods may be called from any thread and event loop.
 
     When the process dies, everything that was asked of it fails with a RolloutError, and so does all that follows:
     the pool takes requests to other replicas.
 
     Args:
-        spec: what it runs.
-        actor: handle of a `ReplicaProcess`.
+        spec: the worker's spec.
+        actor: the handle of a `ReplicaProcess`.
         number: its number among the replicas.
-        facts: where it runs.
-        run: what it shares with the run's other processes.
-        receivers: how many receivers of weights the engine has.
+        facts: the facts about its process.
+        run: the state shared with the run's other processes.
+        receivers: the number of the engine's weight receivers.
     """
 
     name = "ray_replica"
@@ -153,7 +153,7 @@ class RayReplica(BaseRollout):
         run.health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
 
     async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
-        """Yield the request's samples as they come in. For errors see `BaseRollout`."""
+        """Yield the request's samples as they arrive. For errors see `BaseRollout`."""
         self._check_alive()
         streams = self._streams_here()
         inbox = streams.add(request)

@@ -33,7 +33,7 @@ class ReplicaProcess(Process):
         return self.facts()
 
     async def start(self, spec: WorkerSpec) -> Reply:
-        """Make and start the engine; the answer is how many receivers of weights it has."""
+        """Construct and start the engine, and return its number of weight receivers."""
 
         def act() -> int:
             self._host = WorkerHost(self.prepare())
@@ -45,7 +45,7 @@ class ReplicaProcess(Process):
         return await self._aside(act)
 
     async def submit(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Message, None]:
-        """Generate these requests, handed to the engine in one turn of the loop; yields what is finished."""
+        """Submit these requests to the engine in one turn of the loop, and yield finished samples."""
         inbox: asyncio.Queue[tuple[str, Completion | WireFailure | None]] = asyncio.Queue()
         for request in requests:
             self._streams[request.request_id] = asyncio.create_task(self._run(request, inbox))
@@ -94,11 +94,11 @@ class ReplicaProcess(Process):
         self.logs.close()
 
     async def stacks(self) -> str:
-        """Return what every thread does now."""
+        """Return the stack of every thread."""
         return stacks()
 
     async def watch(self) -> None:
-        """Wait for ever: the caller hears of the process's death at once."""
+        """Wait forever; the call fails at once when the process dies, which notifies the controller."""
         await asyncio.Event().wait()
 
     async def _run(self, request: RolloutRequest, inbox: asyncio.Queue[tuple[str, Any]]) -> None:

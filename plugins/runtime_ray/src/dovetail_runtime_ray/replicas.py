@@ -26,11 +26,11 @@ class Replicas:
     """The replicas of one spec, over a pool's ranks.
 
     Args:
-        spec: what they run.
-        count: how many.
-        reserved: their pool.
+        spec: the spec of the replicas.
+        count: the number of replicas.
+        reserved: the reserved pool.
         ranks: training processes on the same accelerators, if any.
-        run: what they share with all processes.
+        run: the state shared with all processes of the run.
         setup: the setup of a process, from its label and number.
         apart: whether they run in another environment than the controller.
 
@@ -65,11 +65,11 @@ class Replicas:
         self._travelling: Any = None
 
     def start(self, numbers: Sequence[int] | None = None) -> list[RayReplica]:
-        """Start all replicas, or these, and wait until their engines are up.
+        """Start all replicas, or those with these numbers, and wait until their engines are up.
 
         Raises:
-            RolloutError: one did not start in time, or died.
-            DovetailError: what an engine raised in its start.
+            RolloutError: a replica did not start in time, or died.
+            DovetailError: an error that an engine raised in its start.
         """
         wanted = list(range(self._count)) if numbers is None else list(numbers)
         if self._travelling is None:
@@ -86,9 +86,7 @@ class Replicas:
         return made
 
     def restart(self, replica: RayReplica) -> RayReplica:
-        """Close a replica, whatever state it is in, and start another with its number and its accelerators. For errors
-        see `start`.
-        """
+        """Close a replica in any state, and start another with its number and accelerators. For errors see `start`."""
         # Whoever failed is not to be trusted with closing itself in time: its process ends in any case.
         replica.close()
         return self.start([replica.number])[0]

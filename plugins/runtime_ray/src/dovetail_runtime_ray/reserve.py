@@ -28,7 +28,8 @@ class Reserved:
     nodes: tuple[Node, ...]
 
     def options(self, rank: int, *, parts: int) -> dict[str, Any]:
-        """Return Ray's options for an actor in a rank's bundle, of which so many share its accelerator; 0 takes no share.
+        """Return Ray's options for an actor in a rank's bundle, where `parts` actors share its accelerator; 0 takes no share. The actors
+        share the bundle's CPUs.
 
         CPUs are the bundle's, and whoever lives there takes turns with them.
         """
@@ -86,7 +87,7 @@ def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserve
 
 
 def release(groups: Sequence[PlacementGroup]) -> None:
-    """Give placement groups back."""
+    """Return placement groups to Ray."""
     for group in groups:
         remove_placement_group(group)
 

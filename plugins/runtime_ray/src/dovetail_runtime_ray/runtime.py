@@ -115,7 +115,7 @@ class RayRuntime(Runtime):
         Raises:
             DispatchError: no pool is for this role, or the mesh has another size than the pool.
             WorkerError: a process died or did not join the others.
-            DovetailError: what the first failing rank raised in its start.
+            DovetailError: an error that the first failing rank raised in its start.
         """
         reserved = self._home(spec.role)
         mesh.check_size(reserved.pool.ranks)
@@ -153,9 +153,9 @@ class RayRuntime(Runtime):
         """End a replica's process, and start another in its place. Works from several threads at once.
 
         Raises:
-            RolloutError: it is none of this runtime's, or did not start.
-            WorkerError: the run's training processes have failed: nothing is started any more.
-            DovetailError: what the engine raised in its start.
+            RolloutError: the replica is not of this runtime, or did not start.
+            WorkerError: the run's training processes have failed, so that nothing is started any more.
+            DovetailError: an error that the engine raised in its start.
         """
         launcher = self._replicas.pop(replica, None) if isinstance(replica, RayReplica) else None
         if launcher is None or not isinstance(replica, RayReplica):
@@ -174,7 +174,7 @@ class RayRuntime(Runtime):
     def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
         """Start processes beside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
         if self._cluster is None or self._setups is None:
-            raise DispatchError(f"{spec.label} workers were asked for before pools were placed")
+            raise DispatchError(f"{spec.label} workers were requested before pools were placed")
         setup = partial(self._setups.of_task, spec)
         workers = TaskWorkers(spec, self._run, setup, self._cluster.nodes)
         return workers.start(range(spec.count))
@@ -212,7 +212,7 @@ class RayRuntime(Runtime):
         self._logger.info("timeline_written", path=str(path))
 
     def close(self) -> None:
-        """End every process, give back what was reserved, and leave or stop the cluster; safe to call twice."""
+        """End every process, release the reservations, and leave or stop the cluster; safe to call twice."""
         self._run.ending.close()
 
     def _home(self, role: str) -> Reserved:

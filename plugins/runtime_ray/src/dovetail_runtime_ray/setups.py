@@ -39,10 +39,10 @@ class Setups:
         """Return the set-up of a training rank or a rollout replica.
 
         Args:
-            label: what its files in `logs/` are called.
-            rank: in its pool, or its number among the replicas.
-            home: its pool.
-            place: the environment that it runs in.
+            label: the name of its files in `logs/`.
+            rank: the rank in the pool, or the replica's number.
+            home: the pool.
+            place: the environment of the process.
         """
         return self._setup(
             label=label,

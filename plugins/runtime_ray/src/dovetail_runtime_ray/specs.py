@@ -17,7 +17,7 @@ from dovetail_datasets import load_tokenizer
 
 @attrs.frozen(kw_only=True)
 class TokenizerOf:
-    """Stands for a tokenizer on its way to another environment, where it is loaded anew."""
+    """Placeholder for a tokenizer that is sent to another environment and loaded again there."""
 
     model: ModelSection
     chat_template: str | Mapping[str, str] | None = None
@@ -40,7 +40,7 @@ def spec_to_send(spec: WorkerSpec) -> WorkerSpec:
 
 
 def spec_received(spec: WorkerSpec) -> WorkerSpec:
-    """Return what `spec_to_send` made of a spec, whole again.
+    """Restore a spec from the result of `spec_to_send`.
 
     Raises:
         ModelError: the tokenizer can't be loaded here.

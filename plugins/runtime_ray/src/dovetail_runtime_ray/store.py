@@ -51,10 +51,10 @@ class RayStore:
         return [place for place in places if place is not None]
 
     def get(self, references: Sequence[Place]) -> list[np.ndarray]:
-        """Return read-only views, in the shapes in which the arrays were put; objects of other machines are copied to this one first, together.
+        """Return read-only views with the shapes of the stored arrays; objects of other machines are first copied to this one, together.
 
         Raises:
-            WorkerError: one is lost: its owner has ended, or the store had no room left for it.
+            WorkerError: an object is lost: its owner has ended, or the store had no room for it.
         """
         absent = list(
             {id(bundle): bundle for bundle, _ in references if bundle.arrays is None}.values()

@@ -36,7 +36,7 @@ def marked_processes(directory: str) -> list[int]:
 
 
 def sweep(directory: str, patience: float) -> list[int]:
-    """Wait so many seconds for the cluster's processes to end, kill those that have not, and remove the directory.
+    """Wait `patience` seconds for the cluster's processes to end, kill the rest, and remove the directory.
 
     Returns:
         The processes that had to be killed.

@@ -17,11 +17,11 @@ _CALL = "task::"
 
 
 def write_timeline(path: Path, processes: Mapping[str, str]) -> None:
-    """Write what Ray knows of the run's calls as trace events in JSON.
+    """Write Ray's record of the run's calls as trace events in JSON.
 
     Args:
-        path: the file; its folder is made.
-        processes: Ray's id of a process → what people call it, such as `actor+ref rank 0`.
+        path: the file; its folder is created.
+        processes: Ray's id of each process → its display name, such as `actor+ref rank 0`.
     """
     time.sleep(EVENT_SECONDS)
     timeline: Any = ray.timeline

@@ -31,7 +31,7 @@ class RoleEnvironment:
 
 @attrs.frozen(kw_only=True)
 class ProcessSetup:
-    """What a process is told before it does anything."""
+    """The set-up of a process, sent before its first call."""
 
     label: str
     """What its files in `logs/` are called: `<label>-<rank>`."""
@@ -61,7 +61,7 @@ class ProcessSetup:
     """The Python environment that it runs in."""
 
     def runtime_env(self) -> dict[str, Any]:
-        """Return what Ray is told of its surroundings."""
+        """Return Ray's description of the process's environment."""
         return {**self.place.runtime_env, "env_vars": {**self.environment, **self.place.env_vars}}
 
 
@@ -133,7 +133,7 @@ class WireFailure:
         )
 
     def unpack(self) -> RankFailure:
-        """Return the failure, with its own exception where its class can be loaded here, else a `RemoteError`."""
+        """Return the failure with its own exception, where its class can be loaded here, else with a `RemoteError`."""
         error: Exception | None = None
         if self.pickled is not None:
             try:

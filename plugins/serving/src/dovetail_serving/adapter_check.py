@@ -43,8 +43,8 @@ def without_room(version: int, who: str) -> WeightSyncError:
     """Return the error for an adapter that reaches an engine which was started without room for any.
 
     Args:
-        version: of the update.
-        who: what the engine is called in messages.
+        version: the version of the update.
+        who: the engine's name in messages.
     """
     return WeightSyncError(
         f"update {version} is an adapter, and this {who} was started without room for one",
@@ -56,13 +56,13 @@ def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, 
     """Refuse an adapter that an engine with the capability `lora` can't apply.
 
     Args:
-        version: of the update.
-        manifest: of kind `adapter`.
-        room: the largest rank for which the engine was started; None where for none.
-        who: what the engine is called in messages.
+        version: the version of the update.
+        manifest: a manifest of kind `adapter`.
+        room: the largest adapter rank of the engine; None where it takes no adapters.
+        who: the engine's name in messages.
 
     Raises:
-        WeightSyncError: it is not described, is of a kind that is not applied, or finds no room.
+        WeightSyncError: the adapter is not described, is of an unsupported kind, or is too large.
     """
     what, adapter = f"weight update {version} is", manifest.adapter
     if adapter is None:

@@ -19,14 +19,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 def merged_arguments(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], context: PluginContext
 ) -> dict[str, Any]:
-    """Return the user's `engine_args`, and Dovetail's own over them; two mappings under one name are merged in turn.
+    """Merge Dovetail's engine arguments over the user's `engine_args`; mappings under the same name are merged recursively.
 
     One warning names every argument of which both had something else to say, with both values.
 
     Args:
         theirs: `rollout.engine_args`.
-        ours: what the rollout cannot do without.
-        context: of the rollout; its logger is told.
+        ours: the arguments that the rollout depends on.
+        context: the context of the rollout; its logger logs overridden arguments.
     """
     clashes = list(_clashes(theirs, ours))
     if clashes:
@@ -37,12 +37,12 @@ def merged_arguments(
 
 
 def unknown_argument(name: str, known: Collection[str], *, engine: str) -> ConfigError:
-    """Return the error for an argument that the engine does not have.
+    """Return the error for an argument that the engine does not accept.
 
     Args:
-        name: of the argument.
-        known: names of those that there are; the nearest is the hint.
-        engine: what it is called in messages.
+        name: the name of the argument.
+        known: the names of valid arguments; the nearest is the hint.
+        engine: the engine's name in messages.
     """
     close = nearest(name, known)
     return ConfigError(
@@ -52,10 +52,10 @@ def unknown_argument(name: str, known: Collection[str], *, engine: str) -> Confi
 
 
 def model_of(context: PluginContext) -> ModelSection:
-    """Return the model that an engine is started on.
+    """Return the path of the model with which an engine starts.
 
     Raises:
-        ModelError: there is none, or no directory where the config says.
+        ModelError: no model is configured, or its directory does not exist.
     """
     if context.model is None:
         raise ModelError("the rollout was given no model", hint="set model.path in the config")
@@ -72,25 +72,25 @@ def has_tokenizer(model: ModelSection) -> bool:
 
 
 def replica_seed(engine: str, context: PluginContext) -> int:
-    """Return the seed of one replica's own generator, 31 bits: replicas must not draw alike.
+    """Return the seed of one replica's own generator, 31 bits: replicas must not draw the same numbers.
 
     Args:
         engine: the plugin's name; another one's replicas draw otherwise.
-        context: of the rollout: the run's seed and the replica's rank.
+        context: the context of the rollout: the run's seed and the replica's rank.
     """
     words = f"{context.seed}/{engine}/{context.rank}".encode()
     return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
 
 
 def starts_empty(config: ServingSection, context: PluginContext, *, kept: object = None) -> bool:
-    """Return whether an engine may start on random weights, since a whole update comes before the first request.
+    """Return whether an engine may start on random weights, since a complete update precedes the first request.
 
-    That is sooner there; and a tensor that no update brings stays random, so that the probe finds it.
+    This starts faster; and a tensor that no update contains stays random, so that the weight check detects it.
 
     Args:
-        config: the rollout's. A joined server has its weights, and the user may have chosen in `engine_args.load_format`.
-        context: the rollout's.
-        kept: what else needs the weights on disk, such as a quantisation; nothing where it is false.
+        config: the rollout's config. A joined server has its weights, and the user may have chosen in `engine_args.load_format`.
+        context: the rollout's context.
+        kept: another reason why the weights on disk are needed, such as quantisation; falsy where there is none.
     """
     chosen = "load_format" in config.engine_args
     return context.weights_follow and not (chosen or config.urls or kept)

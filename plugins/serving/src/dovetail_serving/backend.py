@@ -14,11 +14,11 @@ from dovetail.metrics import Metric
 
 
 class WeightsUntouchedError(WeightSyncError):
-    """An update failed before anything of the model was overwritten: the weights in force are those from before."""
+    """An update failed before any weight of the model was overwritten."""
 
 
 class OthersFailedError(WeightsUntouchedError, CalledOffError):
-    """An update was called off before it began, since a receiver elsewhere will not come."""
+    """An update was called off before it started, since another receiver will not connect."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -40,7 +40,7 @@ class SampleCall:
 
 @attrs.frozen(kw_only=True, eq=False)
 class SampleResult:
-    """What came of it; after an abort, the tokens so far."""
+    """The result of one sample; after an abort, the tokens so far."""
 
     response_ids: np.ndarray
     """int64 [T]."""
@@ -64,7 +64,7 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start the engine or join it, and prove that it answers, or raise with what it printed."""
+        """Start or join the engine, and check that it answers; errors include its output."""
 
     @abstractmethod
     async def generate(self, call: SampleCall) -> SampleResult:
@@ -84,13 +84,13 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, version: int, manifest: WeightManifest) -> None:
-        """Let all workers receive, verify and load the weights of a manifest, while nothing is generated.
+        """Let all workers receive, verify and load the weights of a manifest; nothing is generated meanwhile.
 
         Raises:
-            OthersFailedError: it was called off, and by none of these workers.
-            WeightsUntouchedError: no worker got anything of them into its model.
-            WeightSyncError: a worker did not get them whole; the engine may hold a mixture then, and must not generate
-                until a later `load` has succeeded or it was started again.
+            OthersFailedError: the update was called off, and not by one of these workers.
+            WeightsUntouchedError: the update failed before any worker changed its model.
+            WeightSyncError: a worker did not receive all weights; the engine may hold a mixture, and must not generate
+                until a later `load` succeeds or it is restarted.
         """
 
     @abstractmethod
@@ -99,10 +99,10 @@ class Backend(ABC):
 
     @abstractmethod
     def wake(self, tags: frozenset[str]) -> None:
-        """Take it again."""
+        """Allocate the freed memory again."""
 
     async def freeze(self) -> None:
-        """Stop all calls where they are until `thaw`; a `load` meanwhile leaves their keys and values as they are.
+        """Pause all calls until `thaw`; a `load` meanwhile keeps their keys and values.
 
         Raises:
             RolloutError: the engine can't.
@@ -113,20 +113,20 @@ class Backend(ABC):
         )
 
     async def thaw(self) -> None:
-        """Let calls go on after `freeze`; every token of theirs says which version made it (`SampleResult.weight_versions`)."""
+        """Continue the calls after `freeze`; each of their tokens records its version (`SampleResult.weight_versions`)."""
 
     def alive(self) -> bool:
-        """Return whether the engine can still be asked; False once it has died."""
+        """Return whether the engine still answers."""
         return True
 
     @property
     def draining(self) -> bool:
-        """Whether it will be ended soon; see `BaseRollout.draining`."""
+        """Whether the engine will be ended soon; see `BaseRollout.draining`."""
         return False
 
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
-        """Return what the engine did since it was last asked, as metrics that merge over replicas."""
+        """Return the engine's metrics since the last call; they merge over replicas."""
 
     @abstractmethod
     def close(self) -> None:

@@ -33,10 +33,10 @@ class _Running:
 
 
 class ServerCalls:
-    """Generates on one server. Every method is called under one and the same event loop.
+    """Generates on one server. All methods must be called under the same event loop.
 
     Args:
-        connection: to the server.
+        connection: the connection to the server.
     """
 
     def __init__(self, connection: ServerConnection) -> None:
@@ -50,7 +50,7 @@ class ServerCalls:
         """Generate one sample; cancelling the task aborts it on the server.
 
         Raises:
-            RolloutError: it failed.
+            RolloutError: generation failed.
         """
         self._connection.refuse_dead()
         if call.call_id in self._running:

@@ -30,7 +30,7 @@ _LAST_WORDS_SECONDS = 3.0
 
 
 class ServerConnection:
-    """Speaks to one server. Every method is called under one and the same event loop.
+    """A client of one server. All methods must be called under the same event loop.
 
     While a request runs, the server is watched: its process where it is ours, and its health. Once it is found dead, all
     that runs and all that follows fails with the reason.
@@ -39,11 +39,11 @@ class ServerConnection:
 
     Args:
         url: such as `http://127.0.0.1:8000`.
-        engine: what the engine is called in messages.
-        token: what it wants to be shown; empty where it wants nothing.
-        patience: seconds without an answer about its health after which a server counts as dead.
-        ended: says how its process ended, or None while it runs or where it is not ours.
-        died: makes the error for a server that is dead, from what was seen of it.
+        engine: the engine's name in messages.
+        token: the token that the server requires; empty where it requires none.
+        patience: seconds without an answer to health checks after which the server counts as dead.
+        ended: returns how the server's process ended, or None while it runs or is not ours.
+        died: makes the error for a dead server, from the last failure.
 
     Attributes:
         draining: whether the server said, in its latest answer about its health, that it will be ended.
@@ -81,10 +81,10 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """Return the server's answer to one of its Dovetail paths; `arrays` have one dimension, [n] each, as in `frames.pack`.
+        """Post to one of the server's Dovetail paths and return its answer; `arrays` have one dimension, [n] each, as in `frames.pack`.
 
         Raises:
-            RolloutError: it refused, failed, or is dead.
+            RolloutError: the server refused, failed, or is dead.
         """
         import httpx2
 
@@ -106,16 +106,16 @@ class ServerConnection:
     async def stream(
         self, name: str, content: bytes, answered: Callable[[], None], take: Callable[[Frame], None]
     ) -> None:
-        """Hand over each frame of a long answer as it arrives.
+        """Call `take` with each frame of a streamed answer as it arrives.
 
         Args:
-            name: of the path.
+            name: the name of the path.
             content: the request.
             answered: called once the server has taken the request.
             take: called with each frame.
 
         Raises:
-            RolloutError: it refused, failed in between, or is dead.
+            RolloutError: the server refused, failed midway, or is dead.
         """
         import httpx2
 
@@ -141,7 +141,7 @@ class ServerConnection:
         await self._watched(streaming())
 
     async def lines(self, path: str, body: Mapping[str, Any], take: Callable[[str], bool]) -> None:
-        """Hand over each line of the answer to a JSON request to one of the engine's own paths, as it arrives.
+        """Post JSON to one of the engine's own paths, and call `take` with each line of the answer as it arrives.
 
         Args:
             path: such as `/v1/completions`.
@@ -149,8 +149,8 @@ class ServerConnection:
             take: called with each line; returns whether more are wanted. Where not, the connection is closed.
 
         Raises:
-            RequestRefusedError: the server does not take the request, with its message.
-            RolloutError: it failed, or is dead.
+            RequestRefusedError: the server refuses the request, with its message.
+            RolloutError: the server failed, or is dead.
         """
         import httpx2
 
@@ -189,7 +189,7 @@ class ServerConnection:
         return response.status_code
 
     async def get(self, path: str) -> httpx2.Response:
-        """Return one of the engine's own paths.
+        """Request one of the engine's own paths and return the answer.
 
         Raises:
             httpx2.HTTPError: no answer came.
@@ -210,10 +210,10 @@ class ServerConnection:
         return self._death is None
 
     def refuse_dead(self) -> None:
-        """Raise where the server is known to be dead.
+        """Raise an error where the server was found dead.
 
         Raises:
-            RolloutError: it was found dead.
+            RolloutError: it was.
         """
         if self._death is not None:
             raise self._dead()

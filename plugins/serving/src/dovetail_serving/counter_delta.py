@@ -10,13 +10,13 @@ Totals = Mapping[str, float]
 
 
 class CounterDelta:
-    """Turns totals since a server's start into metrics since the last look.
+    """Turns a server's running totals into metrics of the time since the last call.
 
     Args:
-        prefix: what the metrics' names begin with, such as `rollout/vllm/`.
-        counted: the total without whose growth there is nothing to tell.
-        metrics: makes them of what has grown since the last look, and of the totals themselves, for those that start anew
-            with every look.
+        prefix: the prefix of the metrics' names, such as `rollout/vllm/`.
+        counted: the total that has to grow for metrics to be reported.
+        metrics: makes the metrics from the growth of the totals, and from the totals themselves for those that the
+            server resets at each call.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class CounterDelta:
         self._before: Totals = {}
 
     def since(self, totals: Totals) -> Mapping[str, Metric]:
-        """Return the metrics since the totals that were told before; empty where nothing was done.
+        """Return the metrics since the previous totals; empty where nothing was done.
 
         Args:
             totals: a server's answer to `metrics`.

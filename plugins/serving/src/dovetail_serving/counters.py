@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class Counters:
-    """Counts samples as they run, and whatever else it is told of; for one event loop.
+    """Counts running samples and other events; for one event loop.
 
     Args:
-        names: what is counted beside the time.
+        names: the names of what is counted besides time.
     """
 
     def __init__(self, *names: str) -> None:
@@ -21,7 +21,7 @@ class Counters:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count one more running sample within the block."""
+        """Count a running sample within the block."""
         self._advance()
         self._running += 1
         self._most = max(self._most, self._running)

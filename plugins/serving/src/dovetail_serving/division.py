@@ -10,17 +10,17 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
-    """Check that a replica's ranks can divide the model among them, as serving engines do.
+    """Check that a model can be divided over a replica's ranks, as serving engines divide it.
 
     Every rank takes as many attention heads; it has as many whole key-value heads as the others, or shares one with as many.
 
     Args:
-        model: the rollout's; only one on this machine, which transformers can read, is looked at.
+        model: the rollout's model; only one on this machine, which transformers can read, is looked at.
         ranks: over how many attention heads are divided (`rollout.tensor_parallel_size`).
         spread: over how many experts are spread (`rollout.expert_parallel_size`).
 
     Raises:
-        ConfigError: they do not; says which value is in the way, and what would do.
+        ConfigError: it can't; names the value in the way and values that fit.
     """
     from dovetail_datasets import text_config
 

@@ -16,7 +16,7 @@ def log_path(engine: str, context: PluginContext) -> Path:
 
     Args:
         engine: the plugin's name, part of the file's.
-        context: of the rollout.
+        context: the context of the rollout.
     """
     name = f"rollout-{context.rank}.{engine}.log"
     if context.run_directory is None:
@@ -27,12 +27,13 @@ def log_path(engine: str, context: PluginContext) -> Path:
 
 
 def visible_devices(count: int, context: PluginContext, variable: str) -> dict[str, str]:
-    """Return what lets an engine, which counts accelerators from the first that it sees, begin at the replica's.
+    """Return the environment variable that makes an engine, which counts accelerators from the first visible one, start at the replica's
+    first.
 
     Args:
-        count: accelerators of a replica.
-        context: of the rollout; its device is the replica's first.
-        variable: the environment variable that tells which accelerators a process sees.
+        count: the number of accelerators of a replica.
+        context: the context of the rollout; its device is the replica's first.
+        variable: the environment variable that selects a process's visible accelerators.
 
     Returns:
         The variable and its value; empty where the replica's first is the process's own, or there are none.

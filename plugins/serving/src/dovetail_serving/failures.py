@@ -16,7 +16,7 @@ _SHOWN_LINES = 25
 
 @attrs.frozen
 class Known:
-    """A cause that is recognised in what an engine raised or printed."""
+    """A cause that is recognised in an engine's exception or output."""
 
     pattern: str
     """A regular expression; all white space is one blank in what it is searched in."""
@@ -48,16 +48,16 @@ class Failures:
     """Causes that are recognised, looked for in this order."""
 
     def tail_of(self, log: Path | None, lines: int = _SHOWN_LINES) -> str:
-        """Return the last lines that it printed, without marks; empty where there is no log."""
+        """Return the last lines of the engine's log, without control characters; empty where there is no log."""
         return "\n".join(self._text(log).splitlines()[-lines:])
 
     def start(self, error: BaseException, log: Path | None, config: Any) -> DovetailError:
         """Return the error for an engine or a server that did not start.
 
         Args:
-            error: what was raised here; engines often say no more in it than that another process failed.
-            log: what its processes printed.
-            config: the rollout's.
+            error: the exception raised here; engines often only report in it that another process failed.
+            log: the output of its processes.
+            config: the rollout's config.
         """
         if isinstance(error, DovetailError):
             return error

@@ -43,7 +43,7 @@ def pack(header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
     """Return a frame as bytes.
 
     Args:
-        header: JSON values; the key `arrays` is the frame's own.
+        header: JSON values; the key `arrays` is reserved.
         arrays: int32, int64 or float32 [n] each.
     """
     described = [[array.dtype.newbyteorder("<").str, len(array)] for array in arrays]
@@ -68,7 +68,7 @@ class Unpacker:
         """Yield the frames that this piece completes.
 
         Raises:
-            RolloutError: these are no frames.
+            RolloutError: the bytes are not frames.
         """
         self._waiting += piece
         while len(self._waiting) >= _HEAD_BYTES:
@@ -84,7 +84,7 @@ class Unpacker:
 
 
 def unpack(data: bytes) -> Frame:
-    """Return the only frame of these bytes.
+    """Return the single frame in these bytes.
 
     Raises:
         RolloutError: they are not exactly one frame.

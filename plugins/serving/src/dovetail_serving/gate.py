@@ -21,7 +21,7 @@ class RunningSample:
 
 
 class Gate:
-    """Counts samples in and out. Samples wait under any event loop; the gate belongs to none."""
+    """Counts samples that run, and holds others back while it is closed. Samples may wait under any event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Gate:
 
     @property
     def running(self) -> int:
-        """Samples that are generated."""
+        """The number of samples that run."""
         return len(self._running)
 
     async def enter(self, sample: RunningSample) -> bool:
@@ -64,7 +64,7 @@ class Gate:
                     self._samples.pop(sample.call_id, None)
 
     def leave(self, sample: RunningSample) -> None:
-        """Record that the sample does not run any more."""
+        """Record that a sample no longer runs."""
         with self._lock:
             self._running.pop(sample.call_id, None)
             emptied = [] if self._running else self._emptied
@@ -73,10 +73,10 @@ class Gate:
             future.set_result(None)
 
     def close(self, *, abort: bool = False) -> list[str]:
-        """Let no more samples in.
+        """Hold back further samples.
 
         Args:
-            abort: those that run shall end for good; otherwise they come back and wait for `open`.
+            abort: whether running samples end for good; otherwise they return and wait for `open`.
 
         Returns:
             The calls that run.
@@ -88,19 +88,19 @@ class Gate:
             return list(self._running)
 
     def kept_out(self) -> list[str]:
-        """Return the calls that still run behind a closed gate; none where it is open again."""
+        """Return the calls that still run behind a closed gate; empty where it is open again."""
         with self._lock:
             return list(self._running) if self._closed else []
 
     def open(self) -> None:
-        """Let samples in again, those first that wait."""
+        """Let samples in again, waiting ones first."""
         with self._lock:
             self._closed = False
             waiting = list(self._waiting.values())
         _release(waiting)
 
     def empty(self) -> Future[None]:
-        """Return a future that is finished when no sample runs; a closed gate stays empty."""
+        """Return a future that completes when no sample runs; a closed gate stays empty."""
         future: Future[None] = Future()
         with self._lock:
             if self._running:

@@ -48,7 +48,7 @@ def main(command: list[str]) -> int:
 
 
 def keep(command: list[str]) -> int:
-    """Run the command until it ends or nobody holds the pipe.
+    """Run the command until it ends or no process holds the pipe.
 
     Returns:
         Its exit status as shells write it: 128 + n where signal n ended it.

@@ -12,7 +12,7 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shape_of(text: object) -> dict[str, int]:
-    """Return what a server says of its text model's sizes, and `model_problems` compares.
+    """Return the sizes of a server's text model, for `model_problems` to compare.
 
     Args:
         text: the config of the text model, in the words of transformers.
@@ -21,11 +21,11 @@ def shape_of(text: object) -> dict[str, int]:
 
 
 def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
-    """Return what of a joined server's model is not the run's, in words; empty where it fits.
+    """Return the differences between a joined server's model and the run's as text; empty where it fits.
 
     Args:
         found: the server's description: `model` (its path), `shape` (`shape_of` its text model), `architectures`.
-        context: the rollout's; without a model nothing is compared.
+        context: the rollout's context; without a model nothing is compared.
     """
     model = context.model
     if model is None:

@@ -19,16 +19,16 @@ DESCRIBE = "/dovetail/v1/describe"
 async def answers_of(
     connection: ServerConnection, *paths: str, token_variable: str, hint: str
 ) -> list[httpx2.Response]:
-    """Return what a server answers to GET on these paths, in order, whatever the status.
+    """Return a server's answers to GET on these paths, in order, whatever the status.
 
     Args:
-        connection: to the server.
+        connection: the connection to the server.
         paths: `DESCRIBE`, and any others that tell which engine it is.
-        token_variable: the environment variable with the token that is shown.
+        token_variable: the environment variable with the token that is sent.
         hint: how to start a server that fits.
 
     Raises:
-        RolloutError: no server answers, or it wants another token.
+        RolloutError: the server does not answer, or requires another token.
     """
     import httpx2
 
@@ -41,14 +41,14 @@ async def answers_of(
         ) from error
     if any(one.status_code == httpx2.codes.UNAUTHORIZED for one in found):
         raise RolloutError(
-            f"the server at {url} wants another token",
+            f"the server at {url} requires another token",
             hint=f"set {token_variable} here to what it was when the server was started",
         )
     return found
 
 
 def refuse_problems(problems: Sequence[str], *, engine: str, url: str, hint: str) -> None:
-    """Refuse a server for all that is wrong with it.
+    """Refuse a server, with all its problems in one error.
 
     Raises:
         RolloutError: there are problems.

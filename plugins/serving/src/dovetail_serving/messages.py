@@ -26,7 +26,9 @@ _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_version
 
 
 def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
-    """Return calls by the names that the server gives them, as one frame; a prompt or sampling that several calls share (the samples of a group) travels once."""
+    """Pack calls, keyed by the server's names for them, into one frame; a prompt or sampling that several calls share (the samples of a
+    group) is sent once.
+    """
     prompts: dict[int, int] = {}
     samplings: dict[SamplingParams, int] = {}
     arrays: list[np.ndarray] = []
@@ -48,10 +50,10 @@ def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
 
 
 def calls_of(frame: Frame) -> list[SampleCall]:
-    """Return the calls of such a frame, under the server's names.
+    """Return the calls of a packed frame, by the server's names.
 
     Raises:
-        RolloutError: it is not one.
+        RolloutError: the frame holds no calls.
     """
     try:
         samplings = [
@@ -97,7 +99,7 @@ def packed_error(call_id: str, error: BaseException) -> bytes:
 
 
 def result_of(frame: Frame) -> SampleResult | RolloutError:
-    """Return what came of a call: the sample, or the error that it ended in.
+    """Return the result of a call: the sample, or the error that ended it.
 
     Raises:
         RolloutError: the frame is neither.
@@ -116,10 +118,10 @@ def result_of(frame: Frame) -> SampleResult | RolloutError:
 
 
 def error_of(header: Any) -> RolloutError:
-    """Return an error that a server named, in this process's words.
+    """Return an error of a server as an exception of this process.
 
     Raises:
-        ValueError: it named none.
+        ValueError: the header has no error.
     """
     kind, text = header.get("kind"), header.get("error")
     if not isinstance(kind, str) or not isinstance(text, str):
@@ -132,7 +134,7 @@ def error_of(header: Any) -> RolloutError:
 
 
 def nothing_yet(call: SampleCall) -> SampleResult:
-    """Return what comes of a call that is aborted before the server has it."""
+    """Return the result of a call that is aborted before the server has received it."""
     asked = call.sampling.log_probs or call.sampling.raw_log_probs
     return SampleResult(
         response_ids=np.zeros(0, np.int64),

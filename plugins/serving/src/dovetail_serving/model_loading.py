@@ -15,12 +15,12 @@ _NAMED = 3
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Show a model, within the block, as it was before its engine put a layer with room for adapters around each of its own.
+    """Present a model, within the block, without the adapter layers that its engine wrapped around its own.
 
     The parameters are the same, and have the names under which models know how to load them.
 
     Args:
-        model: the engine's; layers with room hold the one that they are around as `base_layer`.
+        model: the engine's model; layers with room hold the one that they are around as `base_layer`.
     """
     around = [
         (parent, name, child)
@@ -38,13 +38,13 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def refuse_missing_weights(missing: Sequence[str]) -> None:
-    """Refuse an update that left parameters of the model as they were.
+    """Refuse an update that left parameters of the model unchanged.
 
     Args:
-        missing: what got nothing, in the order in which it is named; empty where everything came.
+        missing: the parameters that got no value, in their order; empty where all did.
 
     Raises:
-        WeightSyncError: there are some; the first are named.
+        WeightSyncError: some are missing; names the first.
     """
     if not missing:
         return

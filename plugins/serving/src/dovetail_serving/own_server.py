@@ -25,9 +25,9 @@ def port_for(first: int | None, rank: int, engine: str) -> int:
     """Return the port of a replica's server.
 
     Args:
-        first: that of replica 0, or None for a free one.
+        first: the port of replica 0, or None for a free one.
         rank: the replica's number.
-        engine: what it is called in messages.
+        engine: the engine's name in messages.
 
     Raises:
         RolloutError: the port is in use.
@@ -39,19 +39,20 @@ def port_for(first: int | None, rank: int, engine: str) -> int:
 
 
 class OwnServer:
-    """A server of one replica, on the loopback interface; it runs from here on.
+    """A server of one replica on the loopback interface, started by the constructor.
 
     Args:
-        command: program and arguments; it has to listen on `port`.
-        port: of the loopback interface.
-        log: the file that it prints to.
-        environment: variables beside this process's own.
-        failures: what its engine fails of.
-        config: the rollout's; `start_timeout` says how long it may take.
-        turn: the file of a turn (`dovetail.workers.loading`) that its processes wait for; their time counts from its end.
+        command: program and arguments; the server must listen on `port`.
+        port: the port of the loopback interface.
+        log: the log file.
+        environment: variables added to this process's own.
+        failures: recognises the engine's failures in its log.
+        config: the rollout's config; `start_timeout` limits the start.
+        turn: the file of a turn (`dovetail.workers.loading`) that the server's processes wait for; the time limit
+            starts at its end.
 
     Attributes:
-        url: where it will answer.
+        url: the server's address.
         log: see above.
     """
 
@@ -73,17 +74,17 @@ class OwnServer:
     async def ready(
         self, connection: ServerConnection, prove: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Args:
-            connection: to it.
-            prove: asks it something once it is healthy, which an error of `httpx2` shows not to be answered yet; None asks
-                Dovetail's own path for its description.
+            connection: the connection to the server.
+            prove: a request to a healthy server; an error of `httpx2` means not ready. None requests Dovetail's own
+                description path.
 
         Raises:
             PortTakenError: another process listens there.
-            RolloutError: it ended, or took longer than `start_timeout`.
-            DovetailError: what its start failed of, where that is known.
+            RolloutError: the server ended, or took longer than `start_timeout`.
+            DovetailError: the cause of the failed start, where it is known.
         """
         import httpx2
 
@@ -117,7 +118,7 @@ class OwnServer:
         return self._failures.death(how, self.log)
 
     def close(self) -> None:
-        """End it; safe to call twice."""
+        """End the server; safe to call twice."""
         self._process.close()
 
     def _failure(self, error: Exception) -> DovetailError:

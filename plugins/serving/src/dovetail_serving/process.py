@@ -19,18 +19,18 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
+    """Return a port of the loopback interface on which no process listens."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def refuse_used(port: int, engine: str) -> None:
-    """Report that a port is taken before the engine spends a minute on finding out.
+    """Refuse a port that is taken, before the engine spends a minute on finding out.
 
     Args:
-        port: of the loopback interface.
-        engine: what it is called in messages.
+        port: the port of the loopback interface.
+        engine: the engine's name in messages.
 
     Raises:
         RolloutError: somebody listens there.
@@ -73,11 +73,11 @@ class ServerProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """How it ended, as shells say it; None while it runs."""
+        """The exit status as shells report it; None while the process runs."""
         return self._guard.poll()
 
     def close(self) -> None:
-        """End it and wait until it has; safe to call twice."""
+        """End the process and wait for it; safe to call twice."""
         if self._guard.stdin is not None:
             with contextlib.suppress(OSError):
                 self._guard.stdin.close()

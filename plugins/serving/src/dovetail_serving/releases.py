@@ -24,7 +24,7 @@ class Release:
 
     @property
     def number(self) -> Version:
-        """To be compared, without what a local build adds; what is no version at all counts as oldest."""
+        """The version for comparison, without a local build's suffix; an invalid version counts as oldest."""
         return number_of(self.version)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Release:
 
 
 def number_of(version: str) -> Version:
-    """Return a version that can be compared; what is none counts as oldest."""
+    """Parse a version for comparison; an unparsable one counts as oldest."""
     try:
         return Version(Version(version).public)
     except InvalidVersion:
@@ -41,16 +41,16 @@ def number_of(version: str) -> Version:
 
 @attrs.frozen
 class DrivenEngine:
-    """An engine as a plugin knows it. Nothing here imports it.
+    """The package of an engine that a plugin drives. Importing this imports no engine.
 
     Attributes:
-        title: as its makers write it, such as `vLLM`.
-        package: by which it is imported, such as `vllm`.
-        distributions: that bring the package.
-        plugin: the package that drives it, whose modules say which names of the engine are needed.
-        oldest: release that is driven.
-        newest: release that the plugin was tried with.
-        lacks: what those before `oldest` have not, for the error.
+        title: the engine's name as its makers write it, such as `vLLM`.
+        package: the name of its Python package, such as `vllm`.
+        distributions: the distributions that contain the package.
+        plugin: the package of the plugin, whose imports tell which names of the engine are needed.
+        oldest: the oldest release that the plugin supports.
+        newest: the newest release that the plugin was tested with.
+        lacks: the features that releases before `oldest` lack, for the error.
     """
 
     title: str
@@ -62,7 +62,7 @@ class DrivenEngine:
     lacks: str
 
     def installed(self) -> Release | None:
-        """Return the release of this environment; None where there is none."""
+        """Return the installed release; None where there is none."""
         for distribution in self.distributions:
             try:
                 return Release(distribution, importlib.metadata.version(distribution))
@@ -71,14 +71,14 @@ class DrivenEngine:
         return None
 
     def require(self, install: str, logger: Logger | None = None) -> None:
-        """Refuse to go on without a release that the plugin drives.
+        """Check that an installed release of the engine is supported.
 
         Args:
-            install: the command that installs one.
-            logger: hears of one that is newer than any that was tried.
+            install: the command that installs a supported one.
+            logger: logs a release newer than any that was tested.
 
         Raises:
-            PluginNeedsError: there is none, it is too old, or it lacks names that the plugin imports.
+            PluginNeedsError: the engine is missing, too old, or lacks names that the plugin imports.
         """
         release = self.installed()
         needs = f"rollout {self.package!r} needs {self.title}"
@@ -113,7 +113,9 @@ class DrivenEngine:
         return release.number.release[: len(newest)] > newest
 
     def missing_names(self) -> tuple[str, ...]:
-        """Return what the plugin's modules import of the engine and the installed one has not, as `MODULE.NAME`; found in their sources."""
+        """Return the names that the plugin's modules import from the engine and the installed release lacks, as `MODULE.NAME`; found in
+        their sources.
+        """
         return missing_names(_directory(self.plugin), _directory(self.package))
 
     def defines(self, module: str, name: str) -> bool:
@@ -122,11 +124,11 @@ class DrivenEngine:
 
 
 def missing_names(plugin: Path, package: Path) -> tuple[str, ...]:
-    """Return what the modules of a plugin import of an engine's package that its sources do not define.
+    """Return the names that a plugin's modules import from an engine's package and its sources do not define.
 
     Args:
         plugin: the directory of the plugin's package.
-        package: the directory of the engine's package; its name is that by which it is imported.
+        package: the directory of the engine's package, named like the package.
     """
     missing: set[str] = set()
     for file in sorted(plugin.rglob("*.py")):

@@ -21,13 +21,13 @@ def problem_of(
     engine: str,
     log_probs: Literal["processed", "raw"],
 ) -> str | None:
-    """Return why a request can't be generated, in words; None where it can.
+    """Return why a request can't be generated, as text; None where it can.
 
     Args:
-        request: as it came.
-        facts: of the model.
-        engine: what it is called in messages.
-        log_probs: of which distribution the engine gives log-probabilities, as `ServingRollout.log_probs`.
+        request: the request.
+        facts: the facts of the model.
+        engine: the engine's name in messages.
+        log_probs: the distribution of the engine's log-probabilities, as in `ServingRollout.log_probs`.
     """
     sampling, ids_P = request.sampling, request.prompt_ids
     if len(ids_P) == 0:
@@ -92,17 +92,17 @@ def call_for(
     media: tuple[MediaRef, ...] = (),
     priority: int = 0,
 ) -> SampleCall:
-    """Return what the engine is asked for: the sample, or what is left of it after an earlier part.
+    """Return the engine's request for a sample, or for the rest of a sample after an earlier part.
 
     Args:
-        call_id: the sample's.
+        call_id: the sample's call id.
         prompt_ids: P token ids, the same list for all samples of a request.
-        sampling: of the whole sample, ends of sequence included.
-        stream: the sample's.
+        sampling: the sampling of the whole sample, ends of sequence included.
+        stream: the sample's stream.
         earlier: the T₀ tokens that are there; keys and values of theirs are computed anew.
         seeded: whether the sample has a seed of its own.
         media: the prompt's images.
-        priority: the request's.
+        priority: the request's priority.
     """
     if earlier is not None:
         done = len(earlier.response_ids)
@@ -127,7 +127,7 @@ def completion_of(
     version: int,
     earlier: Completion | None,
 ) -> Completion:
-    """Return a sample, or as much of it as there is, from what the engine returned and the part before that."""
+    """Return a sample, complete or partial, from the engine's result and the earlier part."""
     sampling = request.sampling
     part = Completion(
         request_id=request.request_id,
@@ -151,7 +151,7 @@ def _raw_of(result: SampleResult) -> np.ndarray | None:
 
 
 def cut_short(request: RolloutRequest, index: int, earlier: Completion | None) -> Completion:
-    """Return a sample that was aborted while it waited: what there is of it."""
+    """Return the partial sample of a request that was aborted while it waited."""
     if earlier is not None:
         return earlier
     wanted = request.sampling.log_probs or request.sampling.raw_log_probs

@@ -40,8 +40,8 @@ _AGAIN_SECONDS = 0.1
 
 
 class ServingRollout(BaseRollout):
-    """One engine, or one server. Every sample is a request of its own to it: each arrives when it is finished, and
-    the engine's prefix cache lets those of a prompt share its keys and values.
+    """Rollout on one engine or server. Every sample is a request of its own, so that each arrives when it is finished; the engine's prefix
+    cache shares the keys and values of a prompt.
 
     Unless they are paused with `KEEP_CACHE`, weights never change under a running sample: an update that finds samples running
     interrupts them, and continues them afterwards from their tokens so far, so that every token's version is that of the weights
@@ -69,10 +69,10 @@ class ServingRollout(BaseRollout):
 
     @abstractmethod
     def make_backend(self) -> Backend:
-        """Return the backend that config and context ask for, not started yet."""
+        """Return the backend for config and context, not started yet."""
 
     def starts_empty(self) -> bool:
-        """Return whether the engine starts without its weights, since a whole update comes before the first request."""
+        """Return whether the engine starts without its weights, since a complete update precedes the first request."""
         return False
 
     # -- the interface ---------------------------------------------------------------------------
@@ -81,11 +81,11 @@ class ServingRollout(BaseRollout):
         """Start the engine, or join a server.
 
         Raises:
-            PluginNeedsError: the engine is missing, or of a version that this plugin does not drive.
+            PluginNeedsError: the engine is missing, or this plugin does not support its version.
             ModelError: there is no model, or the engine does not support it.
-            ConfigError: the engine does not take an argument.
+            ConfigError: the engine does not accept an argument.
             PlacementError: there is not enough memory.
-            RolloutError: it did not start for another reason; says what it printed.
+            RolloutError: the engine did not start for another reason; has its last output.
         """
         context = self.context
         if context.model is None:
@@ -101,12 +101,12 @@ class ServingRollout(BaseRollout):
 
     @property
     def version(self) -> int:
-        """The weight version in force; 0 is what was loaded from disk."""
+        """The current weight version; 0 is the model loaded from disk."""
         return self._weight_state.version
 
     @property
     def backend(self) -> Backend:
-        """The running engine behind it.
+        """The running backend.
 
         Raises:
             RolloutError: it is not running.
@@ -166,7 +166,7 @@ class ServingRollout(BaseRollout):
         who = f"weight update {version}"
         if self.context.transport is None:
             raise WeightSyncError(
-                f"{who} has no transport to come by", hint="set rollout.weight_transport"
+                f"{who} has no weight transport", hint="set rollout.weight_transport"
             )
         if manifest.kind == "delta":
             raise WeightSyncError(
@@ -182,8 +182,8 @@ class ServingRollout(BaseRollout):
             refuse_adapter(version, manifest, room=self._adapter_room, who=self.engine)
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
-        """Receive as the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
-        then until a later one has come whole.
+        """Receive weights, see `BaseRollout.receive_weights`; after an update that broke off halfway, generation is refused until a later
+        one is complete.
         """
         backend = self._running()
         self.check_manifest(version, manifest)
@@ -217,7 +217,7 @@ class ServingRollout(BaseRollout):
         backend = self._running()
         if self._gate.running:
             raise RolloutError("requests are running", hint="pause the rollout before sleep")
-        # An adapter is no whole update: what lies below it has to stay, also before the first one has come.
+        # An adapter is not a whole update: what lies below it has to stay, also before the first one has come.
         keep = keep_weights or self._weight_state.adapted or self._adapter_room is not None
         freed = backend.sleep(tags - self._weight_state.asleep, keep_weights=keep)
         self._weight_state.slept(tags, kept_weights=keep)
@@ -276,8 +276,7 @@ class ServingRollout(BaseRollout):
             return
         self._gate.open()
         raise WeightSyncError(
-            f"weight update {version} came from an event loop while {len(running)} samples run, which it would stop "
-            "from coming back",
+            f"weight update {version} was called on an event loop that it would block while {len(running)} samples run",
             hint="pause the rollout first, or call receive_weights in another thread",
         )
 

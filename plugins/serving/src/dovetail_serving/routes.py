@@ -49,8 +49,8 @@ log = logging.getLogger("dovetail_serving")
 
 
 class Host(ABC):
-    """An engine inside its server's process. Every method but `generate` answers a frame with a frame; what they raise
-    travels to the caller by its name and text.
+    """An engine inside its server's process. Every method but `generate` answers a frame with a frame; exceptions are sent to the caller by
+    name and text.
     """
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Host(ABC):
 
     @abstractmethod
     async def describe(self, _: Frame) -> Frame:
-        """Return what runs here: `protocol` (`messages.PROTOCOL`), and whatever the rollout's own checks read."""
+        """Describe the running engine: `protocol` (`messages.PROTOCOL`), and the data for the rollout's own checks."""
 
     @abstractmethod
     async def abort(self, frame: Frame) -> Frame:
@@ -92,7 +92,7 @@ class Host(ABC):
         )
 
     async def thaw(self, _: Frame) -> Frame:
-        """Let them go on; for errors see `freeze`."""
+        """Continue the paused calls; for errors see `freeze`."""
         raise RolloutError("the server's engine has stopped no requests")
 
     @abstractmethod
@@ -109,10 +109,10 @@ class Host(ABC):
 
 
 class Routes(ABC):
-    """Answers what is below `/dovetail/v1/` and hands the rest on.
+    """Answers requests below `/dovetail/v1/` and forwards the rest.
 
-    Frames (`frames`) stand in place of a JSON object for every token. Only those are answered who show the token in the
-    variable `token_variable`, where the server was started with one.
+    Token data travels as frames (`frames`) instead of JSON. Where the server was started with the variable `token_variable`, requests must
+    carry that token.
 
     Args:
         app: the engine's application.

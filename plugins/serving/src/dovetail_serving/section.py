@@ -19,7 +19,7 @@ def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise ValueError(
-                f"rollout.urls: {url!r} is no address of a server, such as http://10.0.0.2:8000"
+                f"rollout.urls: {url!r} is not an address of a server, such as http://10.0.0.2:8000"
             )
     mode = getattr(section, "mode", "server")
     if urls and mode != "server":
@@ -56,8 +56,8 @@ PORT = attrs.validators.optional([attrs.validators.ge(1024), attrs.validators.le
 
 @attrs.frozen(kw_only=True)
 class ServingSection(RolloutSection):
-    """Base of the configs of engines that run in processes of their own. Where a subclass has the field `mode`, servers are
-    started and joined in mode `server` alone.
+    """Base of the configs of engines in processes of their own. Where a subclass has the field `mode`, servers are started and joined only
+    in mode `server`.
     """
 
     driven: ClassVar[DrivenEngine | None] = None
@@ -110,13 +110,13 @@ class ServingSection(RolloutSection):
         return self.max_num_seqs
 
     def attention_ranks(self) -> int:
-        """Return over how many of a replica's ranks attention heads are divided; those beside them attend to other samples."""
+        """Return the number of a replica's ranks over which attention heads are divided; further ranks attend to other samples."""
         return self.tensor_parallel_size
 
 
 @attrs.frozen(kw_only=True)
 class AdaptedSection(ServingSection):
-    """Base of the configs of those that apply low-rank adapters, for which they have to make room at their start."""
+    """Base of the configs of engines that apply low-rank adapters, for which they reserve room at their start."""
 
     max_adapter_rank: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Largest rank of a low-rank adapter that may arrive in place of whole weights (actor.engine.lora.sync: adapter);

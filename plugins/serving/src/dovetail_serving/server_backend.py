@@ -25,16 +25,15 @@ _PORTS_TRIED = 3
 
 
 class ServerBackend(Backend):
-    """One server that answers Dovetail's paths (`routes`). Requests go through an event loop of the backend's own, whose
-    connections stay open.
+    """A server that answers Dovetail's paths (`routes`). Requests run on an event loop of the backend's own, with persistent connections.
 
     Args:
-        config: the rollout's; its `urls` are the servers to join, one a replica, or none.
-        context: the rollout's.
+        config: the rollout's config; its `urls` are the servers to join, one a replica, or none.
+        context: the rollout's context.
 
     Attributes:
-        url: where the server is; empty before `start`.
-        patience: seconds without an answer about its health after which a server counts as dead.
+        url: the server's address; empty before `start`.
+        patience: seconds without an answer to health checks after which the server counts as dead.
     """
 
     engine: ClassVar[str]
@@ -53,14 +52,14 @@ class ServerBackend(Backend):
 
     @abstractmethod
     def start_server(self, token: str) -> OwnServer:
-        """Start a server that wants this token to be shown; it need not be ready."""
+        """Start a server that requires this token; returns before it is ready."""
 
     @abstractmethod
     async def join(self, connection: ServerConnection) -> None:
-        """Check that a server which was started by hand is there, and fits.
+        """Check that a server which was started separately answers and fits.
 
         Raises:
-            RolloutError: it is not, or does not; says how to start one that does.
+            RolloutError: it does not; says how to start one that does.
         """
 
     @abstractmethod
@@ -71,8 +70,8 @@ class ServerBackend(Backend):
         """Start a server and wait until it answers, or join the one that `urls` names for this replica.
 
         Raises:
-            RolloutError: it does not answer, is none that fits, or ended; says what it printed or how to start one.
-            DovetailError: what the engine's start failed of, where that is known.
+            RolloutError: the server does not answer, does not fit, or ended; has its last output or how to start one.
+            DovetailError: the cause of the failed start, where it is known.
         """
         try:
             self._start()

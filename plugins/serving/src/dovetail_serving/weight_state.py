@@ -25,7 +25,7 @@ class WeightState:
         """Whether it is unfit in what lies below adapters."""
 
     def began_empty(self) -> None:
-        """Record that the engine has started without its weights."""
+        """Record that the engine has started without weights."""
         self._unfit = "no weights have come yet: an update has to come first"
 
     def updated(self, version: int, manifest: WeightManifest) -> None:
@@ -34,7 +34,7 @@ class WeightState:
         self.adapted = manifest.kind == "adapter"
 
     def broke_off(self, version: int, manifest: WeightManifest, error: WeightSyncError) -> None:
-        """Record that an update did not arrive completely; nothing is generated then, unless nothing was overwritten."""
+        """Record that an update did not arrive completely; generation is refused, unless nothing was overwritten."""
         if isinstance(error, WeightsUntouchedError):
             return
         self._unfit = f"its weights were torn by update {version}: a whole one has to come first"
@@ -48,16 +48,16 @@ class WeightState:
             self._baseless = True
 
     def woke(self, tags: frozenset[str]) -> None:
-        """Record that memory was taken again."""
+        """Record that memory was allocated again."""
         self.asleep -= tags
 
     @property
     def fit(self) -> bool:
-        """Whether the weights are there, and whole."""
+        """Whether the weights are complete."""
         return self._unfit is None
 
     def refuse_use(self, what: str) -> None:
-        """Refuse to compute with weights that are not there, or not whole.
+        """Refuse to compute with missing or partial weights.
 
         Args:
             what: the words that the error begins with, such as `request 'a' can't be generated`.
@@ -72,16 +72,18 @@ class WeightState:
             raise RolloutError(f"{what}: {self._unfit}", hint="send the weights again")
 
     def refuse_update(self, version: int, manifest: WeightManifest) -> None:
-        """Refuse an update that could be taken in another state.
+        """Refuse an update that the current state does not allow.
 
         Raises:
             WeightSyncError: see above.
         """
         who = f"weight update {version}"
         if "weights" in self.asleep:
-            raise WeightSyncError(f"{who} came while the weights sleep", hint="wake them first")
+            raise WeightSyncError(
+                f"{who} arrived while the weights were asleep", hint="wake them first"
+            )
         if manifest.kind == "adapter" and self._baseless:
             raise WeightSyncError(
-                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
+                f"{who} is an adapter, and its base weights are not loaded: {self._unfit}",
                 hint="send whole weights, or start the replica again",
             )

@@ -27,7 +27,7 @@ from dovetail_serving.backend import OthersFailedError, WeightsUntouchedError
 
 
 def transport_info(transport: WeightTransport, context: PluginContext) -> dict[str, Any]:
-    """Return what makes the same transport in another process: JSON values.
+    """Return JSON values from which another process makes the same transport.
 
     Returns:
         `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, machine, run_directory}}`.
@@ -64,7 +64,7 @@ class WeightEnd:
 
     @contextmanager
     def taking(self, manifest: WeightManifest) -> Iterator[None]:
-        """Receive and load an update within the block; where that fails, this process itself calls it off.
+        """Receive and load an update within the block; on failure this process calls the update off.
 
         An engine answers for all its processes together: without this, a failed one would be heard of only when the
         others have waited for the sender in vain.
@@ -87,12 +87,12 @@ class WeightEnd:
 
 
 def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: str) -> WeightEnd:
-    """Make a transport from what `transport_info` said, and this process's end of it.
+    """Make a transport from the values of `transport_info`, and return this process's end of it.
 
     Args:
-        transport: of `transport_info`.
-        context: of `transport_info`.
-        device: the torch device on which the weights are wanted.
+        transport: the transport's part of `transport_info`.
+        context: the context's part of `transport_info`.
+        device: the torch device of the received weights.
 
     Raises:
         PluginError: this environment has no such transport.
@@ -140,7 +140,7 @@ def manifest_from(info: Mapping[str, Any]) -> WeightManifest:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What an update came to in one of an engine's processes, or in all of them."""
+    """The result of an update in one of an engine's processes, or in all of them."""
 
     error: str | None = None
     """Why it did not arrive whole; None where it did."""
@@ -154,7 +154,7 @@ class Outcome:
 
     @classmethod
     def of_failure(cls, error: Exception, *, changed: bool) -> Outcome:
-        """Return what an exception says. One that is not ours is printed with its traceback, into the engine's log."""
+        """Return the outcome for an exception. The traceback of one that is not Dovetail's is printed to the engine's log."""
         if isinstance(error, DovetailError):
             off = isinstance(error, CalledOffError)
             return cls(error=error.message, hint=error.hint, changed=changed, called_off=off)
@@ -166,7 +166,7 @@ class Outcome:
         return json.dumps(attrs.asdict(self))
 
     def failure(self) -> WeightSyncError | None:
-        """Return the error for the rollout's caller; None where the update arrived whole."""
+        """Return the error for the rollout's caller; None where the update was complete."""
         if self.error is None:
             return None
         kind: type[WeightSyncError] = WeightSyncError if self.changed else WeightsUntouchedError
@@ -178,11 +178,12 @@ class Outcome:
 def outcome_of(
     act: Callable[[], int | None], changed: Callable[[], bool] = lambda: False
 ) -> Outcome:
-    """Do something to an engine's weights; never raises, since engines lose what their other processes answer then.
+    """Run an operation on an engine's weights, and return its outcome; never raises, since engines do not pass on exceptions of their other
+    processes.
 
     Args:
-        act: returns the engine's number of the adapter that came, or None.
-        changed: after a failure: whether anything of the model was overwritten.
+        act: the operation; returns the engine's number of a received adapter, or None.
+        changed: called after a failure: returns whether any weight of the model was overwritten.
     """
     try:
         adapter = act()
@@ -192,11 +193,11 @@ def outcome_of(
 
 
 def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
-    """Return what an update came to in all of an engine's processes together.
+    """Merge the outcomes of an update in all of an engine's processes.
 
     Args:
         outcomes: `text` of each one's, by rank.
-        version: of the update, for the message.
+        version: the version of the update, for the message.
 
     Returns:
         The first one's where all succeeded; else an error that says who failed, and whether any of them changed.
@@ -214,7 +215,7 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:
-    """Return the process that failed, by its index: rather one that failed by itself. None where all succeeded."""
+    """Return the index of a process that failed, preferably the one that caused the others' failures; None where all succeeded."""
     failed = [index for index, one in enumerate(outcomes) if one.error is not None]
     return min(failed, key=lambda index: outcomes[index].called_off, default=None)
 

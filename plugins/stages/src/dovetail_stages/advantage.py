@@ -64,10 +64,11 @@ class EstimateAdvantages(Stage):
 
 
 def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups) -> Advantages:
-    """Return the estimator's answer. It sees the batch, and can't write into it.
+    """Call the estimator on a read-only view of the batch, and return its checked result.
 
     Raises:
-        PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
+        PluginBrokenError: the estimator raised an error, or returned something else; names the plugin, its file and
+            line.
     """
     name = partial(title_of, "advantage", estimator)
     result = called(name, estimator.estimate, batch.read_only(), groups)
@@ -96,7 +97,7 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
 
 
 def _misfit(values: object, batch: Batch) -> str | None:
-    """Why this is no column of advantages or returns; None where it is one."""
+    """Why this is not a column of advantages or returns; None where it is one."""
     if isinstance(values, Ragged):
         if values.dtype != np.float32:
             return f"ragged {values.dtype}"

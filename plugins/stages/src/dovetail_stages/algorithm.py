@@ -8,7 +8,7 @@ from dovetail.interfaces import PlanFacts, SelectedPlugin
 
 
 def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
-    """Return the rollout correction; None where there is none."""
+    """Return the rollout correction; None where none is configured."""
     return facts.plugins.get("algorithm.rollout_correction")
 
 
@@ -44,7 +44,7 @@ def current_is_old(facts: PlanFacts) -> bool:
 
 
 def samples_are_masked(facts: PlanFacts) -> bool:
-    """Return whether samples come with a `loss_mask`: a filter takes the loss of some."""
+    """Return whether samples have a `loss_mask`, because a filter masks some."""
     source = facts.plugins["source"]
     return "loss_mask" in source.cls.gives(source.config, facts)
 

@@ -9,7 +9,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class AdaptiveKlConfig(PluginSection):
-    """A KL weight that rises while the policy is further from the reference than wanted, and falls while it is nearer."""
+    """A KL weight that rises while the policy is further from the reference than its target, and falls while it is nearer."""
 
     target: float = attrs.field(default=0.1, validator=attrs.validators.gt(0))
     """Wanted mean KL in nats a token."""

@@ -18,12 +18,12 @@ def forward(
 
     Args:
         batch: N samples; see `TrainEngine.forward`.
-        step: the step that is under way.
-        role: whose model computes.
-        columns: each column, and the engine's output that it is, by name, or a spec where it has a size to choose.
+        step: the running step.
+        role: the role of the model.
+        columns: the engine's output for each column, by name, or a spec for an output whose size is chosen.
 
     Raises:
-        PluginBrokenError: in the first step: the engine returned something else than such columns over response tokens.
+        PluginBrokenError: in the first step: the engine did not return these columns over response tokens.
     """
     scored: Batch = step.roles[role].forward(batch, frozenset(columns.values())).result()
     specs = {c: OUTPUTS[o] if isinstance(o, str) else o for c, o in columns.items()}

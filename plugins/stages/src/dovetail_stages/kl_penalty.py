@@ -18,7 +18,7 @@ CONTROLLER = "algorithm.kl.in_reward.controller"
 
 
 class KlPenalty(Stage):
-    """Writes `token_rewards` and `scores` anew; `scores` become the sums of the token rewards."""
+    """Rewrites `token_rewards` and `scores`; `scores` become the sums of the token rewards."""
 
     name = "kl_penalty"
     api = ">=1.0,<2"

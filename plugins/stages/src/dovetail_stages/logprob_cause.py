@@ -31,7 +31,7 @@ ALIKE = 0.9
 
 @attrs.frozen
 class Diagnosis:
-    """What the difference comes from, why one thinks so, and what to do."""
+    """The cause of the difference, the evidence for it, and the fix."""
 
     cause: Cause
     text: str

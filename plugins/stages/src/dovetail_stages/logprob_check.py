@@ -5,7 +5,7 @@ that both give to the generated tokens, before any weight changes, and judges th
 |p_train − p_rollout|: below 0.005 is usual, above 0.01 is more than kernels and rounding normally explain.
 
 **Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
-with Z ≤ 1 the mass that was kept. That is no fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
+with Z ≤ 1 the mass that was kept. That is not a fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
 so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check judges what is left when as much
 as that is allowed for. That is one-sided, so it sees about half of an error that has no sign; where the engine also gives
 `raw_rollout_log_probs`, of the full softmax, they are judged too, and see all of it.
@@ -99,7 +99,9 @@ class LogProbCheck(Stage):
 
 
 def comparable(facts: PlanFacts) -> frozenset[str]:
-    """Return the columns that the rollout engine can give for the comparison; none where it has no log-probabilities, or there is none."""
+    """Return the columns with which the rollout engine can be compared; empty where it has no log-probabilities, or there is no rollout
+    engine.
+    """
     rollout = facts.plugins.get("rollout")
     capabilities = frozenset() if rollout is None else rollout.cls.capabilities
     if "logprobs" not in capabilities:
@@ -114,7 +116,7 @@ def _actor_scores(facts: PlanFacts) -> bool:
 
 @attrs.frozen(kw_only=True)
 class LogProbComparison:
-    """What the check found.
+    """The result of the check.
 
     Attributes:
         level: `ok`, or past the bound at which the run warns or stops.
@@ -122,10 +124,10 @@ class LogProbComparison:
             log p_rollout − log p_train; `logprob_check/correlation` of the two probabilities (Pearson); `logprob_check/tokens`.
             `logprob_check/raw_prob_diff_mean` where there are raw log-probabilities, `logprob_check/unexplained_diff_mean` where
             truncation is allowed for, `logprob_check/stale_tokens` where versions are checked.
-        cause: what the difference comes from; None where there is none. At level `ok` it is `sampling_transform`,
-            where the truncation that the config asks for is all that there is.
-        message: all of it; empty where there is no cause.
-        hint: what to do.
+        cause: the cause of the difference; None where there is no difference. At level `ok` it is `sampling_transform`,
+            where the configured truncation explains all of it.
+        message: the full message; empty where there is no cause.
+        hint: the fix.
         sample_ids: the samples that differ most, where the level is not `ok`.
     """
 
@@ -137,10 +139,10 @@ class LogProbComparison:
     sample_ids: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise where the level is `stop`.
+        """Raise an error where the level is `stop`.
 
         Raises:
-            NumericsError: it is; carries the samples that differ most.
+            NumericsError: it is; has the samples that differ most.
         """
         if self.level == "stop":
             raise NumericsError(self.message, hint=self.hint, sample_ids=self.sample_ids)
@@ -152,13 +154,13 @@ def due(step: int, section: LogProbCheckSection) -> bool:
 
 
 def generated_rows(batch: Batch) -> np.ndarray:
-    """Return which samples the rollout generated, bool [N]: a stage may add others, whose tokens with mask 1 have the weight version −1."""
+    """Return which samples the rollout generated, bool [N]: tokens of samples that a stage added have the weight version −1."""
     versions, mask = batch["token_weight_versions"], batch["response_mask"]
     return versions.with_values((versions.values < 0) & mask.values).sum() == 0
 
 
 def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
-    """Return which samples have tokens of weights that are older, as the trainer means it: another policy made these.
+    """Return which samples have tokens of older weights, as far as the trainer's schedule allows them, bool [N].
 
     Args:
         batch: N samples.
@@ -181,7 +183,7 @@ def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:
 
     Args:
         response_mask: bool, ragged [T], of the batch; rows without a masked-in token are passed over.
-        samples: how many at most.
+        samples: the maximum number of samples.
     """
     filled = np.flatnonzero(response_mask.sum() > 0)
     count = min(samples, len(filled))

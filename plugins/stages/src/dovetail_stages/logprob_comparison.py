@@ -13,7 +13,7 @@ from dovetail.sections import RolloutSection
 
 @attrs.frozen(kw_only=True, eq=False)
 class Comparison:
-    """The two policies' log-probabilities of K tokens, float64 in nats, and what follows from them."""
+    """The two policies' log-probabilities of K tokens, float64 in nats, and their statistics."""
 
     train_K: np.ndarray
     rollout_K: np.ndarray

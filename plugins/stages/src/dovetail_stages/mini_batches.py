@@ -40,8 +40,8 @@ def mini_batch_rows(
         prompts: groups a mini-batch; the last one of a pass may have fewer.
         epochs: passes over the batch.
         shuffle: whether every pass has another order of the groups.
-        seed: of the run, which the orders derive from.
-        step: number of the step, which the orders derive from, too.
+        seed: the seed of the run, from which the orders derive.
+        step: the number of the step, from which the orders derive as well.
     """
     ids_G, rank_N = np.unique(group_ids_N, return_inverse=True)
     for epoch in range(epochs):
@@ -79,21 +79,21 @@ def train_role(
     """Take a step's optimizer steps of one role, one for each mini-batch, and count them in `step.updates`.
 
     Args:
-        role: whose model is trained.
-        batch: N samples with what the objective requires, and `group_id`.
+        role: the role of the trained model.
+        batch: N samples with the columns that the objective requires, and `group_id`.
         step: the current step.
-        objective: what is minimised.
+        objective: the objective to minimise.
         prompts: groups a mini-batch.
         epochs: passes over the batch.
-        max_kl: leave out the rest once `actor/approx_kl` of a mini-batch is above this. It is measured
-            before the mini-batch's own optimizer step, so that it is 0 in the first one.
+        max_kl: skip the remaining mini-batches once `actor/approx_kl` of one is above this. It is measured before the
+            mini-batch's own optimizer step, so that it is 0 in the first one.
 
     Returns:
         Metrics merged over the mini-batches that were trained on, and whether some were left out.
 
     Raises:
-        PluginBrokenError: in the first step: the engine returned something else than metrics.
-        NumericsError: a loss or gradient is not finite; the mini-batch at fault changed nothing.
+        PluginBrokenError: in the first step: the engine did not return metrics.
+        NumericsError: a loss or gradient is not finite; that mini-batch changed no weight.
         ConfigError: `max_kl` is set, and the first update reports no `actor/approx_kl`.
     """
     parts: list[Mapping[str, Metric]] = []
@@ -129,15 +129,16 @@ def _kl_of(metrics: Mapping[str, Metric], max_kl: float) -> float:
 
 
 def check_update_metrics(found: object, role: str, section: PluginSection) -> None:
-    """Check what an engine's `update` returned, joined over ranks.
+    """Check the metrics that an engine's `update` returned, merged over ranks.
 
     Args:
         found: metrics by name.
-        role: that was updated.
-        section: that selects the engine.
+        role: the role that was updated.
+        section: the engine's section.
 
     Raises:
-        PluginBrokenError: a metric is none, has another name, or is not finite; names the plugin with its version.
+        PluginBrokenError: a value is not a metric, has a wrong name, or is not finite; names the plugin with its
+            version.
     """
     if isinstance(found, list) and found:
         found = found[0]  # of the first rank: what can't be merged comes back as it is
@@ -160,5 +161,5 @@ def _metric_problem(name: object, metric: object, role: str) -> str:
         return f"as {type(metric).__name__}, which can't be merged with those of other mini-batches"
     value = metric.value
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return f"with the value {value!r:.60}, which is no number"
+        return f"with the value {value!r:.60}, which is not a number"
     return "" if is_empty(metric) or math.isfinite(value) else f"with the value {value:g}"

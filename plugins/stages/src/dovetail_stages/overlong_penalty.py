@@ -14,7 +14,7 @@ from dovetail.sections import OverlongPenaltySection
 
 
 class OverlongPenalty(Stage):
-    """Writes `token_rewards` and `scores` anew. A sample without a token has its penalty in `scores` alone."""
+    """Rewrites `token_rewards` and `scores`. A sample without a token has its penalty in `scores` alone."""
 
     name = "overlong_penalty"
     api = ">=1.0,<2"
@@ -71,7 +71,7 @@ def overlong_penalty(
 def last_policy_tokens(
     mask: Ragged,
 ) -> tuple[Int64[np.ndarray, "M"], Int64[np.ndarray, "M"]]:
-    """Return where rewards of whole samples sit: on each sample's last token with mask 1.
+    """Return the positions of whole samples' rewards: each sample's last token with mask 1.
 
     Args:
         mask: bool, ragged: the response mask.

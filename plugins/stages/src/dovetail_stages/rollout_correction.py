@@ -10,7 +10,7 @@ from dovetail_stages.numerics.rollout_correction import correct_batch
 
 
 class CorrectRollout(Stage):
-    """Weighs and rejects tokens before the first update.
+    """Weights and rejects tokens before the first update.
 
     Rejection changes the loss's denominators, and normalising needs every weight: both must see the whole batch.
     """

@@ -113,7 +113,7 @@ class UpdateActor(Stage):
 
 
 def actor_objective(facts: PlanFacts) -> ObjectiveSpec:
-    """Return what the actor minimises, with the KL weight of the config."""
+    """Return the actor's objective, with the KL weight of the config."""
     if (own := facts.config.actor.objective) is not None:
         return objective_spec(own)
     algorithm, loss = facts.config.algorithm, facts.plugins["algorithm.policy_loss"]

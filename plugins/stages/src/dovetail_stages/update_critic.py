@@ -60,7 +60,7 @@ class UpdateCritic(Stage):
 
 
 def critic_objective(facts: PlanFacts) -> ObjectiveSpec:
-    """Return what the critic minimises."""
+    """Return the critic's objective."""
     if (own := facts.config.critic.objective) is not None:
         return objective_spec(own)
     return objective_spec(

@@ -23,7 +23,7 @@ def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
 
 
 def update_words(facts: PlanFacts) -> str:
-    """Return what the actor's update minimises: loss, aggregation, correction, KL penalty, entropy bonus; or its own objective."""
+    """Return a text on the actor's update: loss, aggregation, correction, KL penalty, entropy bonus; or its own objective."""
     algorithm, plugins = facts.config.algorithm, facts.plugins
     if facts.config.actor.objective is not None:
         return with_settings(plugins["actor.objective"])

@@ -90,7 +90,7 @@ def calculate(expression: str) -> str:
     """Return the value of an expression, as Python writes it.
 
     Raises:
-        ToolError: it is no arithmetic, has no value, or a number in it is too large.
+        ToolError: the text is not arithmetic, has no value, or a number in it is too large.
     """
     if len(expression) > MAX_LENGTH:
         raise ToolError(f"the expression has {len(expression)} characters; expected {MAX_LENGTH} at most")  # fmt: skip
@@ -118,7 +118,7 @@ def _value(node: ast.AST) -> _Number:
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _checked(_FUNCTIONS[name](*map(_value, node.args)))
     shown = ast.unparse(node)[:100]
-    raise ToolError(f"{shown!r} is no arithmetic; expected numbers, + - * / // % **, {', '.join(_FUNCTIONS)}, pi, e")  # fmt: skip
+    raise ToolError(f"{shown!r} is not arithmetic; expected numbers, + - * / // % **, {', '.join(_FUNCTIONS)}, pi, e")  # fmt: skip
 
 
 def _round(value: _Number, digits: int | None) -> _Number:
@@ -136,15 +136,15 @@ def _power(base: _Number, exponent: _Number) -> _Number:
             raise ToolError(f"{base}**{exponent} is too large"[:200])
     value = base**exponent
     if isinstance(value, complex):
-        raise ToolError(f"{base}**{exponent} is no real number"[:200])
+        raise ToolError(f"{base}**{exponent} is not a real number"[:200])
     return value
 
 
 def _checked(value: Any) -> _Number:
     if not isinstance(value, int | float):
-        raise ToolError(f"{str(value)[:100]!r} is no number")
+        raise ToolError(f"{str(value)[:100]!r} is not a number")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ToolError(f"a number has {value.bit_length()} bits; expected {MAX_BITS} at most")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ToolError(f"the value is {value}, which is no number")
+        raise ToolError(f"the value is {value}, which is not a number")
     return value

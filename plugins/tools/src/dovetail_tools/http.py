@@ -29,7 +29,7 @@ RETRIED = (408, 502, 504)
 
 
 class Http(Tool):
-    """GET and POST. Cookies are an episode's own; the environment's proxies and `.netrc` are not used."""
+    """GET and POST requests. Cookies are kept for an episode; the environment's proxies and `.netrc` are not used."""
 
     name = "http"
     api = ">=2.0,<3"
@@ -113,7 +113,7 @@ class Http(Tool):
                 finally:
                     await response.aclose()
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise ToolError(f"{url!r:.200} is no address: {error}") from error
+            raise ToolError(f"{url!r:.200} is not an address: {error}") from error
         except httpx2.ConnectError as error:
             if not self._made_up(request.url.host, error):
                 raise

@@ -48,11 +48,11 @@ class Mcp(Tool):
         self._places = asyncio.Semaphore(config.max_connections)
 
     def start(self) -> None:
-        """Connect, or start the server, and ask for its tools.
+        """Connect to the server, or start it, and list its tools.
 
         Raises:
             PluginNeedsError: the SDK is not installed.
-            PluginBrokenError: it did not start, did not answer in time, or lacks a tool that the config names.
+            PluginBrokenError: the server did not start, did not answer in time, or lacks a tool that the config names.
         """
         try:
             import mcp  # noqa: F401

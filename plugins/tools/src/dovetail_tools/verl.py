@@ -19,7 +19,7 @@ from dovetail_tools.config import VerlConfig
 
 
 class Verl(Tool):
-    """Every tool of the file is a function; an instance of each lives as long as an episode.
+    """Makes a function of every tool in the file; an instance of each lives as long as an episode.
 
     `create` gets `extra_info.tools_kwargs[NAME].create_kwargs` of the row, `execute` its `execute_kwargs`; what `execute`
     returns second is the call's reward. `calc_reward` is not called: a reward function scores episodes.
@@ -35,7 +35,7 @@ class Verl(Tool):
         self._schemas: tuple[ToolSchema, ...] = ()
 
     def start(self) -> None:
-        """Read the file and make its tools.
+        """Read the file and construct its tools.
 
         Raises:
             PluginBrokenError: the file or a class is missing or fails; a tool is of another type than `native`.

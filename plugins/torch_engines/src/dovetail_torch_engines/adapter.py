@@ -41,17 +41,17 @@ def wire_name(name: str) -> str:
     layer, own, rest = name.rpartition(_OWN)
     kind, _, rest = rest.partition(".")
     rest = rest.removeprefix(ADAPTER).removeprefix(".")
-    # What is no layer of its own has no `weight` there.
+    # What is not a layer of its own has no `weight` there.
     last = f".{rest}" if rest and own + kind != f".{MAGNITUDE}" else ""
     return f"{_WIRE_PREFIX}{layer}{own}{kind}{last}"
 
 
 def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
-    """Return what applies an adapter's tensors to a model elsewhere.
+    """Return the description with which a rollout applies an adapter's tensors.
 
     Args:
         section: rank, scale and kind.
-        layers: names of the layers that are adapted.
+        layers: the names of the adapted layers.
     """
     return AdapterSpec(
         rank=section.rank,
@@ -73,16 +73,16 @@ def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
 
 
 def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
-    """Return what is wrong with a target that names a module without a weight matrix, such as `mlp`.
+    """Return the problem of a target that names a module without a weight matrix, such as `mlp`.
 
     Args:
-        target: as `lora.target_modules` has it.
+        target: the entry of `lora.target_modules`.
         module: the module's whole name.
         layers: whole names of the model's linear layers, to name those inside it.
     """
     inside = {name.rpartition(".")[2] for name in layers if name.startswith(f"{module}.")}
     return ConfigError(
-        f"lora.target_modules names {target!r}, and the model's {module} is no layer with a weight matrix",
+        f"lora.target_modules names {target!r}, and the model's {module} is not a layer with a weight matrix",
         hint=f"name the layers inside it: {', '.join(sorted(inside))}"
         if inside
         else "adapt linear layers and embeddings only",
@@ -90,7 +90,7 @@ def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
 
 
 def shared_weight(layer: str) -> ConfigError:
-    """Return what is wrong with a layer of that name whose weight is another layer's too, such as a tied output layer."""
+    """Return the problem of a target whose weight is shared with another layer, such as a tied output layer."""
     return ConfigError(
         f"lora.target_modules names {layer!r}, whose weight is another layer's too",
         hint="leave it out: the two would part when the update is merged",

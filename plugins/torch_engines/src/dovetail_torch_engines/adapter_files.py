@@ -33,9 +33,9 @@ def write_adapter(
 
     Args:
         saved: a training state in the form of `dovetail_torch_engines.state`.
-        directory: where the adapter goes.
+        directory: the directory of the adapter.
         section: rank, scale and layers; None where all weights are trained.
-        context: gives head, base model and tokenizer.
+        context: has head, base model and tokenizer.
 
     Raises:
         ConfigError: no adapter is trained, or a value head besides it.
@@ -48,12 +48,13 @@ def write_adapter(
     if section is None:
         raise ConfigError(f"{context.role or 'actor'} is trained without an adapter", hint=without)
     if context.head == "value":
-        raise ConfigError("peft's form has no place for a value head", hint=without)
+        raise ConfigError("peft's adapter format can't hold a value head", hint=without)
     store = SafetensorsStore(saved / WEIGHTS)
     names = store.names
     if whole := [name for name in names if ".lora_" not in name]:
         raise CheckpointError(
-            f"checkpoint {saved} holds {whole[0]!r}, which is no tensor of an adapter", hint=without
+            f"checkpoint {saved} holds {whole[0]!r}, which is not a tensor of an adapter",
+            hint=without,
         )
     tensors = dict(zip(map(wire_name, names), store.read(names), strict=True))
     try:
@@ -74,14 +75,14 @@ def write_adapter(
 def adapter_tensors(
     section: LoraSection, expected: Mapping[str, Iterable[int]]
 ) -> dict[str, Tensor]:
-    """Return the tensors of the adapter that `adapter_path` names, float32 on the CPU, by their names in peft's checkpoints.
+    """Return the tensors of the adapter at `adapter_path`, float32 on the CPU, by their names in peft's checkpoints.
 
     Args:
-        section: with an `adapter_path`.
-        expected: whole shapes, by those names.
+        section: a section with an `adapter_path`.
+        expected: the expected whole shapes, by name.
 
     Raises:
-        ConfigError: there is no adapter, or it is none that the section describes.
+        ConfigError: there is no adapter, or it does not match the section.
         CheckpointError: its files can't be read.
     """
     from safetensors import SafetensorError
@@ -144,7 +145,7 @@ def _config(section: LoraSection, layers: Iterable[str], context: PluginContext)
 def _check_config(key: str, config: Any, section: LoraSection) -> None:
     """See that an adapter is computed as the section says."""
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise ConfigError(f"{key} is no adapter of peft_type LORA", hint="name a LoRA adapter")
+        raise ConfigError(f"{key} is not an adapter of peft_type LORA", hint="name a LoRA adapter")
     for name in ("rank_pattern", "alpha_pattern"):
         if config.get(name):
             raise ConfigError(

@@ -20,13 +20,13 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
 
     Args:
         batch: N samples.
-        outputs: as `check_outputs` returned them.
-        vocabulary: words that the model has.
+        outputs: the result of `check_outputs`.
+        vocabulary: the model's vocabulary size.
 
     Raises:
-        ColumnError: a column is missing, does not line up with the response tokens, or holds no ids of words; a prompt is
-            empty; or a temperature is not positive.
-        ConfigError: more words are asked for than there are.
+        ColumnError: a column is missing, does not line up with the response tokens, or holds invalid token ids; a
+            prompt is empty; or a temperature is not positive.
+        ConfigError: an output asks for more tokens than the vocabulary has.
     """
     batch.require(READS, "the training engine")
     prompts, responses, mask = (batch[name] for name in READS[:3])
@@ -47,7 +47,7 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
     for output in outputs:
         if output.inner and (count := output.inner[0]) > vocabulary:
             raise ConfigError(
-                f"{output.name} of {count} words a token is asked of a model with {vocabulary}",
+                f"{output.name} with {count} token ids for each token is requested, and the model's vocabulary has {vocabulary}",
                 hint=f"ask for {vocabulary} at most",
             )
         if output.name == "log_probs_at":
@@ -62,12 +62,12 @@ def columns_read(outputs: Iterable[OutputSpec]) -> list[str]:
 def read_at(
     micro_batch: Batch, token_R: np.ndarray, outputs: Iterable[OutputSpec]
 ) -> dict[str, np.ndarray]:
-    """Return those columns at the scored tokens, [R, …] each; integers as int64.
+    """Return the columns that outputs read, at the scored tokens, [R, …] each; integers as int64.
 
     Args:
-        micro_batch: with those columns, ragged over response tokens.
+        micro_batch: a micro-batch with those columns, ragged over response tokens.
         token_R: int64 [R], positions of the scored tokens.
-        outputs: as `check_outputs` returned them.
+        outputs: the result of `check_outputs`.
     """
     found = {name: micro_batch[name].values[token_R] for name in columns_read(outputs)}
     return {n: x.astype(np.int64) if x.dtype.kind in "iu" else x for n, x in found.items()}
@@ -79,7 +79,7 @@ def empty_columns(tokens: int, outputs: Iterable[OutputSpec]) -> dict[str, np.nd
 
 
 def ids_column(outputs: Iterable[OutputSpec]) -> str | None:
-    """Return the column of word ids at which log-probabilities are asked for; None where they are not."""
+    """Return the column of token ids whose log-probabilities are requested; None where there is none."""
     return next((next(iter(o.reads)) for o in outputs if o.name == "log_probs_at"), None)
 
 
@@ -104,6 +104,6 @@ def _check_ids(batch: Batch, output: OutputSpec, vocabulary: int) -> None:
     wrong = wrong[(wrong < 0) | (wrong >= vocabulary)]
     if wrong.size:
         raise ColumnError(
-            f"{name} holds the word {wrong[0]}, and the model has {vocabulary}",
+            f"{name} holds the token id {wrong[0]}, and the model's vocabulary has {vocabulary} tokens",
             hint="score with models of one vocabulary",
         )

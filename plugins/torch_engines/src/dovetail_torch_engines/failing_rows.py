@@ -16,11 +16,11 @@ from dovetail_torch_engines.scored import token_places
 
 
 def unit_rows(batch: Batch, unit: Unit) -> list[np.ndarray]:
-    """Return rows of each unit, int64 [n] each, rising; units in the order of their first rows.
+    """Return the rows of each unit, int64 [n] each, ascending; units in the order of their first rows.
 
     Args:
-        batch: with the unit's column.
-        unit: of an objective.
+        batch: a batch with the unit's column.
+        unit: the unit of an objective.
     """
     _, first, index_N = np.unique(unit_ids(batch, unit), return_index=True, return_inverse=True)
     return [np.flatnonzero(index_N == number) for number in np.argsort(first)]
@@ -37,10 +37,10 @@ def failing_rows(
 
     Args:
         goal: built from the spec.
-        spec: of the objective.
-        micro_batch: of a prepared mini-batch.
-        outputs: of the micro-batch, [T, …] each.
-        denominators: of the mini-batch.
+        spec: the spec of the objective.
+        micro_batch: the micro-batch of a prepared mini-batch.
+        outputs: the outputs of the micro-batch, [T, …] each.
+        denominators: the denominators of the mini-batch.
     """
     offsets = micro_batch["response_mask"].offsets
     failing: list[int] = []

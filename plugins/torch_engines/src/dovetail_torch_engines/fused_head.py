@@ -68,15 +68,15 @@ def fused_scores(
         bias_V: float [V] or None; None where the vocabulary is divided.
         targets_R: int64 [R], of the whole vocabulary.
         temperature_R: float32 [R]; None means 1.
-        outputs: of `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`, `top_ids`,
-            `top_log_probs`.
-        dtype: in which the output layer multiplies; softmax is float32.
+        outputs: among `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`,
+            `top_ids`, `top_log_probs`.
+        dtype: the dtype in which the output layer multiplies; softmax is float32.
         room: bytes of logits that may be kept for the backward pass.
-        vocabulary: which part this rank has, at least one token; None: all of it.
-        chunk: rows of a chunk; None: as `chunk_rows` says.
-        ids_RK: int64 [R, K], of the whole vocabulary: the words of `log_probs_at`. In a row they differ, or their gradients add
-            up in no fixed order.
-        top_k: how many words `top_ids` and `top_log_probs` have.
+        vocabulary: this rank's part of the vocabulary, at least one token; None: all of it.
+        chunk: the rows of a chunk; None: as `chunk_rows` says.
+        ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary. Ids in a row must differ, else
+            their gradients are summed in no fixed order.
+        top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
         float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`; the same on every rank.

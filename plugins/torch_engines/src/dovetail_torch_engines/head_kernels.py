@@ -30,7 +30,7 @@ def row_scores(
     entropies: bool,
     squares: bool,
 ) -> tuple[Float32[Tensor, "C"], Float32[Tensor, "C"], Float32[Tensor, "C"], Float32[Tensor, "C"]]:
-    """Return what there is to know of each row, in one pass over it.
+    """Return the statistics of each row, in one pass over it.
 
     Args:
         logits_CV: float16, bfloat16 or float32 [C, V], rows contiguous.
@@ -70,11 +70,11 @@ def into_gradient(
     """Turn logits into their gradient in place: (g (1_y − p) − h p (log p + H)) / temperature.
 
     Args:
-        logits_CV: as for `row_scores`; overwritten, in its own dtype.
+        logits_CV: see `row_scores`; [C, V], overwritten in its own dtype.
         bias_V: as for `row_scores`.
         targets_C: as for `row_scores`.
         temperature_C: as for `row_scores`.
-        lse_C: what `row_scores` returned.
+        lse_C: float32 [C], the result of `row_scores`.
         grad_log_probs_C: float32 [C], g.
         entropies_C: float32 [C], H; read only with `grad_entropies_C`.
         grad_entropies_C: float32 [C], h; None means 0.

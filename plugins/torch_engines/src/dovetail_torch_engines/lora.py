@@ -16,7 +16,7 @@ ALL_LINEAR = "all-linear"
 
 @attrs.frozen(kw_only=True)
 class LoraSection:
-    """Low-rank adapters in place of full training (arXiv 2106.09685). There is no dropout in them."""
+    """Low-rank adapters in place of full training (arXiv 2106.09685). They have no dropout."""
 
     rank: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     """Rank of each layer's update."""
@@ -50,7 +50,7 @@ class LoraSection:
                 re.compile(self.exclude_modules)
             except re.error as error:
                 raise ValueError(
-                    f"exclude_modules={self.exclude_modules!r} is no regular expression: {error}; use such as .*visual.*"
+                    f"exclude_modules={self.exclude_modules!r} is not a regular expression: {error}; use such as .*visual.*"
                 ) from error
         if self.base is not None and self.sync == "adapter":
             raise ValueError(
@@ -58,11 +58,11 @@ class LoraSection:
             )
         if self.base is not None and self.dora:
             raise ValueError(
-                f"base={self.base} with dora: its norms are of weights in full; set dora=false"
+                f"base={self.base} with dora: it needs the norms of unquantised weights; set dora=false"
             )
 
     def planned(self) -> PlannedAdapter:
-        """Return what a rollout that is to apply the adapter can be asked about before anything is loaded."""
+        """Return the description of the adapter for a rollout's checks, before anything is loaded."""
         named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
         return PlannedAdapter(
             rank=self.rank,

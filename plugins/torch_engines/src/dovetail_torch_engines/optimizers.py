@@ -14,20 +14,20 @@ from dovetail.sections import OptimSection
 
 
 def build_optimizer(section: OptimSection) -> Optimizer:
-    """Make the plugin that an `optim` section names.
+    """Construct the plugin that an `optim` section selects.
 
     Raises:
-        PluginError: it can't be found or loaded, or a package that it needs is missing.
+        PluginError: the plugin can't be found or loaded, or a package that it needs is missing.
     """
     return cast("Optimizer", make_plugin(ref_for("optimizer", section), PluginContext()))
 
 
 def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
-    """Return names of the parameters that are weights [out, in] of linear layers, without the output layer's and those that it shares with an
+    """Return the names of the weights [out, in] of hidden linear layers: all linear layers but the output layer, and weights shared with an
     embedding.
 
     Args:
-        model: with its parameters, in shards or not.
+        model: the model, sharded or not.
         head: the output layer, where the model has one.
     """
     modules = list(model.modules())
@@ -44,7 +44,7 @@ def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
 
 
 def set_learning_rates(optimizers: Sequence[torch.optim.Optimizer], rates: Iterable[float]) -> None:
-    """Set the learning rate of every group, in the order of `learning_rates`; where it is a tensor, in place."""
+    """Set the learning rate of every group, in the order of `learning_rates`; a tensor is changed in place."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):

@@ -23,7 +23,7 @@ Rows = tuple[list[int], int, int, int]
 
 @attrs.define(kw_only=True, eq=False, slots=False)
 class Samples:
-    """What cutting must know of a batch."""
+    """The sizes of a batch's samples, for cutting it."""
 
     active: np.ndarray
     """int64: which of the N hold a scored token; the others are not fed."""
@@ -69,12 +69,12 @@ class Samples:
 
     @cached_property
     def tokens(self) -> int:
-        """All that is fed where every sample brings its own prompt."""
+        """The number of input tokens where every sample has its own prompt."""
         return int(self.lengths_N[self.active].sum())
 
     @cached_property
     def tokens_shared(self) -> int:
-        """All that is fed where each distinct prompt is fed once."""
+        """The number of input tokens where each distinct prompt is computed once."""
         _, first = np.unique(self.prompt_N[self.active], return_index=True)
         prompts = self.prompts_N[self.active][first].sum()
         return int(prompts + self.responses_N[self.active].sum())
@@ -98,7 +98,7 @@ class MicroBatchRows:
     def with_rows(
         self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
     ) -> tuple[int, ...]:
-        """Return what it would be with more rows, of which the longest has this length: cost, prompts, longest prompt, longest row."""
+        """Return the micro-batch with more rows, of which the longest has this length: cost, prompts, longest prompt, longest row."""
         prompts = self.prompts + (prompt != self.last_prompt)
         longest_prompt = max(self.longest_prompt, prompt_length)
         longest = max(self.longest, length)
@@ -106,7 +106,7 @@ class MicroBatchRows:
         return cost, prompts, longest_prompt, longest
 
     def add(self, rows: Sequence[int], prompt: int, after: tuple[int, ...]) -> None:
-        """Take the rows; `after` is what `with_rows` said."""
+        """Add rows; `after` is the result of `with_rows`."""
         self.rows += rows
         self.last_prompt = prompt
         self.cost, self.prompts, self.longest_prompt, self.longest = after
@@ -125,7 +125,7 @@ def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) ->
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Return samples with their prompts, longest first; a unit comes where its longest sample does."""
+    """Return samples with their prompts, longest first; a unit is placed by its longest sample."""
     rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
     rows.sort(key=lambda row: -row[-1])
     return _balanced(rows, budget, at_least)
@@ -148,13 +148,13 @@ def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatc
 def packed_parts(
     samples: Samples, budget: int, quadratic: float, at_least: int, *, shared: bool
 ) -> list[PackedRows]:
-    """Return parts of nearly one cost, the most expensive first.
+    """Return parts of nearly equal cost, the most expensive first.
 
     Args:
-        samples: what there is.
-        budget: tokens of one part; what alone exceeds it gets a part to itself.
+        samples: the sizes of the samples.
+        budget: the token limit of a part; a larger unit gets a part to itself.
         quadratic: a sample of n tokens costs n · (1 + quadratic · n).
-        at_least: so many parts, unless there are fewer units.
+        at_least: the minimum number of parts, unless there are fewer units.
         shared: whether samples of one prompt are a unit, in which the prompt counts once.
     """
     units = _prompt_units(samples, budget) if shared else _whole_units(samples)
@@ -170,14 +170,14 @@ def packed_parts(
 
 
 class PackedRows(MicroBatchRows):
-    """Samples that stay together, or a part made of such units."""
+    """Samples that stay together, or a part of several such units."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = 0.0
 
     def weigh(self, samples: Samples, quadratic: float) -> None:
-        """Work out what its rows cost in time."""
+        """Compute the cost of its rows."""
         attended = sum(int(samples.lengths_N[row]) ** 2 for row in self.rows)
         self.weight = self.cost + quadratic * attended
 

@@ -26,12 +26,12 @@ class TorchTrace:
         self.label = profiler.record_function
 
     def start(self) -> None:
-        """Begin, on a thread that ends it too: a worker's calls may come on several."""
+        """Start profiling on a dedicated thread, which also stops it: a worker's calls may come on several threads."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
         self._thread.submit(self._profile.start).result()
 
     def stop(self, stem: Path) -> Path:
-        """End, and write the trace."""
+        """Stop profiling, and write the trace."""
         path = Path(f"{stem}.json.gz")
         self._thread.submit(self._profile.stop).result()
         self._thread.shutdown()
@@ -56,11 +56,11 @@ class MemoryHistory:
         self.label = nullcontext
 
     def start(self) -> None:
-        """Begin."""
+        """Start recording."""
         self._memory._record_memory_history()  # noqa: SLF001
 
     def stop(self, stem: Path) -> Path:
-        """Write the snapshot, and end."""
+        """Write the snapshot, and stop recording."""
         path = Path(f"{stem}.pickle")
         try:
             self._memory._dump_snapshot(str(path))  # noqa: SLF001
@@ -70,7 +70,7 @@ class MemoryHistory:
 
 
 class ProfilerRange:
-    """Tells Nsight Systems where to record, and marks the calls of workers by NVTX ranges."""
+    """Starts and stops Nsight Systems' recording, and marks the calls of workers with NVTX ranges."""
 
     def __init__(self, device: str) -> None:
         self._module = _device_module(device)
@@ -83,7 +83,7 @@ class ProfilerRange:
         self.label = nvtx.range
 
     def start(self) -> None:
-        """Begin the range."""
+        """Start the range."""
         self._module.synchronize()
         self._module.profiler.start()
 

@@ -19,11 +19,12 @@ _FORMAT = "float-quantized"
 
 
 def quantization(method: str) -> Callable[[Path], None]:
-    """Return what quantizes a model in Hugging Face format in its folder.
+    """Return a function that quantizes a model in Hugging Face format in its folder.
 
     Raises:
         ConfigError: there is no such method, or the package compressed-tensors is not installed.
-        ModelError: while quantizing: the model has layers that are not quantized here, such as experts, or takes images.
+        ModelError: raised by the function: the model has layers that can't be quantized, such as experts, or takes
+            images.
     """
     if method not in SCHEMES:
         raise ConfigError(
@@ -90,7 +91,7 @@ def _quantized_tensors(tensors: Mapping[str, Any], linear: set[str], scheme: Any
     for name, tensor in tensors.items():
         if ".experts." in name or tensor.ndim > 2:
             raise ModelError(
-                f"{name} is of a mixture of experts, or no matrix: --quantize leaves it as it is, and a server expects it quantized",
+                f"{name} is part of a mixture of experts, or not a matrix: --quantize does not quantize it, and a server expects it quantized",
                 hint="export without --quantize, and let the server quantize: vllm serve DIR --quantization fp8",
             )
         layer = name.removesuffix(".weight")

@@ -42,7 +42,7 @@ class RandomState:
             self._set(before)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint keeps, uint8 [n] of each generator; of what it lacks, the state stays as it is."""
+        """Restore the state of each generator, uint8 [n]; generators that the checkpoint lacks keep their state."""
         self.tensors |= {name: tensors[name] for name in self.tensors.keys() & tensors.keys()}
 
     def _current(self) -> dict[str, Tensor]:
@@ -59,7 +59,7 @@ class RandomState:
 
 
 def stored_random_state(directory: Path, rank: int) -> dict[str, Tensor]:
-    """Return this rank's states, uint8 [n] of each generator; of ranks that did not exist then none: theirs stays as it is.
+    """Return this rank's generator states, uint8 [n] each; empty where the rank did not exist at the time.
 
     Raises:
         CheckpointError: the file can't be read.

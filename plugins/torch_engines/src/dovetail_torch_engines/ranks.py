@@ -20,8 +20,8 @@ class Ranks:
     """The ranks of one engine, which are those of torch's default process group.
 
     Attributes:
-        rank: this one.
-        size: how many there are.
+        rank: this rank.
+        size: the number of ranks.
     """
 
     def __init__(self, mesh: Mesh | None, rank: int) -> None:
@@ -69,7 +69,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Leave the block on all ranks, or raise on all of them.
+        """Complete the block on all ranks, or raise on all of them.
 
         Collective: every rank must come to its end. Where some ranks raise, every rank raises the error of the first
         of them; a NumericsError then names the samples of all.

@@ -42,7 +42,7 @@ class SafetensorsWriter:
         self._total += size
 
     def finish(self) -> None:
-        """Write what is left.
+        """Write the remaining tensors.
 
         Raises:
             CheckpointError: a file could not be written.
@@ -56,7 +56,7 @@ class SafetensorsWriter:
             ) from self._failure
 
     def finish_model(self) -> None:
-        """Write what is left, and give the files the names and the index that transformers looks for.
+        """Write the remaining tensors, and name and index the files as transformers expects.
 
         Raises:
             CheckpointError: a file could not be written.
@@ -125,7 +125,7 @@ class SafetensorsStore:
         return sorted(self._entries)
 
     def check(self, expected: Mapping[str, Iterable[int]]) -> None:
-        """Check that it holds tensors of these names and shapes, and no others.
+        """Check that the folder holds exactly tensors of these names and shapes.
 
         Raises:
             CheckpointError: it does not.
@@ -150,7 +150,7 @@ class SafetensorsStore:
         """Return whole tensors on the CPU, float32, in the shapes that they have over all pieces.
 
         Raises:
-            CheckpointError: they can't be read.
+            CheckpointError: the files can't be read.
         """
         room = {name: torch.zeros(tuple(self._entries[name].size)) for name in names}
         self.fill(room)
@@ -160,11 +160,11 @@ class SafetensorsStore:
         """Read into tensors of any shape and dtype, or into this rank's shards of them.
 
         Args:
-            tensors: by their names in the folder.
-            alone: whether this process reads for itself; otherwise all ranks do, collectively.
+            tensors: the tensors by their names in the folder.
+            alone: whether this process reads alone; otherwise all ranks read collectively.
 
         Raises:
-            CheckpointError: they can't be read.
+            CheckpointError: the files can't be read.
         """
         from safetensors import SafetensorError
         from torch.distributed.checkpoint.api import CheckpointException

@@ -17,7 +17,7 @@ class LearningRate:
         """Make the schedule that the section names.
 
         Args:
-            section: of the role.
+            section: the section of the role.
             total_steps: optimizer steps of the run, where they are known.
 
         Raises:
@@ -37,8 +37,8 @@ class LearningRate:
         """Return the learning rate of optimizer step `step`, counted from 0.
 
         Args:
-            step: of the optimizer.
-            peak: of a group of parameters with another than `optim.lr`.
+            step: the step of the optimizer.
+            peak: the peak of a group of parameters with another than `optim.lr`.
         """
         section = self._section
         peak = section.lr if peak is None else peak

@@ -15,7 +15,7 @@ from dovetail.batch import Ragged
 
 @attrs.frozen(kw_only=True, eq=False)
 class Scored:
-    """The scored tokens of a micro-batch, in the order in which they lie there."""
+    """The scored tokens of a micro-batch, in the order of their positions."""
 
     active_B: np.ndarray
     """int64 [B]: samples with a scored token."""
@@ -54,7 +54,7 @@ def scored_lengths(mask: Ragged) -> np.ndarray:
 
 
 def token_places(offsets_N1: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return int64 [T]: where the response tokens of some rows lie in the whole batch.
+    """Return int64 [T]: the positions of some rows' response tokens in the whole batch.
 
     Args:
         offsets_N1: int64 [N + 1], where each sample's tokens begin in the batch.

@@ -32,17 +32,17 @@ class Sending(ABC):
 
     @abstractmethod
     def described(self, version: int) -> WeightManifest:
-        """Return names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+        """Return names, shapes and dtypes of the tensors that `outgoing` yields, in its order, without gathering anything."""
 
     @abstractmethod
     def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        """Return the manifest's tensors, in its shapes and dtypes, each gathered as it is asked for. Collective, one tensor after another."""
+        """Yield the manifest's tensors, in its shapes and dtypes, each gathered on request. Collective, one tensor after another."""
 
     def manifest(self, version: int) -> WeightManifest:
-        """Return what an update would carry; as receivers need it, where there is a transport.
+        """Return the manifest of an update; with what receivers need, where there is a transport.
 
         Raises:
-            WeightSyncError: this is a critic.
+            WeightSyncError: the model is a critic.
         """
         self._check_policy()
         manifest = self.described(version)
@@ -54,8 +54,8 @@ class Sending(ABC):
         """Gather and send every tensor of the manifest; collective.
 
         Raises:
-            WeightSyncError: there is no transport, version and manifest differ, the manifest names other tensors than the
-                model's, or this is a critic; on every rank.
+            WeightSyncError: there is no transport, version and manifest differ, the manifest's tensors are not the
+                model's, or the model is a critic; raised on every rank.
         """
         with self._ranks.together():
             self._check_policy()

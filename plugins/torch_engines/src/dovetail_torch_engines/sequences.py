@@ -19,7 +19,7 @@ SHORT = 64
 
 
 def sent(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array as a tensor of its shape and dtype on a device; the host does not wait for what the device has still to do."""
+    """Copy an array to a device, as a tensor of its shape and dtype, without waiting for the device's queue."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -32,7 +32,7 @@ class Sequences:
     """S sequences end to end, on one device.
 
     Attributes:
-        lengths: of each.
+        lengths: the lengths of each.
         longest: the largest length.
         even: whether all have that length.
     """
@@ -42,7 +42,7 @@ class Sequences:
 
         Args:
             lengths: S of them, in order.
-            device: of the tensors that will be attended to.
+            device: the device of the tensors that will be attended to.
         """
         self.lengths = lengths
         self.longest = max(lengths)

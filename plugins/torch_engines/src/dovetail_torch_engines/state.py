@@ -25,10 +25,10 @@ TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
 
 
 def emptied(directory: Path, ranks: Ranks) -> None:
-    """Make the directory of a training state, without the parts of an earlier one. Collective.
+    """Create the directory of a training state, and remove the files of an earlier one. Collective.
 
     Raises:
-        CheckpointError: it can't be made; on every rank.
+        CheckpointError: it can't be created; raised on every rank.
     """
     with ranks.together():
         try:
@@ -45,12 +45,12 @@ def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | N
     """Write `training.json`.
 
     Args:
-        directory: of the state.
-        ranks: how many wrote it.
+        directory: the directory of the state.
+        ranks: the number of ranks that wrote it.
         optimizer: `steps`, and `parameters`: each one's own count of them, by name; None where nothing was trained.
 
     Raises:
-        CheckpointError: it can't be written.
+        CheckpointError: the file can't be written.
     """
     facts = {"format": FORMAT, "ranks": ranks, "optimizer": optimizer}
     try:
@@ -60,10 +60,10 @@ def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | N
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
-    """Return what `training.json` says: `format`, `ranks` and `optimizer`, as `write_facts` was given them.
+    """Return the content of `training.json`: `format`, `ranks` and `optimizer`, as given to `write_facts`.
 
     Raises:
-        CheckpointError: it is not there, can't be read, or is of another format.
+        CheckpointError: the file is missing, can't be read, or is of another format.
     """
     file = directory / TRAINING
     try:
@@ -94,7 +94,7 @@ def was_trained(directory: Path) -> bool:
 
 
 def unwritable(directory: Path, error: BaseException) -> CheckpointError:
-    """Return what is raised where a training state can't be written to a directory."""
+    """Return the error for a directory to which a training state can't be written."""
     return CheckpointError(
         f"the training state can't be written to {directory}: {error}",
         hint="see that there is room on the disk, and that every rank sees the directory",

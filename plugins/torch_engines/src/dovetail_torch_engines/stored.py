@@ -62,12 +62,12 @@ class StoredCheckpoint:
         return _DTYPES.get(self._slice(name).get_dtype())
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
-        """Return rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar whole. Nothing else is read."""
+        """Return rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar as a whole. Reads nothing else."""
         part = self._slice(name)
         return part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a whole tensor of any file, in its shape and dtype there."""
+        """Return a whole tensor of any file, in its stored shape and dtype."""
         if self._files[name].suffix != ".safetensors":
             return unpickled(self._files[name])[name]
         return self._file(name).get_tensor(name)
@@ -89,9 +89,7 @@ class StoredCheckpoint:
 
 
 def bad_weight(section: ModelSection, seconds: float) -> tuple[str, Path] | None:
-    """Return the first tensor of a model's files that holds NaN or infinity, and its file; None where there is none, or none was
-    found within so many seconds.
-    """
+    """Return the first tensor of a model's files that holds NaN or infinity, and its file; None where none was found within `seconds`."""
     until = monotonic() + seconds
     with StoredCheckpoint(section) as stored:
         for name in sorted(stored.names):
@@ -140,7 +138,7 @@ def read_index(file: Path) -> dict[str, str]:
     """Return the part of a checkpoint that holds each tensor, by the tensor's name.
 
     Raises:
-        ModelError: the file is no index.
+        ModelError: the file is not an index.
     """
     try:
         places: dict[str, str] = json.loads(file.read_bytes())["weight_map"]
@@ -156,10 +154,10 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def unpickled(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a pickled file by name, in their shapes and dtypes there; no code of it is run.
+    """Return the tensors of a pickled file by name, with their shapes and dtypes; no code in it is run.
 
     Raises:
-        ModelError: it holds none, or what torch does not unpickle as tensors.
+        ModelError: the file has no tensors, or objects that torch does not unpickle as tensors.
     """
     hint = "fetch the model again, or take it in safetensors"
     try:
@@ -174,5 +172,8 @@ def unpickled(file: Path) -> dict[str, Tensor]:
         key: each for key, each in pairs if isinstance(each, Tensor) and isinstance(key, str)
     }
     if not tensors:
-        raise ModelError(f"{file} holds {type(found).__name__} without tensors by name", hint=hint)
+        raise ModelError(
+            f"{file} holds {type(found).__name__}; expected a mapping of names to tensors",
+            hint=hint,
+        )
     return tensors

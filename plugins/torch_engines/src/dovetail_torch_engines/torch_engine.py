@@ -109,10 +109,10 @@ class TorchEngine(TrainEngine):
         return self._with_sending().manifest(version)
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
-        """Send the weights as the interface says.
+        """Send the weights; see `TrainEngine.send_weights`.
 
         Raises:
-            WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
+            WeightSyncError: there is no transport, version and manifest differ, or the model is a critic.
         """
         self._with_sending().send(version, manifest)
 
@@ -131,7 +131,7 @@ class TorchEngine(TrainEngine):
             writing.result()
 
     def quantization(self, method: str) -> Callable[[Path], None]:
-        """Return what quantizes an exported model; see `TrainEngine.quantization`."""
+        """Return a function that quantizes an exported model; see `TrainEngine.quantization`."""
         return quantization(method)
 
     def export_adapter(self, saved: Path, directory: Path) -> None:

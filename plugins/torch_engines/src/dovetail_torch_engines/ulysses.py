@@ -76,12 +76,12 @@ class ScoredShare:
 
     @classmethod
     def of(cls, source_R: np.ndarray, tokens: int, *, rank: int, ranks: int) -> ScoredShare:
-        """Return the share of one of some ranks.
+        """Return one rank's share of the scored tokens.
 
         Args:
-            source_R: int64 [R], where each prediction lies among the pack's F tokens.
+            source_R: int64 [R], the position of each prediction among the pack's F tokens.
             tokens: T.
-            rank: whose share.
+            rank: the rank.
             ranks: C.
         """
         owner_R, at_R = np.divmod(source_R, tokens)
@@ -96,7 +96,7 @@ class ScoredShare:
         return cls(own=own, source_M=_filled(at_R[own], most, 0), place_R=place_R)
 
     def filled(self, values_R: np.ndarray, stand_in: float) -> np.ndarray:
-        """Return [M, …] in the same dtype: the rank's own of R values, and what stands in for more."""
+        """Return [M, …] in the same dtype: the rank's own of R values, padded with `stand_in`."""
         return _filled(values_R[self.own], len(self.source_M), stand_in)
 
     def whole(

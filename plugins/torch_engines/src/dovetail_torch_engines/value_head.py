@@ -22,10 +22,10 @@ VALUE_HEADS = (
 def stored_value_head(
     checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
 ) -> dict[str, Tensor]:
-    """Return `weight` [1, H] and, where there is one, `bias` [1] of the checkpoint's own head; nothing where it has none.
+    """Return `weight` [1, H] and, where there is one, `bias` [1] of the checkpoint's own head; empty where it has none.
 
     Raises:
-        ModelError: it holds a head that gives more than one number, or is no linear layer.
+        ModelError: the head gives more than one number, or is not a linear layer.
     """
     names = checkpoint.names
     name = next((name for name in VALUE_HEADS if f"{name}.weight" in names), None)

@@ -51,9 +51,9 @@ def attend(
         query_THD: float [T, H, D].
         key_TKD: float [T, K, D].
         value_TKE: float [T, K, E].
-        sequences: which tokens belong together; their lengths add up to T.
-        scale: of the scores.
-        window: how many tokens each one sees, itself included; None is all before it.
+        sequences: the boundaries of the sequences; their lengths add up to T.
+        scale: the scale of the scores.
+        window: the number of tokens that each token sees, itself included; None for no limit.
 
     Returns:
         float [T, H, E].

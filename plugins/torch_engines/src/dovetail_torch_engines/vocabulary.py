@@ -23,25 +23,27 @@ class Vocabulary:
     """The ranks that have the other parts; None: there are none."""
 
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where targets, int64 of any shape and of the whole vocabulary, lie in this part, int64, and whether they do, bool; elsewhere 0."""
+        """Return the positions of targets, int64 of any shape and of the whole vocabulary, in this part, int64 (0 where outside), and
+        whether they are inside, bool.
+        """
         place = targets - self.first
         mine = (place >= 0) & (place < self.size)
         return place.masked_fill(~mine, 0), mine
 
     def maximum(self, values: Tensor) -> Tensor:
-        """Return the largest over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
+        """Compute the elementwise maximum over ranks, in place; any shape, the same on all ranks. Collective."""
         if self.group is not None:
             dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
         return values
 
     def total(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
+        """Compute the elementwise sum over ranks, in place; any shape, the same on all ranks. Collective."""
         if self.group is not None:
             dist.all_reduce(values, group=self.group)
         return values
 
     def gathered(self, values: Tensor) -> Tensor:
-        """Return every rank's values, [ranks, …] of [...], in the same order on all of them; of one shape everywhere. Collective."""
+        """Return every rank's values, [ranks, …] of [...], in the order of ranks; the shape is the same on all ranks. Collective."""
         if self.group is None:
             return values[None]
         parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]

@@ -65,7 +65,7 @@ class AlertsTracker(Tracker):
         self._deadline = math.inf
         self._thread: threading.Thread | None = None
         self._seen = math.inf
-        """When the run was last seen at work, in seconds of `monotonic`; infinity where its silence is no stall."""
+        """When the run was last seen at work, in seconds of `monotonic`; infinity where its silence is not a stall."""
         self._warned = False
 
     # ── hooks, in the thread of training ──

@@ -28,12 +28,12 @@ FILES = ("config.yaml", "plugins.lock.json", "plan.json")
 
 
 class TrackerError(DovetailError, RuntimeError):
-    """A tracker can't log; training goes on."""
+    """A tracker can't log; training continues."""
 
 
 @attrs.frozen(kw_only=True)
 class TrackedRun:
-    """What a library is given when its run is opened."""
+    """The arguments with which a library opens its run."""
 
     project: str
     """Project, or experiment of MLflow."""
@@ -312,7 +312,7 @@ class BackgroundTracker(Tracker):
 
 
 def _number(value: object) -> float | None:
-    """A metric as a float; None for what is no number."""
+    """A metric as a float; None for what is not a number."""
     if isinstance(value, str):
         return None
     try:

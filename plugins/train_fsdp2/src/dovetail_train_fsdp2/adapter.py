@@ -70,11 +70,11 @@ class PeftAdapter:
             self.reset()
 
     def reset(self) -> None:
-        """Start from the section's `adapter_path`, or anew: A from the seed, the same on any number of ranks, and no update.
-        Collective with DoRA.
+        """Load the section's `adapter_path`, or initialise: A from the seed, the same on any number of ranks, and B as 0. Collective with
+        DoRA.
 
         Raises:
-            ConfigError: the adapter is none that the section describes, or of another model.
+            ConfigError: the adapter does not match the section, or is of another model.
             CheckpointError: its files can't be read.
         """
         if self.section.adapter_path is not None:
@@ -153,7 +153,7 @@ class PeftAdapter:
         return merged * (factor if _transposed(layer) else factor[:, None])
 
     def described(self) -> AdapterSpec:
-        """Return what applies its tensors to a model elsewhere."""
+        """Return the description with which a rollout applies the adapter's tensors."""
         return described(self.section, self._layers)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -168,10 +168,10 @@ class PeftAdapter:
 
 
 def narrow_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Keep frozen linear layers in the dtype that autocast would give them at every pass, where nothing is lost.
+    """Keep frozen linear layers in the dtype to which autocast would convert them at every pass, where that loses nothing.
 
     Args:
-        model: with an adapter; afterwards it computes under autocast only. Its output layer is left alone.
+        model: a model with an adapter, which afterwards computes under autocast only. Its output layer is unchanged.
         dtype: the compute dtype.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight

@@ -81,7 +81,7 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 
 
 def quadratic(trunk: PreTrainedModel) -> float:
-    """Return what attention adds to a token's cost for each token of its sample, by operations: F · H · D / N parameters.
+    """Return the growth of a token's cost with the length of its sample, relative to the rest of the model: F · H · D / N parameters.
 
     Half of a sample's tokens are seen on average, by two products of 2 · H · D operations in each of F layers; the
     rest of the model takes 2 N.

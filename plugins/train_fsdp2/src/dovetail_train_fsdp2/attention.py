@@ -29,7 +29,7 @@ PACKED = "dovetail_packed"
 
 @attrs.frozen(kw_only=True, eq=False)
 class AttentionPack:
-    """What attention must know of a packed micro-batch."""
+    """A packed micro-batch as attention needs it."""
 
     sequences: Sequences
     """Where each sequence lies."""
@@ -56,14 +56,14 @@ def packed_attention(
     """Return attention of one layer over a pack.
 
     Args:
-        module: the layer; `probing` has seen that it wants nothing else than what follows.
-        query: float [1, H, F, D], rotated; where ranks share the pack, of this rank's tokens alone.
+        module: the layer; `probing` has checked that it needs no other arguments.
+        query: float [1, H, F, D], rotated; where ranks share the pack, this rank's tokens alone.
         key: float [1, K, F, D], rotated.
         value: float [1, K, F, E].
         attention_mask: None.
         pack: which tokens attend to which.
-        scaling: of the scores; None is 1/√D.
-        sliding_window: how many tokens each one sees, itself included; None is all before it.
+        scaling: the scale of the scores; None is 1/√D.
+        sliding_window: the number of tokens that each token sees, itself included; None for no limit.
 
     Returns:
         float [1, F, H, E], and None in place of attention weights.
@@ -105,7 +105,7 @@ def _attended(
 
 
 def register(name: str, attention: object, mask: object = None) -> None:
-    """Make an attention function known to transformers, and what it wants in place of a mask (nothing, by default)."""
+    """Register an attention function with transformers, and its mask function (by default none)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
@@ -114,7 +114,7 @@ def register(name: str, attention: object, mask: object = None) -> None:
 
 
 def attend_by(model: PreTrainedModel, name: str) -> None:
-    """Let a model attend by the function of this name from now on.
+    """Set the attention function of a model, by name.
 
     It stays so until the next call, since layers that compute again in the backward pass look the name up again.
     """
@@ -125,7 +125,7 @@ def attend_by(model: PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def attending_by(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let a model attend within the block by the function of this name."""
+    """Set the attention function of a model within the block, by name."""
     before = model.config._attn_implementation  # noqa: SLF001 - no public name
     attend_by(model, name)
     try:

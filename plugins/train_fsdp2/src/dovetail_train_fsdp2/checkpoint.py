@@ -52,17 +52,17 @@ def staged(
     *,
     copy: bool,
 ) -> Callable[[], None]:
-    """Return what writes weights, optimizer and random state below the directory, which is made. Collective.
+    """Return a function that writes weights, optimizer and random state below the directory, which is created. Collective.
 
     What is returned takes part in no collective, and raises a CheckpointError where a file of this rank can't be written.
 
     Args:
-        directory: seen by every rank.
-        runner: whose weights.
+        directory: a directory that every rank can access.
+        runner: the model.
         optimizer: None where nothing is trained.
-        ranks: that each write their shards.
-        random: of this rank.
-        copy: into host memory, so that training may go on before all is written.
+        ranks: the ranks, each of which writes its shards.
+        random: the random state of this rank.
+        copy: copy to host memory first, so that training may continue before all is written.
 
     Raises:
         CheckpointError: the directory can't be made; on every rank.
@@ -104,11 +104,11 @@ def load(
     """Restore what `staged` wrote, on as many ranks as there are now. Collective.
 
     Args:
-        directory: seen by every rank.
+        directory: a directory that every rank can access.
         runner: filled in place.
-        optimizer: filled in place; None where the checkpoint holds none.
-        ranks: those of now; they need not be as many as those that wrote.
-        random: restored where this rank's was kept.
+        optimizer: filled in place; None where the checkpoint has none.
+        ranks: the current ranks; their number may differ from that of the checkpoint.
+        random: restored where the checkpoint has this rank's state.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.
@@ -135,9 +135,9 @@ def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) ->
     """Move the weights towards those that `staged` wrote: w ← (1 − share) · w + share · w_written. Collective.
 
     Args:
-        directory: seen by every rank.
+        directory: a directory that every rank can access.
         runner: changed in place, one tensor after another.
-        ranks: those of now; they need not be as many as those that wrote.
+        ranks: the current ranks; their number may differ from that of the checkpoint.
         share: in (0, 1].
 
     Raises:

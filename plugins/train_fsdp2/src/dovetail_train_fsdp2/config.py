@@ -103,8 +103,8 @@ class Fsdp2Config(AdaptableSection):
         return self.cpu_offload
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """List what takes less memory, the cheapest first: gradients of the own shard alone, layers computed again, adapters, and states
-        in the host's memory.
+        """Return the settings that save memory, the cheapest first: gradients of the own shard alone, recomputed layers, adapters,
+        optimizer states in host memory.
         """
         if self.reduce_gradients == "once":
             yield {"reduce_gradients": "every_micro_batch"}

@@ -93,7 +93,7 @@ class Fsdp2Engine(TorchEngine):
         """Load the model onto the context's device.
 
         Raises:
-            ModelError: it can't be loaded, or can't be trained in its dtype.
+            ModelError: the model can't be loaded, or can't be trained in its dtype.
             PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model;
                 or the ranks do not divide as the config says.
             DispatchError: there is no process group of the mesh's size.
@@ -141,11 +141,11 @@ class Fsdp2Engine(TorchEngine):
         )
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
-        """Update as the interface says. Samples that are marked in the column `padding` count for nothing.
+        """Update the model as `TrainEngine.update` says. Samples that the column `padding` marks have no effect.
 
         Raises:
             NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
-            ConfigError: the objective is of another head than the model's.
+            ConfigError: the objective needs another head than the model has.
         """
         runner = self._ready("update")
         made = self._prepared(mini_batch, objective, also=(MEDIA, IMAGE_MASK))
@@ -197,7 +197,7 @@ class Fsdp2Engine(TorchEngine):
         self._move(torch.device(self.context.device), offloaded=False)
 
     def load(self, directory: Path) -> None:
-        """Load a training state as the interface says.
+        """Load a training state; see `TrainEngine.load`.
 
         Raises:
             CheckpointError: a file is missing or unreadable, or of another model.
@@ -224,7 +224,9 @@ class Fsdp2Engine(TorchEngine):
         export(Path(directory), self._started(), self.context.tokenizer, self._ranks)
 
     def export_saved(self, saved: Path, directory: Path) -> None:
-        """Export as the interface says; with one file's tensors in memory, where the architecture's are in memory as they are in its files."""
+        """Export a saved training state. At most one file's tensors are in memory, where the architecture's tensors have the same form in
+        memory as in its files.
+        """
         section = self.context.model
         if section is None or not export_saved(
             Path(saved), Path(directory), self.config, self.context, section
@@ -233,7 +235,7 @@ class Fsdp2Engine(TorchEngine):
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
-        """Return the export of checkpoints that verl's FSDP workers saved; with one file's tensors in memory."""
+        """Return the export of checkpoints of verl's FSDP workers. At most one file's tensors are in memory."""
         folder = checkpoint_in(source)
         return None if folder is None else partial(export_verl, folder)
 

@@ -43,7 +43,7 @@ def export(directory: Path, runner: ModelRunner, tokenizer: Tokenizer, ranks: Ra
     Collective; tensors are gathered one after the other, and rank 0 keeps those of one file.
 
     Raises:
-        CheckpointError: it can't be written; on every rank.
+        CheckpointError: the files can't be written; raised on every rank.
     """
     _export(directory, runner, tokenizer, ranks, lambda _, tensor: whole(tensor, runner.device))
 
@@ -59,10 +59,10 @@ def export_saved(
 
     Args:
         saved: a training state in the form of `dovetail_torch_engines.state`, of any number of ranks.
-        directory: where the model goes.
-        config: of the engine.
-        context: gives head and tokenizer.
-        section: the model that training started from.
+        directory: the directory of the model.
+        config: the config of the engine.
+        context: has the head and the tokenizer.
+        section: the section of the model that training started from.
 
     Returns:
         Whether it was written: not where the architecture's tensors are others in memory than in its files.

@@ -26,12 +26,12 @@ def all_failing_rows(
     """Return positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
 
     Args:
-        runner: with the weights of the update, which were not changed by it.
+        runner: the model with the weights of the failed update, which did not change them.
         goal: the objective.
-        spec: that it was built from.
-        mini_batch: prepared.
-        denominators: of the whole mini-batch.
-        parts: the update's micro-batches; where the model is sharded, equally many on every rank, all of which call.
+        spec: the spec of the objective.
+        mini_batch: the prepared mini-batch.
+        denominators: the denominators of the whole mini-batch.
+        parts: the update's micro-batches; a sharded model needs equally many on every rank.
     """
     failing: list[int] = []
     for part in parts:

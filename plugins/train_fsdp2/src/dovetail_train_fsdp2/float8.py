@@ -17,13 +17,13 @@ _CAPABILITY = (8, 9)
 
 
 def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Put layers that multiply in float8 in the place of linear ones; weights, gradients and results stay in their dtypes.
+    """Replace linear layers by layers that multiply in float8; weights, gradients and results keep their dtypes.
 
-    A CPU computes the same roundings and multiplies in float32. Layers whose features are no multiple of 16 stay as they are.
+    A CPU computes the same roundings and multiplies in float32. Layers whose features are not a multiple of 16 stay as they are.
 
     Args:
-        layers: of the decoder.
-        device: where they will run.
+        layers: the layers of the decoder.
+        device: the device of the layers.
 
     Raises:
         PluginNeedsError: torchao is not installed.

@@ -52,7 +52,7 @@ _MADE = DEAR | {"aten::new_empty"}
 
 @attrs.frozen(kw_only=True)
 class TokenBytes:
-    """Bytes that a token costs in one decoder layer while a backward pass is due."""
+    """Bytes that a token needs in one decoder layer until its backward pass."""
 
     everything: float
     """Where the layer keeps all that its backward pass reads."""
@@ -64,7 +64,7 @@ class TokenBytes:
     """Where it keeps its input alone."""
 
     def kept(self, how: How, *, compiled: bool) -> float:
-        """Return what it keeps by what it computes again."""
+        """Return the bytes that are kept under a setting of recomputation."""
         if how == "everything":
             return self.input
         if how == "cheap":
@@ -75,12 +75,12 @@ class TokenBytes:
 def working_memory(
     config: Fsdp2Config, context: PluginContext, *, ranks: int, size: UpdateSize
 ) -> WorkingMemory:
-    """Estimate what an update, or without training a forward pass, takes of each rank's accelerator.
+    """Estimate the bytes that an update, or a forward pass without training, needs on each rank's accelerator.
 
     Args:
-        config: of the engine.
+        config: the config of the engine.
         context: its model, head, and whether it is trained.
-        ranks: of the engine.
+        ranks: the ranks of the engine.
         size: how much each computes.
 
     Raises:

@@ -37,22 +37,23 @@ if TYPE_CHECKING:
 
 
 class ModelRunner(nn.Module):
-    """Runs one model. What it may do with the architecture is found out once, by trying.
+    """Runs one model. Tests once which optimisations the architecture allows.
 
     It is a module so that it can be the root of sharding: the weights that no block owns (embedding, last norm,
     output layer) are whole within `forward`, and only there.
 
     Attributes:
-        model: everything that is trained or kept.
-        device: where it computes.
+        model: the module with all parameters.
+        device: the device of computation.
         sharded: whether its weights are spread over ranks. Then every forward pass is collective, and weights come
             in the compute dtype without autocast.
         can_share_prompts: whether responses can attend to the keys and values of a prompt that was computed once.
         parallel: the ranks that share each pack with this one. They score the same samples.
         packs: whether samples can be fed end to end.
-        room: tells how many bytes of logits may be kept for the backward pass as things are.
-        section: where the model's image processor is.
-        vision_everywhere: whether some rank has images to train on, so that all of them owe the vision tower gradients.
+        room: returns how many bytes of logits may be kept for the backward pass now.
+        section: the model's section, with the path of its image processor.
+        vision_everywhere: whether some rank trains on images, so that every rank must have gradients of the vision
+            tower.
     """
 
     head: ClassVar[str]
@@ -85,15 +86,15 @@ class ModelRunner(nn.Module):
     @property
     @abstractmethod
     def trunk(self) -> PreTrainedModel:
-        """The part of the model that transformers made: the whole of a language model, the base of a value model."""
+        """The transformers part of the model: all of a language model, the base of a value model."""
 
     @property
     @abstractmethod
     def output_layer(self) -> nn.Module | None:
-        """What gives logits or values of the last hidden states; None where the architecture has no such layer."""
+        """The layer that computes logits or values from the last hidden states; None where the architecture has none."""
 
     def probe(self) -> None:
-        """Find out by trying what the architecture allows.
+        """Test which optimisations the architecture allows.
 
         Called when the runner is made, unless its weights are on the meta device: then again once they are loaded.
         Collective where the model is sharded.
@@ -110,7 +111,7 @@ class ModelRunner(nn.Module):
             )
 
     def images(self) -> ImageInputs:
-        """Return what turns images into the model's inputs; made when the first one comes.
+        """Return the converter of images to the model's inputs, created at first use.
 
         Raises:
             ModelError: the model takes no images, or its image processor can't be loaded.
@@ -121,7 +122,7 @@ class ModelRunner(nn.Module):
         return self._images
 
     def means(self, config: Fsdp2Config) -> Means:
-        """Return the layouts that the config asks for, as far as the model allows them."""
+        """Return the configured layouts, as far as the model allows them."""
         shares = self.can_share_prompts and not self.sharded
         packing = config.packing if self.parallel is None else "always"
         return Means(
@@ -139,8 +140,8 @@ class ModelRunner(nn.Module):
         """Score the micro-batch's tokens.
 
         Args:
-            layout: of the micro-batch. None scores nothing, and finds out what the architecture allows.
-            outputs: of those that the engine has for this head, each once.
+            layout: the layout of the micro-batch. None scores nothing, and tests what the architecture allows.
+            outputs: names among those that the engine has for this head, each once.
 
         Returns:
             [T, …] for each output, of its dtype and inner shape, aligned with the packed response tokens; masked tokens hold 0.
@@ -187,7 +188,7 @@ def _dummy(layout: MicroBatchLayout) -> MicroBatchLayout:
 
 
 class PolicyRunner(ModelRunner):
-    """Of a language model: log-probabilities, and what else its logits tell."""
+    """Runs a language model: log-probabilities, and other functions of its logits."""
 
     head = "a language model's head"
 

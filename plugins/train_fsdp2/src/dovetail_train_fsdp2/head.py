@@ -49,12 +49,12 @@ def score_tokens(
         bias_V: float [V] or None.
         targets_R: int64 [R].
         temperature_R: float32 [R]; None means 1.
-        outputs: of `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`, `top_ids`,
-            `top_log_probs`.
-        dtype: in which the output layer multiplies; softmax is float32.
+        outputs: among `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`,
+            `top_ids`, `top_log_probs`.
+        dtype: the dtype in which the output layer multiplies; softmax is float32.
         room: bytes of logits that may be kept for the backward pass, on accelerators.
-        ids_RK: the words of `log_probs_at`.
-        top_k: how many words `top_ids` and `top_log_probs` have.
+        ids_RK: int64 [R, K], the token ids of `log_probs_at`.
+        top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
         float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`.

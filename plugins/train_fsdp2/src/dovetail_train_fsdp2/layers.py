@@ -36,13 +36,13 @@ def prepare_layers(
     device: torch.device,
     agreed: Callable[[int], int] | None = None,
 ) -> Recompute | None:
-    """Replace the decoder layers' `forward` by what the config asks for. Call it before they are sharded.
+    """Replace the decoder layers' `forward` as the config asks. Call it before they are sharded.
 
     Args:
-        trunk: the model that they belong to.
-        config: of the engine.
-        device: where they will run.
-        agreed: the smallest of all ranks' numbers; collective. Needed where layers communicate within.
+        trunk: the model of the layers.
+        config: the config of the engine.
+        device: the device of the layers.
+        agreed: returns the smallest of all ranks' numbers; collective. Needed where layers communicate.
 
     Returns:
         What decides about their activations; None where all are kept.
@@ -76,7 +76,7 @@ def prepare_layers(
 def room_for_logits(
     trunk: PreTrainedModel, config: Fsdp2Config, device: torch.device
 ) -> Callable[[], int]:
-    """Return what tells how many bytes of logits fit beside what the layers have kept; 0 where none is to be kept."""
+    """Return a function that tells how many bytes of logits fit beside the layers' activations; it returns 0 where none are to be kept."""
     if device.type == "cpu" or not config.keep_logits:
         return lambda: 0
     memory, outside = MemoryBudget(device, config.memory_limit_gib), _outside(trunk)
@@ -90,7 +90,7 @@ def _outside(trunk: PreTrainedModel) -> int:
 
 
 def how_of(config: Fsdp2Config, *, accelerated: bool) -> How | None:
-    """Return what `gradient_checkpointing` means for every layer; None to decide by memory."""
+    """Return the setting of `gradient_checkpointing` for every layer; None to decide by memory."""
     match config.gradient_checkpointing:
         case False:
             return "nothing"

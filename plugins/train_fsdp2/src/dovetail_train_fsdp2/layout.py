@@ -46,7 +46,7 @@ class Padded:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Shared:
-    """Each distinct prompt once; a row is a response, which attends to its prompt's keys and values."""
+    """Layout that computes each distinct prompt once; a row is a response, which attends to its prompt's keys and values."""
 
     prompts_GP: np.ndarray
     """int64 [G, P], right-padded with 0."""
@@ -85,7 +85,7 @@ class PackedSequences:
 
 @attrs.frozen(kw_only=True, eq=False)
 class MicroBatchLayout:
-    """One micro-batch as the model sees it, and where its scores come from."""
+    """One micro-batch as model input, and the positions of its scores."""
 
     fed: Padded | Shared | PackedSequences
     """What the model is given. Rows without a scored token are left out."""
@@ -124,11 +124,11 @@ def lay_out(
     shared: bool = False,
     packed: bool = False,
 ) -> MicroBatchLayout:
-    """Lay out a micro-batch, and note where each scored token's prediction will lie.
+    """Lay out a micro-batch, and compute the position of each scored token's prediction.
 
     Args:
         micro_batch: with the columns in `dovetail.interfaces.READS`; with `media`, and `image_mask` where responses have images too, which only padded ones may.
-        outputs: that will be asked for; their columns come along.
+        outputs: the outputs to compute; the columns that they read are included.
         shared: compute each distinct prompt once.
         packed: put all tokens into one row, without padding.
     """

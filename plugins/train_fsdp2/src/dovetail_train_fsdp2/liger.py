@@ -23,14 +23,14 @@ _logger = logging.getLogger(__name__)
 
 
 def apply_liger(trunk: PreTrainedModel, device: str) -> None:
-    """Put Liger's kernels into this model, which will run on a device of this type.
+    """Apply Liger's kernels to this model, which will run on a device of this type.
 
     Liger also replaces names in the architecture's module, for every model of the process: those are put back, but for
     the rotary positions, which have no other place; they stay as they were for tensors that are not on CUDA.
 
     Raises:
         PluginNeedsError: liger-kernel is not installed.
-        ConfigError: it knows nothing of the architecture, or has no kernels for the device.
+        ConfigError: Liger does not support the architecture, or the device.
     """
     if device != "cuda":
         raise ConfigError(

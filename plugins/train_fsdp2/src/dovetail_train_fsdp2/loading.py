@@ -44,12 +44,13 @@ def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> di
 def stored_places(
     model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: StoredCheckpoint
 ) -> dict[str, str] | None:
-    """Return under which name the checkpoint holds each of the trunk's tensors, where it holds all of them as they are.
+    """Return the name of each of the trunk's tensors in the checkpoint, where the checkpoint stores all of them in the form that they have
+    in memory.
 
     Args:
-        model: the language model, before an adapter is put into it.
-        trunk: the same, or its base.
-        checkpoint: where to look.
+        model: the language model, without an adapter.
+        trunk: the same model, or its base.
+        checkpoint: the checkpoint to search.
 
     Returns:
         Names in the checkpoint by the names of `tensors_of`; None where a tensor is missing, has another shape or
@@ -80,7 +81,7 @@ def stored_places(
 def read_shards(
     tensors: Mapping[str, Tensor], places: Mapping[str, str], section: ModelSection
 ) -> None:
-    """Fill this rank's shards from the checkpoint's files, whose tensors have the whole shapes.
+    """Fill this rank's shards from the checkpoint's files, which hold whole tensors, in their whole shapes.
 
     Raises:
         ModelError: a file can't be read.
@@ -108,18 +109,18 @@ def give_out(
     *,
     base_only: bool,
 ) -> None:
-    """Load the model on rank 0, and fill every rank's shards from there; collective.
+    """Load the model on rank 0, and send every rank its shards; collective.
 
     Args:
-        trunk: sharded; takes from rank 0 what transformers remembers of the form that it was stored in.
-        tensors: of `tensors_of`, in the shapes of this rank's shards.
-        section: names the checkpoint.
-        ranks: all of them.
-        device: where tensors travel.
-        base_only: whether the trunk is what lies below the language model's head.
+        trunk: the sharded module; it gets from rank 0 transformers' record of the stored form.
+        tensors: the result of `tensors_of`, in the shapes of this rank's shards.
+        section: the section with the checkpoint's path.
+        ranks: all ranks.
+        device: the device for transfers.
+        base_only: whether the trunk is the model below the head.
 
     Raises:
-        ModelError: it can't be loaded, or is another in memory than its config says. Raised on every rank.
+        ModelError: the model can't be loaded, or differs from its config. Raised on every rank.
     """
     loaded: dict[str, Tensor] = {}
     forms: list[Any] = [None]

@@ -15,11 +15,11 @@ OFFLOAD_AT_LEAST = 2**20
 
 
 class MemoryBudget:
-    """Of one accelerator.
+    """The memory of one accelerator.
 
     Args:
         device: the accelerator.
-        limit_gib: what this process may allocate there at most, GiB; None is all that there is.
+        limit_gib: the limit of this process's allocations there, GiB; None for all memory.
     """
 
     def __init__(self, device: torch.device, limit_gib: float | None = None) -> None:
@@ -30,7 +30,7 @@ class MemoryBudget:
         return int(torch.accelerator.memory_allocated(self._device))
 
     def free(self) -> int:
-        """Return bytes that tensors can still take: what the device has left, and what the allocator could give back to it.
+        """Return the bytes still available to tensors: free memory of the device, and unused memory of the allocator.
 
         Rests of blocks that are in use are not counted: they serve smaller tensors, but no larger one.
         """
@@ -47,7 +47,7 @@ class MemoryBudget:
 
 
 def use_expandable_segments(device: torch.device) -> None:
-    """Let the allocator of CUDA grow its segments, so that tensors of ever other sizes leave no rests too small for the next.
+    """Enable expandable segments of CUDA's allocator, since tensors of varying sizes fragment its memory.
 
     For this process alone: by the environment an inference engine's server would inherit it, and vLLM's sleep refuses it.
     What the environment says of it stays.
@@ -60,7 +60,7 @@ def use_expandable_segments(device: torch.device) -> None:
 
 
 def offloading() -> AbstractContextManager[Any]:
-    """Keep large tensors that the backward pass will ask for, within the block, in pinned host memory.
+    """Keep large tensors that the backward pass needs, within the block, in pinned host memory.
 
     They travel on a stream of their own; the backward pass waits for those that it asks for.
     """

@@ -26,7 +26,7 @@ def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
     Raises:
         ModelError: the directory does not exist or lacks config or weights, the hub can't be reached, or the
-            model is no causal language model.
+            model is not a causal language model.
     """
     model, missing = _from_pretrained(section)
     _check_complete(section, missing)
@@ -35,10 +35,10 @@ def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
 
 def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
-    """Load what lies below the head of a causal language model, or of a classifier of its family.
+    """Load the base below the head of a causal language model, or of a classifier of its family.
 
     Raises:
-        ModelError: as for `load_model`; a head that is missing is none of this one's business.
+        ModelError: as for `load_model`; a missing head is not an error here.
     """
     model, missing = _from_pretrained(section)
     trunk = base_of(model)
@@ -48,10 +48,10 @@ def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return what lies below the head of a causal language model.
+    """Return the base below the head of a causal language model.
 
     Raises:
-        ModelError: the architecture does not tell.
+        ModelError: the base can't be identified.
     """
     trunk: PreTrainedModel = model.base_model
     if trunk is model:
@@ -68,21 +68,21 @@ def empty_model(section: ModelSection) -> PreTrainedModel:
     Buffers (rotary frequencies, masks) are real, on the CPU: checkpoints do not hold them.
 
     Raises:
-        ModelError: as for `load_model`, but for what only the weights can tell.
+        ModelError: as for `load_model`, except for errors in the weights.
     """
     _check_directory(section.path)
     return described_model(section)
 
 
 def described_model(section: ModelSection, *, classifier: bool = False) -> PreTrainedModel:
-    """Build what a directory's config describes, which need not hold weights, as `empty_model` does.
+    """Build the model that a directory's config describes, without weights, as `empty_model` does.
 
     Args:
-        section: names the directory.
+        section: the section with the directory.
         classifier: whether it is a token classifier; else a causal language model.
 
     Raises:
-        ModelError: no such model can be built.
+        ModelError: the model can't be built.
     """
     from transformers import AutoModelForTokenClassification, GenerationConfig
 
@@ -161,7 +161,7 @@ def _check_complete(section: ModelSection, missing: list[str]) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep transformers' progress bar and load report off the terminal, where the run has a display of its own.
+    """Suppress transformers' progress bar and load report, where the run has a display of its own.
 
     What the report would warn of is checked after loading.
     """

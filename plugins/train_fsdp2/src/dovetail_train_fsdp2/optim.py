@@ -59,7 +59,7 @@ class ShardedOptimizer:
         self._peaks = learning_rates(self._torch)
 
     def step(self, finite: Tensor) -> tuple[float, float]:
-        """Take exactly one step with the gradients that have gathered, and drop them. Collective.
+        """Take exactly one step with the accumulated gradients, and drop them. Collective.
 
         Args:
             finite: bool [], whether the losses that they come from are finite. It is fetched with the norm.
@@ -108,7 +108,7 @@ class ShardedOptimizer:
         return value, not broken
 
     def discard_gradients(self) -> None:
-        """Drop what a failed backward pass has left."""
+        """Drop the gradients of a failed backward pass."""
         for optimizer in self._torch:
             optimizer.zero_grad()
 
@@ -141,7 +141,7 @@ class ShardedOptimizer:
         }
 
     def restore(self, steps: int, parameter_steps: Mapping[str, float]) -> None:
-        """Go back to a step, with a state of 0 that the caller then fills through `moments`. Weights must be read afterwards.
+        """Restore a step, with a state of 0 that the caller fills through `moments`. Weights must be read afterwards.
 
         Raises:
             CheckpointError: the state belongs to another model or optimizer.

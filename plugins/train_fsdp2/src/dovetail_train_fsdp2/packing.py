@@ -35,7 +35,7 @@ WORTHWHILE_PACKED = 0.9
 
 @attrs.frozen(kw_only=True)
 class Means:
-    """What layouts a model may be fed in, and what decides between them."""
+    """The layouts that a model allows, and the criteria between them."""
 
     packing: Packing = "never"
     """Whether to pack; `never` where the architecture does not allow it."""
@@ -52,7 +52,7 @@ class Means:
 
 @attrs.frozen(kw_only=True, eq=False)
 class MicroBatchPlan:
-    """The samples of one micro-batch, and how to lay them out."""
+    """The samples of one micro-batch, and their layout."""
 
     rows_B: np.ndarray
     """int64 [B], positions in the batch that was cut."""
@@ -69,10 +69,10 @@ def cut(
 
     Args:
         batch: with the columns in `dovetail.interfaces.READS`.
-        budget: tokens of one micro-batch, padding included; a sample that alone exceeds it gets one to itself.
-        means: the layouts to choose from.
-        at_least: so many micro-batches, since ranks must run equally many; empty ones where the samples run out.
-        unit: samples that stay together. Prompts are shared where that is one sample.
+        budget: the token limit of a micro-batch, padding included; a longer sample gets one to itself.
+        means: the allowed layouts.
+        at_least: the minimum number of micro-batches, since ranks must run equally many; empty ones are added.
+        unit: the unit that stays together. Prompts are shared where it is one sample.
 
     Returns:
         Every sample in exactly one micro-batch, the most expensive one first.

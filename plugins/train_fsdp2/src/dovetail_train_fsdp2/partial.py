@@ -78,7 +78,7 @@ def partial_backward(
     spans: Spans,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of queries [Tq, H, D], keys [Tk, K, D] and values [Tk, K, D], given output and sums of the whole softmax."""
+    """Return gradients of queries [Tq, H, D], keys [Tk, K, D] and values [Tk, K, D], from output and sums of the whole softmax."""
     if has_flash(query_THD, value_TKD):
         nothing = torch.empty(0, device=query_THD.device)
         seed = torch.zeros(2, dtype=torch.uint64, device=query_THD.device)

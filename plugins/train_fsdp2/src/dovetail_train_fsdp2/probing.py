@@ -36,7 +36,7 @@ _HARMLESS = frozenset(
 
 
 class Reach:
-    """Stands in a mask's place: how many tokens each token sees, itself included; `FAR` is all, None no window."""
+    """Placeholder for a mask: how many tokens each token sees, itself included; `FAR` is all, None no window."""
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens
@@ -163,7 +163,7 @@ def _probe_attention(
 
 
 def _probe_mask(*, mask_function: Callable[..., Tensor], **_: object) -> Reach:
-    """See how far back a mask function lets tokens look: the same for each, or it is no window."""
+    """See how far back a mask function lets tokens look: the same for each, or it is not a window."""
     reaches = {_reach(mask_function, at) for at in (FAR - 1, FAR, FAR + 37)}
     return Reach(reaches.pop() if len(reaches) == 1 else None)
 

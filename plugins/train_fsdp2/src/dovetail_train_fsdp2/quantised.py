@@ -31,7 +31,7 @@ class Nf4Linear(nn.Module):
         self.register_buffer("weight", None)
 
     def fill(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-        """Quantise a weight [out, in] of any dtype on a device; it is made again in `dtype`."""
+        """Quantise a weight [out, in] of any dtype on a device; it is dequantised to `dtype`."""
         self.weight = quantised(weight.to(device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def quantisable(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[str,
     """Yield frozen linear layers of a model with an adapter, by the names of their modules; the output layer is not quantised.
 
     Args:
-        model: with its adapter.
+        model: the model with its adapter.
         head: the output layer.
     """
     for name, module in model.named_modules():

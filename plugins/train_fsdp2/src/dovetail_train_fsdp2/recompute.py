@@ -44,15 +44,15 @@ DEAR = frozenset(
 
 
 class Recompute:
-    """The decoder layers of one model, and what each does about its activations.
+    """The decoder layers of one model, and how each handles its activations.
 
     Args:
-        layers: in the order in which they run; their `forward` is replaced.
-        how: what every layer does, or None to decide by memory.
-        memory: of the device; read only where `how` is None.
-        outside: bytes that the rest of the model takes while all activations are there.
-        offload: keep the inputs of layers that compute again in host memory.
-        agreed: makes the number of layers that keep theirs the same on ranks whose layers communicate.
+        layers: the layers in order of execution; their `forward` is replaced.
+        how: the setting for every layer, or None to decide by memory.
+        memory: the memory of the device; read only where `how` is None.
+        outside: bytes of the rest of the model while all activations exist.
+        offload: keep the inputs of recomputed layers in host memory.
+        agreed: makes the number of layers without recomputation equal on ranks whose layers communicate.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ def _states(args: Any, kwargs: Any) -> Tensor:
 
 
 def tokens_of(args: object, kwargs: object) -> int:
-    """Return how many tokens a layer is given, padding included."""
+    """Return the number of tokens of a layer's input, padding included."""
     rows, length = _states(args, kwargs).shape[:2]
     return int(rows * length)
 

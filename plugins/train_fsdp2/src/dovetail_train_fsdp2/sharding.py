@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """How one runner is sharded, and the switches of its communication.
+    """The sharding of one runner, and the switches of its communication.
 
     Attributes:
         replicas: groups of ranks that each hold all shards.
-        state_device: where shards, gradients and moments lie while the model computes.
+        state_device: the device of shards, gradients and moments while the model computes.
     """
 
     def __init__(self, config: Fsdp2Config, ranks: Ranks, device: torch.device) -> None:
@@ -153,7 +153,7 @@ def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
     of one class.
 
     Raises:
-        ModelError: there are none.
+        ModelError: the model has none.
     """
     names = set(trunk._no_split_modules or ())  # noqa: SLF001 - the field's only name for them
     blocks: list[nn.Module] = []

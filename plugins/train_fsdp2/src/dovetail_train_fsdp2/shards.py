@@ -21,7 +21,7 @@ BLOCK_BYTES = 2**27
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard, [rows here, …] of [rows, …], which shares the tensor's memory; outside autograd."""
+    """Return this rank's shard, [rows here, …] of [rows, …], sharing the tensor's memory; outside autograd."""
     shard = tensor.detach()
     return shard.to_local() if isinstance(shard, DTensor) else shard
 
@@ -39,12 +39,12 @@ def rows_here(tensor: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
-    """Write this rank's shard.
+    """Write this rank's shard in place.
 
     Args:
         tensor: changed in place; of any number of dimensions.
-        read: gives rows `first` to `last` (exclusive) of the whole, [last − first, …], of any dtype and device; called at
-            most once.
+        read: returns rows `first` to `last` (exclusive) of the whole tensor, [last − first, …], of any dtype and
+            device; called at most once.
     """
     if not tensor.dim():
         tensor.copy_(read(0, 1).reshape(()))
@@ -55,11 +55,12 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
 
 
 def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """Return the whole tensor, in the shape that it has over all shards, outside autograd. A quantised one comes as it is computed with. Collective where it is spread: every rank of its mesh must call it.
+    """Return the whole tensor, in the shape that it has over all shards, outside autograd; a quantised one dequantised. Collective for a
+    sharded tensor: every rank of its mesh must call it.
 
     Args:
-        tensor: any.
-        device: where to gather, and where the result lies; the tensor's own by default.
+        tensor: any tensor.
+        device: the device of gathering and of the result; by default the tensor's own.
     """
     tensor = dequantised(tensor)
     here = tensor.detach() if device is None else tensor.detach().to(device)
@@ -74,14 +75,14 @@ def wholes(
     device: torch.device,
     cast: Callable[[Tensor], torch.dtype],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Gather tensors that may be spread, many at once, outside autograd. Collective: every rank must go through all of them.
+    """Gather tensors, sharded or not, several at once, outside autograd. Collective: every rank must iterate over all of them.
 
     A collective for each tensor would cost more than what it carries; and shards are cast before they travel.
 
     Args:
         tensors: names and tensors, the same on every rank.
-        device: where to gather, and where the results lie.
-        cast: the dtype that a tensor is gathered in.
+        device: the device of gathering and of the results.
+        cast: the dtype of the gathered tensor.
 
     Yields:
         Each name with the whole tensor, in the shape that it has over all shards.

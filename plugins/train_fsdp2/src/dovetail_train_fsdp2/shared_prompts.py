@@ -35,16 +35,16 @@ def attend_shared(
     *,
     scale: float,
 ) -> Float[Tensor, "F H E"]:
-    """Return causal attention within each sequence, and of the responses to all of their prompt; carries the gradient.
+    """Return causal attention within each sequence, and of each response to its whole prompt; carries the gradient.
 
     Args:
         query_FHD: float [F, H, D].
         key_FKD: float [F, K, D].
         value_FKE: float [F, K, E], with E ≤ D.
-        sequences: all of them, the G prompts first.
+        sequences: all sequences, the G prompts first.
         prompts: the G prompts, P tokens together.
-        responses: how many tokens of responses belong to each prompt, Q together.
-        scale: of the scores.
+        responses: the number of response tokens of each prompt, Q together.
+        scale: the scale of the scores.
 
     Returns:
         float [F, H, E].

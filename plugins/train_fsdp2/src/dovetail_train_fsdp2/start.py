@@ -57,12 +57,12 @@ def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
 def load_runner(
     config: Fsdp2Config, context: PluginContext, ranks: Ranks
 ) -> tuple[ModelRunner, Sharding | None]:
-    """Load the context's model onto its device. One that is not trained gets no adapter.
+    """Load the context's model onto its device. A model that is not trained gets no adapter.
 
     One process on the CPU holds the model as it is; several, and accelerators, hold shards. Collective then.
 
     Raises:
-        ModelError: it can't be loaded.
+        ModelError: the model can't be loaded.
         PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model; or
             `shard_size` does not divide the ranks, or the model can't share sequences between ranks.
     """
@@ -177,7 +177,7 @@ def _make_room(
         return {}
     if places is None:
         raise ConfigError(
-            f"lora.base={adapter.section.base} reads one weight after the other, and {section.path} is stored in another form than it has in memory",
+            f"lora.base={adapter.section.base} quantises weights while reading them, and {section.path} is stored in a different layout than the model has in memory",
             hint="save it as safetensors in the form of its architecture, or leave lora.base out",
         )
     made = make_room(runner.trunk, runner.output_layer)

@@ -44,7 +44,7 @@ class Trunk:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of computation."""
         return self._runner.device
 
     def states(self, layout: MicroBatchLayout) -> Tensor:
@@ -68,8 +68,8 @@ class Trunk:
 
     @contextmanager
     def inputs(self, fed: Padded | PackedSequences) -> Iterator[dict[str, Any]]:
-        """Hold what the model is given within the block: ids [B, L], and what its images take besides; or [1, F] with
-        positions [1, F] and a `AttentionPack`.
+        """Set the model's inputs within the block: ids [B, L] with its images' inputs; or ids [1, F] with positions [1, F] and an
+        `AttentionPack`.
         """
         if isinstance(fed, PackedSequences):
             yield self._packed(fed)
@@ -108,7 +108,7 @@ class Trunk:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute in the compute dtype. Weights that are sharded come in it already."""
+        """Compute in the compute dtype. Sharded weights are gathered in it already."""
         dtype = self._runner.dtype
         enabled = dtype != torch.float32 and not self._runner.sharded
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)

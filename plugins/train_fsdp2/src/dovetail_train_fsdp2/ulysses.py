@@ -26,7 +26,7 @@ AXIS = "cp"
 
 @attrs.frozen(kw_only=True, eq=False)
 class RankLayout:
-    """What one rank computes of a packed layout."""
+    """One rank's part of a packed layout."""
 
     layout: MicroBatchLayout
     """With the rank's F / C tokens, the lengths of all sequences, and M scored tokens: its own, and stand-ins."""
@@ -48,7 +48,7 @@ class SequenceParallel:
         self.index = dist.get_rank(group)
 
     def part(self, layout: MicroBatchLayout) -> RankLayout:
-        """Return this rank's part of a packed layout, padded at its end by a sequence of its own where C does not divide F."""
+        """Return this rank's part of a packed layout, padded by a further sequence where C does not divide F."""
         fed = layout.fed
         assert isinstance(fed, PackedSequences)
         count = -(-len(fed.ids_F) // self.size)
@@ -84,10 +84,10 @@ class SequenceParallel:
 
 
 def check_heads(trunk: PreTrainedModel, degree: int) -> None:
-    """Check that so many ranks can divide a model's attention heads.
+    """Check that `degree` ranks can divide a model's attention heads.
 
     Raises:
-        ConfigError: there are more ranks than attention heads, or they do not divide them.
+        ConfigError: there are more ranks than attention heads, or the heads are not divisible.
     """
     heads = int(trunk.config.get_text_config().num_attention_heads)
     if heads % degree:
@@ -101,7 +101,7 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
-    """Return the ranks that share packs with this one along the mesh's axis cp; None where it has them to itself.
+    """Return the ranks that share packs with this one along the mesh's axis cp; None where packs are not shared.
 
     Collective over all ranks of the mesh, which are those of torch's default process group.
 

@@ -48,7 +48,7 @@ def empty_value_model(model: PreTrainedModel) -> ValueModel:
     """Return a value model over the base of a language model whose weights are on the meta device.
 
     Raises:
-        ModelError: its base can't be told from its head.
+        ModelError: the base can't be identified.
     """
     trunk = base_of(model)
     with torch.device("meta"):
@@ -56,12 +56,12 @@ def empty_value_model(model: PreTrainedModel) -> ValueModel:
 
 
 def fill_head(head: nn.Linear, section: ModelSection, logger: Logger) -> None:
-    """Give a value head the checkpoint's own weights, or 0 where it has none, which the log says.
+    """Give a value head the checkpoint's own weights, or 0 where it has none, which is logged.
 
     Args:
         head: `weight` [1, H] and `bias` [1], possibly in shards.
-        section: names the checkpoint.
-        logger: told once.
+        section: the section with the checkpoint's path.
+        logger: logs once.
 
     Raises:
         ModelError: the checkpoint holds a head that gives more than one number.
@@ -80,7 +80,7 @@ def _head(trunk: PreTrainedModel) -> nn.Linear:
 
 
 def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
-    """Return what to save a value model as: an empty model, the prefix of the base's weights in it, and its head's name.
+    """Return the form in which to save a value model: an empty model, the prefix of the base's weights in it, and its head's name.
 
     It is a token classifier of one label, which transformers and `load_value_model` read; where the architecture has none, the
     base, with the head as `value_head` beside.

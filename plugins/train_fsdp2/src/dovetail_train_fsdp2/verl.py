@@ -50,7 +50,7 @@ _PEFT = "base_model.model."
 
 
 def checkpoint_in(path: Path) -> Path | None:
-    """Return the folder with the ranks' files: the path, its `actor`, or those of the latest step in it; None where there is none.
+    """Return the folder with the ranks' files: the path, its `actor`, or that of the latest step; None where there is none.
 
     Raises:
         CheckpointError: the latest step that the path names is not there.
@@ -71,11 +71,12 @@ def checkpoint_in(path: Path) -> Path | None:
 
 
 def export_verl(folder: Path, directory: Path) -> None:
-    """Write the model in the dtype of its saved weights, LoRA merged, with what `huggingface/` holds; one file's tensors in memory.
+    """Write the model in the dtype of its saved weights, LoRA merged, with the files of `huggingface/`. At most one file's tensors are in
+    memory.
 
     Args:
-        folder: of `checkpoint_in`.
-        directory: where the model goes.
+        folder: the result of `checkpoint_in`.
+        directory: the directory of the model.
 
     Raises:
         CheckpointError: a file is missing, damaged or holds something else than tensors, or the directory can't be written.
@@ -181,8 +182,8 @@ def _loaded(file: Path) -> dict[str, Tensor]:
         foreign = sorted(name for name in named if not name.startswith(_RECORDED))
         if foreign:
             raise CheckpointError(
-                f"{file} holds {foreign[0]}, which is no tensor; nothing of it was unpickled",
-                hint="it is no FSDP checkpoint of verl, or was tampered with"
+                f"{file} holds {foreign[0]}, which is not a tensor; nothing of it was unpickled",
+                hint="it is not an FSDP checkpoint of verl, or was tampered with"
                 if "ShardedTensor" not in foreign[0]
                 else "it was saved by FSDP without a device mesh; convert it with verl",
             )
@@ -223,7 +224,7 @@ class _Saved:
 
     Attributes:
         shapes: whole, by name, of the model without its adapter.
-        dtype: of the weights.
+        dtype: the dtype of the weights.
     """
 
     def __init__(self, folder: Path, ranks: list[dict[str, Tensor]]) -> None:

@@ -35,15 +35,15 @@ def has_images(batch: Batch) -> bool:
 def cut_with_images(
     batch: Batch, budget: int, means: Means, at_least: int, unit: Unit, *, together: int
 ) -> list[MicroBatchPlan]:
-    """Cut a batch in which samples have images: these are padded, and the others laid out as text.
+    """Cut a batch in which samples have images: these are padded, the others laid out as text.
 
     Args:
-        batch: see `cut`, as for the following.
-        budget: tokens of one micro-batch.
+        batch: see `cut`, as for the arguments below.
+        budget: the token limit of a micro-batch.
         means: the layouts for text.
-        at_least: so many micro-batches.
-        unit: samples that stay together; one sample's image makes all of them padded.
-        together: ranks that share each sequence.
+        at_least: the minimum number of micro-batches.
+        unit: the unit that stays together; one sample's image makes all of it padded.
+        together: the number of ranks that share each sequence.
 
     Raises:
         ConfigError: several do, which takes packs.
@@ -71,13 +71,13 @@ def cut_with_images(
 
 
 def language_of(trunk: PreTrainedModel) -> nn.Module:
-    """Return the language model within a vision-language model; the model itself where it is nothing else."""
+    """Return the language model inside a vision-language model; the model itself where it has no other part."""
     language = getattr(getattr(trunk, "base_model", trunk), "language_model", None)
     return language if isinstance(language, nn.Module) else trunk
 
 
 def vision_parameters(trunk: PreTrainedModel) -> list[Tensor]:
-    """Return what turns pixels into embeddings: all parameters, of any shape, but those of the language model and its head.
+    """Return the parameters of the vision part, of any shape: all but those of the language model and its head.
 
     They are looked up at every call, since sharding puts other tensors in their place.
     """
@@ -89,10 +89,10 @@ def vision_parameters(trunk: PreTrainedModel) -> list[Tensor]:
 
 
 def freeze_vision(trunk: PreTrainedModel) -> None:
-    """Leave the vision tower, and what projects its output, as they are.
+    """Freeze the vision tower and its projector.
 
     Raises:
-        ConfigError: the model has none.
+        ConfigError: the model has no vision tower.
     """
     parameters = vision_parameters(trunk)
     if not parameters:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
-    """Return names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+    """Return names, shapes and dtypes of the tensors that `outgoing` yields, in its order, without gathering anything."""
     adapter = runner.adapter
     alone = adapter is not None and adapter.section.sync == "adapter"
     if adapter is not None and alone:
@@ -46,7 +46,7 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 
 
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """Return the manifest's tensors, in its shapes, gathered, merged with their adapter and cast as they are asked for.
+    """Yield the manifest's tensors, in its shapes, each gathered, merged with its adapter and cast on request.
 
     Collective where the model is sharded, a block of tensors after another: a rank that stops half-way keeps the others
     waiting. Every rank holds one block at a time, or all that the architecture stores together.
@@ -77,10 +77,10 @@ def merged(
     """Yield whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast.
 
     Args:
-        trunk: the model, or what lies below its head.
-        adapter: in the model.
-        dtype: of the result, where it is floating point.
-        read: gives a tensor of the base whole, by its name and what stands for it in memory; called for one after the other.
+        trunk: the model, or its base.
+        adapter: the model's adapter.
+        dtype: the dtype of the result, where it is floating point.
+        read: returns a base tensor as a whole, given its name and the tensor in memory; called sequentially.
     """
     for name, tensor in tensors_of(trunk, adapter).items():
         found = read(name, tensor)
@@ -93,12 +93,12 @@ def stored(
     tensors: Iterable[tuple[str, Tensor]],
     empty: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in memory, in their whole shapes, as they are stored: one by one where the form allows.
+    """Yield tensors in the form of the checkpoint, from tensors in memory in their whole shapes: one by one where the form allows.
 
     Args:
-        model: knows its stored form.
-        tensors: in the order of `empty`.
-        empty: the same on the meta device.
+        model: has the record of the stored form.
+        tensors: the tensors in the order of `empty`.
+        empty: the same tensors on the meta device.
     """
     from transformers.core_model_loading import revert_weight_conversion
 

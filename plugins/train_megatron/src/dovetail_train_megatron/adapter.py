@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MegatronAdapter:
-    """The updates that were put into one rank's modules.
+    """The LoRA layers in the modules of one rank.
 
     Attributes:
         section: rank, scale, layers, and what travels.
@@ -99,7 +99,8 @@ class MegatronAdapter:
                 updates.on = True
 
     def merged(self, parameter: nn.Parameter) -> Tensor:
-        """Return this rank's part of a weight, [out, in], with its layer's update added in float32, in the weight's dtype; any other as it is.
+        """Return this rank's part of a weight, [out, in], with the adapter's update added in float32, in the weight's dtype; parameters
+        without an adapter unchanged.
 
         Collective over tensor-parallel ranks where magnitudes are learnt.
         """
@@ -113,7 +114,7 @@ class MegatronAdapter:
         return merged.detach().to(weight.dtype)
 
     def tensors(self) -> Mapping[str, nn.Parameter]:
-        """Return this rank's parts of A, B and magnitudes, by the names that they have in training states."""
+        """Return this rank's parts of A, B and magnitudes, by their names in training states."""
         vectors = {
             state_name(name, MAGNITUDE): vector
             for magnitudes in self._magnitudes.values()
@@ -127,7 +128,7 @@ class MegatronAdapter:
         }
 
     def described(self) -> AdapterSpec:
-        """Return what applies its tensors to a model elsewhere."""
+        """Return the description with which a rollout applies the adapter's tensors."""
         return described(self.section, self._adapted)
 
     def _draw(self, network: Network, every: Mapping[str, int], seed: int) -> None:

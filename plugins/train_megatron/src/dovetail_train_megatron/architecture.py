@@ -23,8 +23,8 @@ class Architecture:
 
     Attributes:
         hf: its Hugging Face config.
-        bridge: mbridge's object for it, which knows names and formats. It holds no weights.
-        transformer: Megatron's config of its layers.
+        bridge: mbridge's object for the model, which has names and formats and no weights.
+        transformer: Megatron's config of the layers.
         uses_transformer_engine: whether layers are Transformer Engine's.
         padded_vocabulary: rows of embedding and output layer over all ranks.
     """
@@ -84,7 +84,7 @@ class Architecture:
         return int(size or self.hf.hidden_size // self.hf.num_attention_heads)
 
     def quadratic(self) -> float:
-        """Return what attention adds to a token's cost for each token of its sample, by operations."""
+        """Return the growth of a token's cost with the length of its sample, relative to the rest of the model."""
         hf = self.hf
         heads, layers, hidden = hf.num_attention_heads, hf.num_hidden_layers, hf.hidden_size
         inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size

@@ -28,7 +28,7 @@ Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Fed:
-    """What attention must know of a pack."""
+    """A pack as attention needs it."""
 
     sequences: Sequences
     """Of all ranks that share it."""
@@ -47,17 +47,17 @@ class PackRegistry:
         Args:
             frequencies: float32 [D / 2], rotary ones (arXiv 2104.09864).
             dtype: of queries and keys.
-            device: of the model.
+            device: the device of the model.
         """
         self._frequencies, self._dtype, self._device = frequencies.to(device), dtype, device
         self._fed: dict[int, Fed] = {}
 
     def add(self, pack: PackedMicroBatch, mine: slice) -> Tensor:
-        """Keep a pack until `clear`: int64 [1] on the CPU, the number to pass for a mask.
+        """Keep a pack until `clear`, and return its number as int64 [1] on the CPU, which is passed in place of a mask.
 
         Args:
-            pack: the same on all ranks that share it.
-            mine: which of its tokens are this rank's.
+            pack: the pack, the same on all ranks that share it.
+            mine: the tokens of the pack on this rank.
         """
         number = len(self._fed)
         positions_T = sent(pack.positions_F[mine], self._device).float()
@@ -74,7 +74,7 @@ class PackRegistry:
         return self._fed[int(number)]
 
     def clear(self) -> None:
-        """Drop all packs: no backward pass will ask for them any more."""
+        """Drop all packs; called when no backward pass needs them any more."""
         self._fed.clear()
 
 
@@ -124,7 +124,7 @@ class PackedAttention(nn.Module):
 def rotated(
     query_THD: Tensor, key_TKD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys turned by the angles of their positions: x cos + (−x₂, x₁) sin for the halves x₁ and x₂ of a head.
+    """Return queries and keys rotated by the angles of their positions: x cos + (−x₂, x₁) sin for the halves x₁ and x₂ of a head.
 
     Args:
         query_THD: float [T, H, D].

@@ -53,19 +53,18 @@ def staged(
     *,
     copy: bool,
 ) -> Callable[[], None]:
-    """Return what writes weights, optimizer and random state below the directory, which is made. Collective.
+    """Return a function that writes weights, optimizer and random state below the directory, which is created. Collective.
 
     What is returned takes part in no collective, and raises a CheckpointError where a file of this rank can't be written.
 
     Args:
-        directory: seen by every rank.
-        network: whose weights.
-        table: of its tensors.
+        directory: a directory that every rank can access.
+        network: the network with the weights.
+        table: the table of its tensors.
         optimizer: None where nothing is trained.
-        ranks: that each write some tensors.
-        random: of this rank.
-        copy: all tensors into host memory, so that training may go on before the first is written; else files are written as
-            they fill.
+        ranks: the ranks, each of which writes some tensors.
+        random: the random state of this rank.
+        copy: copy all tensors to host memory first, so that training may continue; else files are written as they fill.
 
     Raises:
         CheckpointError: the directory can't be made; on every rank.
@@ -123,7 +122,7 @@ def load(
     ranks: Ranks,
     random: RandomState,
 ) -> None:
-    """Restore what `staged` wrote, in any layout, or what the engine fsdp2 wrote. Collective.
+    """Restore a state that `staged` wrote in any layout, or that the engine fsdp2 wrote. Collective.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.
@@ -141,13 +140,13 @@ def load(
             and not optimizer.kinds
         ):
             raise CheckpointError(
-                f"checkpoint {directory} holds moments, and sgd goes on without any",
+                f"checkpoint {directory} has moments, and sgd has none",
                 hint="resume with the optimizer of the run that wrote it, or start anew from an exported model",
             )
         if optimizer is not None and trained is not None and trained["steps"] and optimizer.kinds:
             if not trained["parameters"]:
                 raise CheckpointError(
-                    f"checkpoint {directory} is of an optimizer without moments (sgd), and this one goes on from its own",
+                    f"checkpoint {directory} is of an optimizer without moments (sgd), and this one has moments",
                     hint="resume with optim.name=sgd, or start anew from an exported model",
                 )
             moments = SafetensorsStore(directory / MOMENTS)
@@ -173,10 +172,10 @@ def load(
 
 @torch.no_grad()
 def start_adapter(network: Network, table: TensorTable, section: LoraSection) -> None:
-    """Give this rank's parts of the adapter the tensors of the section's `adapter_path`.
+    """Load this rank's parts of the adapter at the section's `adapter_path`.
 
     Raises:
-        ConfigError: the adapter is none that the section describes, or of another model.
+        ConfigError: the adapter does not match the section, or is of another model.
         CheckpointError: its files can't be read.
     """
     expected = _expected(network, table).items()

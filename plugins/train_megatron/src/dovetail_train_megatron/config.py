@@ -18,12 +18,11 @@ Recompute = bool | Literal["selective"]
 def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
     if value is not None and instance.layers == "transformer_engine":
         raise ConfigError(
-            "lora goes with Megatron's plain modules, and layers=transformer_engine asks for others: use layers=auto or "
-            "layers=local"
+            "lora supports only Megatron's plain modules, not layers=transformer_engine: use layers=auto or layers=local"
         )
     if value is not None and value.base is not None:
         raise ConfigError(
-            f"megatron keeps weights in full, and lora.base={value.base} asks for 4 bits",
+            f"megatron does not support quantised weights, and lora.base={value.base} quantises to 4 bits",
             hint="leave lora.base out, or use engine fsdp2",
         )
 

@@ -68,7 +68,8 @@ class MegatronEngine(TorchEngine):
         Raises:
             ModelError: the model can't be loaded, or Megatron has no such architecture.
             PluginNeedsError: megatron-core or mbridge is missing, or there is no CUDA device.
-            ConfigError: the layout does not divide the model, or is not the mesh's; or an adapter does not fit the model.
+            ConfigError: the layout does not divide the model, or differs from the mesh; or an adapter does not fit the
+                model.
             DispatchError: there is no process group of the mesh's size.
         """
         section = self.context.model
@@ -99,7 +100,7 @@ class MegatronEngine(TorchEngine):
             torch.accelerator.empty_cache()
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
-        """Score as the interface says, on the last stage; on other stages the columns hold 0."""
+        """Score tokens on the last stage, see `TrainEngine.forward`; on other stages the columns hold 0."""
         network = self._ready("forward")
         with self._ranks.together():
             specs = self._check_outputs(outputs, batch)
@@ -108,7 +109,7 @@ class MegatronEngine(TorchEngine):
             return scored(network, batch, self._packed(network, batch, specs), specs)
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
-        """Update as the interface says. Samples that are marked in the column `padding` count for nothing.
+        """Update the model, see `TrainEngine.update`. Samples that the column `padding` marks have no effect.
 
         Raises:
             NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
@@ -155,7 +156,7 @@ class MegatronEngine(TorchEngine):
         self._offloader.onload(self._optimizer)
 
     def load(self, directory: Path) -> None:
-        """Load as the interface says; also a checkpoint that another layout, or the engine fsdp2, has written.
+        """Load a training state, also one of another layout or of the engine fsdp2; see `TrainEngine.load`.
 
         Raises:
             CheckpointError: a file is missing or unreadable, or of another model.
@@ -267,7 +268,7 @@ class MegatronEngine(TorchEngine):
 
 
 class NetworkSending(Sending):
-    """One rank's sender of a network's weights, all of which go out from rank 0, or from the first rank of each machine."""
+    """Sends a network's weights from one rank: all are sent by rank 0, or by the first rank of each machine."""
 
     def __init__(
         self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable
@@ -289,7 +290,7 @@ def check_device(context: PluginContext) -> None:
     """Check that Megatron can compute on the context's device.
 
     Raises:
-        PluginNeedsError: it is not a CUDA device.
+        PluginNeedsError: the device is not a CUDA device.
     """
     if torch.device(context.device).type != "cuda":
         raise PluginNeedsError(
@@ -306,7 +307,7 @@ def load_network(
     ranks: Ranks,
     seed: int,
 ) -> tuple[Network, TensorTable]:
-    """Return this rank's part of the model, filled, and which rank holds what. Collective. A model that is not trained gets no adapter.
+    """Return this rank's part of the model, loaded, and the table of its tensors. Collective. A model that is not trained gets no adapter.
 
     The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
 

@@ -32,7 +32,7 @@ def export(
     A critic becomes a token classifier of one label.
 
     Raises:
-        CheckpointError: it can't be written; on every rank.
+        CheckpointError: the files can't be written; raised on every rank.
     """
     with ranks.together():
         if ranks.first:

@@ -45,12 +45,12 @@ def score_tokens(
         weight: float [≥ V, H], this rank's rows of the output layer.
         targets_R: int64 [R], of the whole vocabulary.
         temperature_R: float32 [R].
-        vocabulary: which part is this rank's.
-        outputs: of `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`, `top_ids`,
-            `top_log_probs`.
-        chunk: rows of a chunk; None: as many as make 1 GiB.
-        ids_RK: of the whole vocabulary: the words of `log_probs_at`.
-        top_k: how many words `top_ids` and `top_log_probs` have.
+        vocabulary: this rank's part of the vocabulary.
+        outputs: among `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`,
+            `top_ids`, `top_log_probs`.
+        chunk: the rows of a chunk; None: as many as make 1 GiB.
+        ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary.
+        top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
         float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`; the same on every rank.

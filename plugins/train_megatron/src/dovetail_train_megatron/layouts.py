@@ -32,7 +32,7 @@ def read_config(section: ModelSection) -> PretrainedConfig:
     """Return the Hugging Face config of a model.
 
     Raises:
-        ModelError: it can't be read.
+        ModelError: the config can't be read.
     """
     from huggingface_hub.errors import StrictDataclassError
 
@@ -54,10 +54,10 @@ def read_config(section: ModelSection) -> PretrainedConfig:
 
 
 def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
-    """Check that Megatron computes what transformers does for this model.
+    """Check that Megatron computes the same as transformers for this model.
 
     Raises:
-        ModelError: it has no such architecture (names the nearest one), or lacks a part of it.
+        ModelError: Megatron has no such architecture (names the nearest one), or lacks a part of it.
     """
     kind = str(hf.model_type)
     if kind not in MODEL_TYPES:
@@ -82,7 +82,8 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
         lacking = f"has rotary positions of type {rope.get('rope_type')!r}"
     if lacking is not None:
         raise ModelError(
-            f"{section.path} {lacking}, which the engine megatron does not", hint=_OTHER_ENGINE
+            f"{section.path} {lacking}, which the engine megatron does not support",
+            hint=_OTHER_ENGINE,
         )
 
 
@@ -90,7 +91,7 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
     """Check that a layout divides the model.
 
     Raises:
-        ConfigError: it does not; names what is divided, and the sizes that divide all that they have to.
+        ConfigError: it does not; names the dimension, and the sizes that divide it.
     """
     tp, cp, ep = (
         config.tensor_parallel_size,

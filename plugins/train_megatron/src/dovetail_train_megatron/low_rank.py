@@ -41,7 +41,7 @@ class LinearSlice:
 
 
 class LowRankUpdate(nn.Module):
-    """Updates of one layer of Megatron's, after which it is called.
+    """The adapter of one of Megatron's layers, called after it.
 
     Attributes:
         on: whether it adds anything.
@@ -74,7 +74,7 @@ class LowRankUpdate(nn.Module):
             divided: the dimension of the base's weight that is divided: 0 rows, 1 columns.
             ranks: tensor-parallel ones.
             sequence_parallel: whether ranks share tokens between tensor-parallel regions.
-            device: of the parameters.
+            device: the device of the parameters.
         """
         super().__init__()
         self.on = True
@@ -105,7 +105,7 @@ class LowRankUpdate(nn.Module):
         return {name: (self.a[key], self.b[key]) for name, key in self._keys.items()}
 
     def update(self) -> Tensor:
-        """Return float32 [O, I]: what is to be added to this rank's part of the base's weight. Nothing is exchanged for it."""
+        """Return float32 [O, I]: the adapter's addition to this rank's part of the base weight, without communication."""
         parts = [
             (self.b[key] @ self.a[key]).t() if key is not None else self._nothing(linear)
             for linear, key in self.pieces()
@@ -113,7 +113,7 @@ class LowRankUpdate(nn.Module):
         return self.fuse(parts).t() * self._scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the base's output becomes larger by. Collective over tensor-parallel ranks.
+        """Return the adapter's addition to the base layer's output. Collective over tensor-parallel ranks.
 
         Args:
             x: float [T, 1, I], the base's own input.
@@ -160,7 +160,7 @@ class LowRankUpdate(nn.Module):
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """Return outputs […, O] one after the other along the last dimension: gate and up, or a layer that is alone."""
+    """Return outputs […, O] concatenated along the last dimension: gate and up, or a single layer."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 

@@ -33,7 +33,7 @@ class Magnitudes(nn.Module):
         """Make room for them; `start` fills them, once the base has its weights.
 
         Args:
-            updates: of the same layer.
+            updates: the updates of the same layer.
             base: Megatron's layer.
             group: tensor-parallel ranks; None: there is one.
         """

@@ -42,7 +42,7 @@ class Entry:
 
     @property
     def expert(self) -> bool:
-        """Whether it is divided among experts' ranks."""
+        """Whether the entry is divided over the ranks of experts."""
         return ".mlp.experts." in self.name
 
 
@@ -50,9 +50,9 @@ class TensorTable:
     """The tensors of one model.
 
     Attributes:
-        entries: of the model without its adapter, each once, in the order of the model's layers.
-        adapter: of the adapter, likewise; empty where there is none.
-        parameters: this rank's own, by entry name.
+        entries: the entries of the model without its adapter, each once, in the order of the model's layers.
+        adapter: the entries of the adapter, likewise; empty where there is none.
+        parameters: this rank's parameters, by entry name.
     """
 
     def __init__(self, network: Network, rank: int) -> None:
@@ -84,13 +84,13 @@ class TensorTable:
         return self.adapter + [e for e in self.entries if e.name.startswith(VALUE_HEAD)]
 
     def hf_names(self, entry: Entry) -> list[str]:
-        """Return the Hugging Face tensors that it is made of."""
+        """Return the names of the Hugging Face tensors of an entry."""
         if entry.adapted or entry.name.startswith(VALUE_HEAD):
             return [entry.name]
         return self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
 
     def to_hf(self, entry: Entry, parts: list[Tensor]) -> list[tuple[str, Tensor]]:
-        """Put the parts of all tensor-parallel ranks together, and take them apart into Hugging Face's tensors, in its shapes."""
+        """Combine the parts of all tensor-parallel ranks, and split them into Hugging Face's tensors, in its shapes."""
         if entry.name.startswith(VALUE_HEAD):
             return [(entry.name, parts[0])]
         if entry.adapted:
@@ -105,7 +105,7 @@ class TensorTable:
         return list(zip(names, (tensor.contiguous() for tensor in tensors), strict=True))
 
     def from_hf(self, entry: Entry, tensors: list[Tensor], tp: int, tp_rank: int) -> Tensor:
-        """Return this rank's part, in the shape of its parameter, from Hugging Face's whole tensors in the order of `hf_names`."""
+        """Return this rank's part, in the shape of its parameter, of Hugging Face's whole tensors, given in the order of `hf_names`."""
         if entry.name.startswith(VALUE_HEAD):
             return tensors[0]
         if entry.adapted:

@@ -11,10 +11,10 @@ from dovetail.errors import PluginNeedsError
 
 
 def imported(module: str) -> Any:
-    """Return a module of megatron-core or mbridge.
+    """Import a module of megatron-core or mbridge.
 
     Raises:
-        PluginNeedsError: it can't be imported here.
+        PluginNeedsError: the module can't be imported.
     """
     try:
         with warnings.catch_warnings():
@@ -33,7 +33,7 @@ _ITS_OWN = ("full scope is deprecated", "TypedStorage is deprecated")
 
 
 def quieten() -> None:
-    """Ignore, in this process, the warnings of Megatron-Core about what it does itself; those that a user can heed stay."""
+    """Ignore Megatron-Core's warnings about its own internals in this process; warnings for users stay."""
     for beginning in _ITS_OWN:
         warnings.filterwarnings("ignore", message=beginning, module=r"megatron\.core")
 

@@ -29,7 +29,7 @@ HEADS = {"lm": "a language model's head", "value": "a value head"}
 
 
 class Norm(nn.Module):
-    """Root mean square norm (arXiv 1910.07467) for layers without Transformer Engine; its weight knows of sequence parallelism."""
+    """Root mean square norm (arXiv 1910.07467) for layers without Transformer Engine; its weight is marked for sequence parallelism."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class Network:
 
     Attributes:
         module: Megatron's GPTModel for this stage, whose output is hidden states; on a critic's last stage it has `value_head`.
-        device: where it computes.
+        device: the device of computation.
         head: "lm" or "value".
-        adapter: what is trained in place of the weights, where the engine has put one in.
+        adapter: the trained adapter, where there is one.
     """
 
     adapter: MegatronAdapter | None = None
@@ -80,8 +80,8 @@ class Network:
         return self.architecture.tied and self.head == "lm"
 
     def run(self, module: nn.Module, pack: PackedMicroBatch) -> Tensor:
-        """Run this stage's pass over a pack: hidden states, float [T, 1, H], with T / tp for T where sequence
-        parallelism shares tokens.
+        """Run this stage on a pack, and return hidden states, float [T, 1, H], with T / tp in place of T where sequence parallelism shares
+        tokens.
 
         Args:
             module: `module`, possibly within wrappers.
@@ -129,7 +129,7 @@ class Network:
         return [len(pack.ids_F) // self.multiple, 1, int(self.architecture.hf.hidden_size)]
 
     def forget(self) -> None:
-        """Let go of all packs."""
+        """Drop all packs."""
         self._packs.clear()
 
     def _whole(self, hidden: Tensor) -> Tensor:

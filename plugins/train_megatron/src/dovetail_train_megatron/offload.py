@@ -20,7 +20,7 @@ class TensorOffloader:
         self.offloaded = False
 
     def offload(self, optimizer: MegatronOptimizer | None) -> None:
-        """Move everything to the host's memory, and give the accelerator's back."""
+        """Move everything to host memory, and free the accelerator's."""
         if self.offloaded or self._network.device.type == "cpu":
             return
         if optimizer is None:
@@ -44,7 +44,7 @@ class TensorOffloader:
         torch.accelerator.empty_cache()
 
     def onload(self, optimizer: MegatronOptimizer | None) -> None:
-        """Bring everything back."""
+        """Move everything back to the accelerator."""
         if not self.offloaded:
             return
         if optimizer is None:

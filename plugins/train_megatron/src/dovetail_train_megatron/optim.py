@@ -86,10 +86,10 @@ class MegatronOptimizer:
         self._megatron.zero_grad()
 
     def step(self, finite: bool) -> tuple[float, float]:
-        """Take exactly one step with the gradients that have gathered. Collective over all ranks.
+        """Take exactly one step with the accumulated gradients. Collective over all ranks.
 
         Args:
-            finite: whether the losses that this rank knows of are finite.
+            finite: whether the losses on this rank are finite.
 
         Returns:
             The gradient's norm before clipping, over all ranks, each parameter once; and the learning rate.
@@ -124,11 +124,11 @@ class MegatronOptimizer:
         return norm, lr
 
     def discard_gradients(self) -> None:
-        """Drop what a failed backward pass has left."""
+        """Drop the gradients of a failed backward pass."""
         self.begin()
 
     def masters(self, parameter: nn.Parameter) -> tuple[Tensor, dict[str, Tensor], slice] | None:
-        """Return this rank's piece of a parameter: float32 weights and moments, [n] each, and where they lie in it when it is flat.
+        """Return this rank's piece of a parameter: float32 weights and moments, [n] each, and its range in the flattened parameter.
 
         None where the rank owns nothing of it.
         """
@@ -155,7 +155,7 @@ class MegatronOptimizer:
 
     @torch.no_grad()
     def fill(self, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
-        """Put back what `whole` gave, `values` of the parameter's shape, as far as it is this rank's."""
+        """Restore this rank's part of the tensors that `whole` returned, of the parameter's shape."""
         if (found := self.masters(parameter)) is None:
             return
         main, state, place = found
@@ -166,7 +166,7 @@ class MegatronOptimizer:
             state[kind] = piece.clone()
 
     def restore(self, steps: int) -> None:
-        """Go back to a step; the moments are filled in through `fill` afterwards."""
+        """Restore the step counter; the moments are filled through `fill` afterwards."""
         self.steps = steps
         for part in self._parts():
             part.optimizer.state.clear()

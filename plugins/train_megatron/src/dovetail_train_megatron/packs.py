@@ -42,7 +42,7 @@ class PackedMicroBatch:
     """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
 
     def on(self, rank: int, ranks: int) -> slice:
-        """Return the fed tokens of one of some context-parallel ranks."""
+        """Return the input tokens of one context-parallel rank."""
         count = len(self.ids_F) // ranks
         return slice(rank * count, (rank + 1) * count)
 
@@ -50,12 +50,12 @@ class PackedMicroBatch:
 def make_pack(
     micro_batch: Batch, multiple: int, outputs: Iterable[OutputSpec] = ()
 ) -> PackedMicroBatch:
-    """Lay samples end to end.
+    """Concatenate samples to a pack.
 
     Args:
         micro_batch: with the columns in `dovetail.interfaces.READS`.
-        multiple: F will be a multiple of it.
-        outputs: that will be asked for; their columns come along.
+        multiple: F is padded to a multiple of it.
+        outputs: the outputs to compute; the columns that they read are included.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
     prompts = micro_batch["prompt_ids"]
@@ -91,10 +91,10 @@ def cut(
 
     Args:
         batch: with the columns in `dovetail.interfaces.READS`.
-        budget: tokens of one micro-batch; a sample that alone exceeds it gets one to itself.
+        budget: the token limit of a micro-batch; a longer sample gets one to itself.
         quadratic: a sample of n tokens costs n · (1 + quadratic · n).
-        at_least: so many micro-batches, since ranks must run equally many; empty ones where the samples run out.
-        unit: samples that stay together.
+        at_least: the minimum number of micro-batches, since ranks must run equally many; empty ones are added.
+        unit: the unit that stays together.
     """
     samples = Samples.of(batch, unit)
     parts = (

@@ -55,7 +55,7 @@ class Parallel:
         self._joined = True
 
     def leave(self) -> None:
-        """Give the layout up; where no other engine of this process has it, the next one may have another."""
+        """Release the layout; once no engine of this process uses it, the next one may have another."""
         global _users  # noqa: PLW0603 - Megatron's own layout is one a process
         if self._joined:
             self._joined = False
@@ -70,7 +70,7 @@ class Parallel:
 
     @property
     def last_stage(self) -> bool:
-        """Whether this rank scores them."""
+        """Whether this rank scores tokens."""
         return self.pp_rank == self.pp - 1
 
     @property
@@ -89,7 +89,7 @@ class Parallel:
         return self.state.get_pipeline_model_parallel_group()
 
     def collection(self) -> Any:
-        """Return the groups that Megatron's pipeline schedule asks for."""
+        """Return the process groups for Megatron's pipeline schedule."""
         groups = imported("megatron.core.process_groups_config").ProcessGroupCollection()
         groups.tp, groups.pp, groups.cp = self.tp_group, self.pp_group, self.cp_group
         groups.embd = self.state.get_embedding_group(check_initialized=False)

@@ -49,10 +49,10 @@ def descend(
 
     Args:
         network: the stage.
-        packs: as many on every rank.
+        packs: the packs, equally many on every rank.
         outputs: the scores that are needed.
         term_of: the objective's term of the i-th pack, from its scores.
-        module: the network's, within Megatron's wrapper.
+        module: the network's module, within Megatron's wrapper.
 
     Returns:
         On ranks of the last stage every pack's term; on others nothing.

@@ -12,12 +12,12 @@ tokens only scored ones reach it."""
 
 
 def last_stage_layers(layers: int, stages: int, output: float) -> int:
-    """Return layers of the last stage under which the slowest stage is fastest; the others have equally many.
+    """Return the number of layers of the last stage that makes the slowest stage fastest; the other stages have equally many.
 
     Args:
-        layers: of the model.
+        layers: the layers of the model.
         stages: at least 2, at most as many.
-        output: what the output layer costs, in layers.
+        output: the cost of the output layer, in layers.
 
     Raises:
         ConfigError: there are more stages than layers.
@@ -26,7 +26,7 @@ def last_stage_layers(layers: int, stages: int, output: float) -> int:
 
 
 def output_cost(hf: Any, head_size: int) -> float:
-    """Return what a model's output layer costs, in layers; of a mixture of experts a layer counts as far as a token uses it."""
+    """Return the cost of a model's output layer, in layers; a layer of a mixture of experts counts with its active part."""
     hidden, heads = hf.hidden_size, hf.num_attention_heads + hf.num_key_value_heads
     inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size
     active = getattr(hf, "num_experts_per_tok", None) or 1
@@ -51,7 +51,7 @@ def check_last_stage(last: int, layers: int, stages: int) -> None:
     """Check that the other layers can be divided evenly.
 
     Raises:
-        ConfigError: they can't; names what would fit. Or there are more stages than layers.
+        ConfigError: they can't; names values that fit. Or there are more stages than layers.
     """
     fitting, others = _fitting(layers, stages), stages - 1
     if last not in fitting:

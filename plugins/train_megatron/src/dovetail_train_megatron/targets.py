@@ -20,7 +20,7 @@ DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @attrs.frozen(kw_only=True)
 class TargetLayer:
-    """One linear layer of Megatron's, and what it is made of."""
+    """One of Megatron's linear layers, and the Hugging Face layers that it consists of."""
 
     module: nn.Module
     linears: tuple[LinearSlice, ...]
@@ -61,7 +61,7 @@ def chosen(
     """Return the layers that the section names.
 
     Raises:
-        ConfigError: there are none of some name, or they are experts.
+        ConfigError: no layer has one of the names, or the layers are experts.
     """
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in every))
     found: set[str] = set()
@@ -87,7 +87,7 @@ def chosen(
 
 
 def places(layer: Any, architecture: Architecture, tp: int) -> list[TargetLayer]:
-    """Return the linear layers of one of this rank's decoder layers, which `tp` ranks divide."""
+    """Return the linear layers of one of this rank's decoder layers, divided over `tp` ranks."""
     hf = architecture.hf
     prefix = f"model.layers.{int(layer.layer_number) - 1}"
     hidden, size = int(hf.hidden_size), architecture.head_size

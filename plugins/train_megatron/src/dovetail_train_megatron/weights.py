@@ -43,13 +43,13 @@ def read_weights(
     section: ModelSection,
     put: Callable[[nn.Parameter, Tensor], None],
 ) -> bool:
-    """Give every parameter of this rank its part of the checkpoint.
+    """Load this rank's part of the checkpoint into every parameter.
 
     Args:
-        network: with parameters of any content.
-        table: of the network.
-        section: names the checkpoint.
-        put: takes a parameter and what belongs into it, in the checkpoint's dtype.
+        network: a network with parameters of any content.
+        table: the table of the network.
+        section: the section with the checkpoint's path.
+        put: takes a parameter and its new value, in the checkpoint's dtype.
 
     Returns:
         Whether a critic's head was there; it is 0 where it was not. True for a language model.
@@ -129,13 +129,13 @@ def manifest_of(network: Network, table: TensorTable, version: int) -> WeightMan
 def outgoing(
     network: Network, table: TensorTable, rank: int, to: Receiving = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield what an update carries, each tensor gathered as it is asked for: the weights, with the adapter's updates added where
-    there is one, or the adapter alone, as its section says. Collective, one tensor after another.
+    """Yield the tensors of an update, each gathered on request: the weights, merged with the adapter where there is one, or the adapter
+    alone, as its section says. Collective, one tensor after another.
 
     Args:
-        network: of this rank.
-        table: of the network.
-        rank: this one.
+        network: the network of this rank.
+        table: the table of the network.
+        rank: this rank.
         to: the rank that gets them, or all.
 
     Yields:
@@ -174,15 +174,17 @@ def gathered(
     *,
     to: Receiving | None = 0,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield Hugging Face's tensors, each gathered as it is asked for. Collective, one tensor after another.
+    """Yield tensors in Hugging Face's form, each gathered on request. Collective, one tensor after another.
 
     Args:
-        network: of this rank.
-        table: of the network.
-        entries: of the table, the same on all ranks.
-        rank: this one.
-        values: a parameter's content, for `to` in the wire's dtype. It may be collective over the parameter's copies.
-        to: the rank that gets them, or all; None: each goes to the first rank that has a part of it, and others get nothing.
+        network: the network of this rank.
+        table: the table of the network.
+        entries: the entries of the table, the same on all ranks.
+        rank: this rank.
+        values: returns a parameter's content, in the dtype of the update. It may be collective over the parameter's
+            copies.
+        to: the rank that receives them, or all; None: each goes to the first rank that has a part of it, and no other
+            rank.
 
     Yields:
         On the receiving ranks the tensors, on its device. With `to`, other ranks yield stand-ins of the same shapes.
@@ -268,16 +270,16 @@ def _stored_name(name: str, checkpoint: StoredCheckpoint, section: ModelSection)
 def refuse_unplaced(
     names: Collection[str], network: Network, table: TensorTable, section: ModelSection
 ) -> None:
-    """Check that every tensor of the model's layers is one that the network has.
+    """Check that the network has every tensor of the model's layers.
 
     Args:
-        names: of the checkpoint's tensors.
-        network: with so many layers.
-        table: of the network.
-        section: names the checkpoint.
+        names: the names of the checkpoint's tensors.
+        network: the network.
+        table: the table of the network.
+        section: the section with the checkpoint's path.
 
     Raises:
-        ModelError: there are others, such as biases or the scales of quantised weights.
+        ModelError: it lacks some, such as biases or the scales of quantised weights.
     """
     placed = {name for entry in table.entries for name in table.hf_names(entry)}
     layers = int(network.architecture.hf.num_hidden_layers)
@@ -291,7 +293,7 @@ def refuse_unplaced(
     ]
     if unplaced:
         raise ModelError(
-            f"model {section.path!r} has tensors that the engine megatron has no place for: {len(unplaced)}, "
+            f"model {section.path!r} has tensors that the engine megatron does not support: {len(unplaced)}, "
             f"such as {unplaced[0]!r}",
             hint="use engine fsdp2; if they are scales of quantised weights, name the model before its quantisation",
         )
@@ -300,16 +302,16 @@ def refuse_unplaced(
 def refuse_misshapen(
     tensors: Mapping[str, Tensor], table: TensorTable, entry: Entry, section: ModelSection
 ) -> None:
-    """Check that the checkpoint's tensors of an entry have the shapes that the model's config leads to.
+    """Check that the checkpoint's tensors of an entry have the shapes that follow from the model's config.
 
     Args:
         tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.
-        table: knows what the entry is made of.
-        entry: of the table, not a value head.
-        section: names the checkpoint.
+        table: has the composition of the entry.
+        entry: the entry of the table, not a value head.
+        section: the section with the checkpoint's path.
 
     Raises:
-        ModelError: one has another shape; says both.
+        ModelError: a tensor has another shape; names both.
     """
     parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
     shapes = {name: tuple(tensor.shape) for name, tensor in table.to_hf(entry, parts)}

@@ -32,5 +32,5 @@ class OnPolicyTrainer(Trainer):
 
 
 def due(run: Run, every: int) -> bool:
-    """Return whether the step that has just ended is one of every so many, and not the last."""
+    """Return whether the step that has just ended is a multiple of `every`, and not the last of the run."""
     return bool(every) and run.position.step % every == 0 and not run.position.finished

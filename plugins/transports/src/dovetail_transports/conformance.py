@@ -19,7 +19,7 @@ class TestTwoBuckets(WeightTransportConformance):
 
 
 class TestManyBuckets(WeightTransportConformance):
-    """Shared memory with a ring that holds every bucket."""
+    """Tests shared memory with a ring that holds every bucket."""
 
     plugin = SharedMemoryTransport
     config = SharedMemoryConfig(name="shared_memory", buckets=32)
@@ -30,7 +30,7 @@ class TestManyBuckets(WeightTransportConformance):
 
 
 class TestOverGloo(WeightTransportConformance):
-    """The transport `nccl`, whose buckets gloo carries between CPUs: NCCL itself wants a GPU for every end."""
+    """Tests the transport `nccl` with gloo between CPUs: NCCL itself needs a GPU for every end."""
 
     plugin = NcclTransport
 

@@ -12,7 +12,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class VerlDatasetConfig(PluginSection):
-    """A dataset class of verl."""
+    """Selects a dataset class of verl."""
 
     file: str
     """Python file that has the class (verl's `data.custom_cls.path`); it is run."""

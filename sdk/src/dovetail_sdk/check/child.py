@@ -38,12 +38,12 @@ class Answers:
         self._file = file
 
     def write(self, **line: Any) -> None:
-        """Write one line, at once."""
+        """Write one line and flush it."""
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def check(self, name: str, act: Callable[[], Any]) -> Any:
-        """Do something, write how it went, and return what it returns; None where it did not go well."""
+        """Run a check, write its result, and return its value; None where it failed."""
         self.write(start=name)
         outcome, message, hint, result = "passed", None, None, None
         try:

@@ -20,14 +20,14 @@ _ASK = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); impo
 
 @attrs.frozen
 class Fact:
-    """Whether something holds, and where it does not, what its author can do."""
+    """Whether a condition holds, and the fix where it does not."""
 
     holds: bool
     reason: str | None = None
 
 
 def facts_of(entry: PluginEntry, cls: type[Plugin]) -> dict[str, Fact]:
-    """Return `typed`, `documented` and `lazy`: what the tier of a plugin asks for beside its tests."""
+    """Return `typed`, `documented` and `lazy`: the requirements of a plugin's tier besides its tests."""
     return {
         "typed": _typed(entry),
         "documented": _documented(cls, entry),

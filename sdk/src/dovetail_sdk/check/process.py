@@ -24,7 +24,7 @@ _POLL = 0.1
 
 @attrs.frozen
 class Ended:
-    """The process is over: `how` in a sentence, None where it did all that was asked."""
+    """The end of a process: `how` as a sentence, or None where it did its work."""
 
     how: str | None
 

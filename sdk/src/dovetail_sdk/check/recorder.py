@@ -21,12 +21,12 @@ class ResultRecorder:
         self._result: dict[str, Any] = {}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Write that a suite can't be collected at all."""
+        """Record that a suite can't be collected."""
         if report.failed:
             self._write(broken=str(report.longrepr)[-_LONGEST:])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Write that a test begins."""
+        """Record the start of a test."""
         self._began = time.perf_counter()
         self._result = {"outcome": "passed", "reason": None}
         self._write(start=_name(nodeid))

@@ -13,7 +13,7 @@ _ELSEWHERE = {"plugin", "config", "kind", "expected_failures"}
 
 
 def settings_of(suite: type) -> dict[str, Any]:
-    """Return what differs from the kind's suite on the config's defaults, as JSON holds it.
+    """Return the settings in which a suite differs from the kind's suite on the config's defaults, as JSON values.
 
     Returns:
         `config`: the fields of the config that are not at their default, None where it is made only within a test; and

@@ -26,7 +26,7 @@ _BUILD_TIME = 120.0
 
 
 class NotHereError(PluginError):
-    """Something can't be judged in this environment; the message says why."""
+    """This environment lacks what a check needs; the message says what."""
 
 
 def installed(entry: PluginEntry) -> Installed:
@@ -39,7 +39,7 @@ def installed(entry: PluginEntry) -> Installed:
 
 
 def check_manifest(entry: PluginEntry) -> None:
-    """Compare the installed manifest with the class, but for what follows from pyproject.toml alone.
+    """Compare the installed manifest with the class, except for fields that come from pyproject.toml alone.
 
     Raises:
         PluginError: they differ; names every difference.
@@ -76,11 +76,11 @@ def check_manifest(entry: PluginEntry) -> None:
 
 
 def check_wheel(entry: PluginEntry) -> None:
-    """Look for the manifest inside the wheel: the one that was installed, or one built from an editable install's source.
+    """Check that the wheel holds the manifest: the installed wheel, or one built from an editable install's source.
 
     Raises:
         NotHereError: no wheel can be built here.
-        PluginError: the wheel has no manifest, or another one than the package.
+        PluginError: the wheel has no manifest, or one that differs from the package's.
     """
     package = entry.target.split(":")[0].split(".")[0]
     wanted = f"{package}/{FILE_NAME}"
@@ -104,7 +104,7 @@ def check_wheel(entry: PluginEntry) -> None:
     here = (package_directories(package)[0] / FILE_NAME).read_bytes()
     if shipped != here:
         raise PluginError(
-            f"the manifest in the wheel built from {source} is another than the one in {package}",
+            f"the manifest in the wheel built from {source} differs from the one in {package}",
             hint=f"write it in the source folder: {COMMAND}",
         )
 

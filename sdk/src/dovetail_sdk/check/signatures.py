@@ -17,14 +17,14 @@ _MAY_BE_ASYNC = {"compute_score"}
 
 @attrs.frozen
 class SignatureDifference:
-    """One way in which a method can't be called as its interface says."""
+    """A way in which a method's signature differs from its interface's."""
 
     text: str
     hint: str
 
 
 def differences(cls: type, interface: type) -> list[SignatureDifference]:
-    """Return every public method of the interface that the class has in another form.
+    """Return every public method of the interface whose signature in the class differs.
 
     A keyword-only parameter with a default may be missing: interfaces grow by them, and a plugin made for an earlier
     minor version does not know them.
@@ -68,7 +68,7 @@ def form(member: object) -> str:
 
 
 def signature_of(member: object) -> inspect.Signature:
-    """Return its signature without `self` or `cls`; annotations are as they stand in the source."""
+    """Return a method's signature without `self` or `cls`, with annotations as in the source."""
     bare: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     if isinstance(bare, property):
         bare = bare.fget

@@ -24,7 +24,7 @@ def failed(report: dict[str, Any]) -> bool:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the whole report: what is not plain success with its reason, and a line on the whole."""
+    """Print the whole report: everything but plain successes with its reason, and a summary."""
     plugin = report["plugin"]
     render.line(
         f"{_name(report)} of {plugin['distribution']} {plugin['version']}, "
@@ -59,7 +59,7 @@ def _short(value: object) -> str:
 
 
 class ReportTable:
-    """A line for each plugin once its report is made, and below them what went wrong, and sums."""
+    """A table with a line for each plugin, printed as its report is ready, followed by failures and sums."""
 
     def __init__(self, entries: Iterable[PluginEntry]) -> None:
         self._width = max(len(f"{entry.kind}/{entry.name}") for entry in entries)

@@ -41,8 +41,8 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
         The new files, relative to `directory`.
 
     Raises:
-        PluginError: there is no such kind, no package, a plugin or module of that name, or a file in the place of a new
-            one; the manifest can't be derived. The package is as it was then, as after an OSError.
+        PluginError: there is no such kind, no package, or a plugin, module or file of that name exists; or the manifest
+            can't be derived. The package is unchanged then, as after an OSError.
     """
     check_words(kind, name)
     project = read_project(directory)

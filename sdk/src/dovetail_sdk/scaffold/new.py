@@ -83,16 +83,16 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     Args:
         kind: one of `KINDS`.
         name: the plugin's name, `[a-z][a-z0-9_]*`.
-        parent: where the package's directory goes; made where it does not exist.
+        parent: the parent of the package's directory; created where missing.
         licence: one of `LICENCES`.
 
     Raises:
-        PluginError: there is no such kind or licence, the name is no plain word, or the directory exists or can't be made.
+        PluginError: there is no such kind or licence, the name is not a plain word, or the directory exists or can't be made.
     """
     check_words(kind, name)
     if licence not in LICENCES:
         raise PluginError(
-            f"{licence!r} is no licence to choose from; there are {', '.join(LICENCES)}",
+            f"{licence!r} is not a licence to choose from; there are {', '.join(LICENCES)}",
             hint="choose one of them, and change pyproject.toml afterwards",
         )
     directory = parent / f"dovetail-{name.replace('_', '-')}"
@@ -126,7 +126,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
 
 
 def target_of(kind: str, name: str) -> str:
-    """Return what a plugin's entry point names in its module."""
+    """Return the object that a plugin's entry point names in its module."""
     return {"cli": name, "doctor": "examine", "preflight": name}.get(kind, class_name(name))
 
 
@@ -134,9 +134,9 @@ def rendered(kind: str, name: str, package: str) -> dict[str, str]:
     """Return the texts of a plugin's modules and tests by their file names.
 
     Args:
-        kind: of plugin.
-        name: of the plugin.
-        package: in which its modules lie, dotted.
+        kind: the kind of plugin.
+        name: the name of the plugin.
+        package: the package of its modules, dotted.
     """
     files = dict(_files(kind))
     words = {**_words(kind, name, package), "has_conformance": "conformance.py" in files}
@@ -182,7 +182,7 @@ def _words(kind: str, name: str, package: str) -> dict[str, object]:
 
 
 def requirements_of(kind: str) -> list[str]:
-    """Return what plugins of a kind require besides core: the package that brings the kind, and what its template imports."""
+    """Return the requirements of plugins of a kind besides core: the package that defines the kind, and the imports of its template."""
     required = [package for package, kinds in _IMPORTED.items() if kind in kinds]
     if kind in _BRINGERS:
         _, distribution = _BRINGERS[kind]
@@ -204,7 +204,7 @@ def tidy(directory: Path, places: Sequence[Path]) -> None:
 
 
 def check_words(kind: str, name: str) -> None:
-    """Refuse what can't be a kind or a name.
+    """Refuse an invalid kind or name.
 
     Raises:
         PluginError: names what there is, or what a name looks like.

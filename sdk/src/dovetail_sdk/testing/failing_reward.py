@@ -1,4 +1,4 @@
-"""A reward that fails on demand: it raises, hangs, or returns what is no reward."""
+"""A reward that fails on demand: it raises, hangs, or returns what is not a reward."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compute_scores(
     ground_truths: list[Any],
     extra_infos: list[Mapping[str, Any] | None],
 ) -> Any:
-    """Score lists as `compute_score` scores one row; `extra_info["fail"]` may be one of LIST_FAILURES too, which spoils the whole call."""
+    """Score lists as `compute_score` scores one row; `extra_info["fail"]` may also be one of LIST_FAILURES, which fails the whole call."""
     rows = list(zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True))
     for row in rows:
         how = (row[3] or {}).get("fail")
@@ -51,7 +51,7 @@ def compute_scores(
 
 
 def release_hung() -> None:
-    """Let every hung call end, and later ones hang again: for the end of a test."""
+    """End every hanging call; later ones hang again. For the end of a test."""
     _release.set()
     _release.clear()
 

@@ -12,11 +12,11 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeServer:
-    """An HTTP server on the loopback interface whose answers are set by path, or for all other paths by `*`; else they are 404. As a context it ends with it.
+    """A context manager of an HTTP server on the loopback interface, with answers by path, or `*` for all other paths; else it answers 404.
 
     Attributes:
-        url: where it is.
-        asked: the paths that were asked for, in order.
+        url: the server's address.
+        asked: the requested paths, in order.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class FakeServer:
         self.close()
 
     def close(self) -> None:
-        """End it, and what hangs in it."""
+        """Close the server and the requests that hang in it."""
         self.release.set()
         self._server.shutdown()
         self._server.server_close()

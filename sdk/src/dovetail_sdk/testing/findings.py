@@ -19,12 +19,12 @@ def findings_of(
     sections: Mapping[str, Any] | None = None,
     prompts: int | None = 1280,
 ) -> list[Finding]:
-    """Return what a rule finds in a config and its plan; in the config alone where it can't be planned.
+    """Return the findings of a rule for a config and its plan; for the config alone where no plan can be made.
 
     Args:
         rule: the function.
         overrides: `key=value`.
-        sections: of the config, below the overrides; without one of the model, `model.path` is `tiny`.
+        sections: the sections of the config, below the overrides; without one of the model, `model.path` is `tiny`.
         prompts: training prompts that the plan counts: by default 10 batches of 128. None before data is read.
     """
     config = config_from_mapping({"model": {"path": "tiny"}, **(sections or {})}, overrides).config

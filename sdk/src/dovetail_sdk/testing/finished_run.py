@@ -7,7 +7,9 @@ from dovetail.telemetry.jsonl import append_rows
 
 
 def finished_run(run: RunDirectory) -> RunDirectory:
-    """Write what six steps leave into an empty run directory: validated before and after, one reward failed, one figure not finite."""
+    """Write the files of a run of six steps into an empty run directory: with validation before and after, one failed reward, and one value
+    that is not finite.
+    """
     append_rows(run.metrics, [{"step": 0, "time": 0.0, "val/mean@1": 0.25}])
     for step in range(1, 7):
         metrics = {

@@ -12,7 +12,7 @@ from dovetail.workers import InlineGroup
 
 
 class SimulatedGroup(InlineGroup):
-    """One worker a rank of the mesh, called one after another, each knowing its rank and coordinates.
+    """A worker group in this process: one worker a rank of the mesh, called one after another.
 
     Workers can't wait for one another: a method with collectives needs real processes.
 

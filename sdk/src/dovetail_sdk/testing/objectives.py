@@ -26,7 +26,7 @@ from dovetail_stages import prepare_mini_batch, resolve_metrics
 
 
 class PlannedObjective(Objective):
-    """An objective on log-probabilities that runs are only planned with."""
+    """An objective on log-probabilities for tests that only plan runs."""
 
     name = "planned"
     api = ">=1.0,<2"
@@ -48,7 +48,7 @@ class PlannedObjective(Objective):
 
 @attrs.frozen(kw_only=True, eq=False)
 class ObjectiveUpdate:
-    """What a mini-batch gave."""
+    """The result of a mini-batch."""
 
     loss: float
     gradients: dict[str, np.ndarray]
@@ -71,15 +71,15 @@ def update_of(
     reduction: Reduction | None = None,
     scalars: Mapping[str, float] | None = None,
 ) -> ObjectiveUpdate:
-    """Return what an objective makes of a mini-batch's outputs.
+    """Compute an objective on a mini-batch and model outputs.
 
     Args:
         goal: the objective.
-        mini_batch: this rank's part of it.
-        outputs: what the model gives: a float array [T, …] for each name.
-        parts: rows of each micro-batch; by default all are in one.
-        reduction: sums over ranks; by default there is one.
-        scalars: those that differ from their defaults.
+        mini_batch: this rank's part of the mini-batch.
+        outputs: the model's outputs: a float array [T, …] for each name.
+        parts: the rows of each micro-batch; by default one micro-batch holds all rows.
+        reduction: sums over ranks; by default there is one rank.
+        scalars: the scalars that differ from their defaults.
     """
     spec = spec_of(goal, scalars)
     prepared, denominators = prepare_mini_batch(

@@ -43,7 +43,7 @@ _preloaded = [
 
 
 def preload(*modules: str) -> None:
-    """Name modules that ranks need: they are imported once, before the first ranks of this process are started.
+    """Name modules that ranks need: they are imported once, before the first ranks of this process start. Missing modules are ignored.
 
     Call it in a conftest. It saves time and changes nothing else; a module that is not there is passed over.
     """
@@ -51,10 +51,10 @@ def preload(*modules: str) -> None:
 
 
 def start_forked(*processes: Callable[[Any], Any]) -> list[Any]:
-    """Start processes as forks of the server that has imported torch, and whatever `preload` names.
+    """Start processes by forking a server process that has imported torch and the modules of `preload`.
 
     Args:
-        processes: each makes a process that has not been started, of the `multiprocessing` context that it is given.
+        processes: functions that take a `multiprocessing` context and return a process that has not been started.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_preloaded)
@@ -80,7 +80,7 @@ class ProcessRanks:
 
     Args:
         world: R.
-        threads: of each process; the machine's cores are few.
+        threads: the threads of each process; the machine's cores are few.
         timeout: seconds that a call may take before it fails and every process is ended.
     """
 
@@ -112,12 +112,12 @@ class ProcessRanks:
         The function is pickled by name: it lives at the top of a module, which each rank imports at its first call.
 
         Args:
-            function: to call.
+            function: the function to call.
             args: its arguments.
-            timeout: seconds that this call may take; None: as every other.
+            timeout: seconds that this call may take; by default the group's limit.
 
         Raises:
-            WorkerError: it raised on a rank, did not return in time, or a process died.
+            WorkerError: the function raised on a rank, did not return in time, or a process died.
         """
         return self._everywhere(f"{function.__qualname__}()", ("run", function, args), timeout)
 
@@ -133,7 +133,7 @@ class ProcessRanks:
         return _Group(self, role, worker_class, mesh, spec.role)
 
     def calls(self, role: str, method: str, calls: Sequence[Call | None]) -> list[Any]:
-        """Run each rank's own call of a worker's method; None where there is none. Failures come as `RankFailure`."""
+        """Call a worker's method with each rank's own arguments; ranks with None are not called. Failures are returned as `RankFailure`."""
         for pipe, call in zip(self._pipes, calls, strict=True):
             pipe.send(("call", role, method, call))
         return self._gather(f"{role}.{method}()", self._timeout)

@@ -55,7 +55,7 @@ class FunctionLoop(AgentLoop):
 
 
 def calls_of(count: int) -> list[dict[str, Any]]:
-    """Return so many tool calls as a chat template takes them."""
+    """Return `count` tool calls as a chat template takes them."""
     return [
         {
             "id": f"call{number:05}",
@@ -67,7 +67,7 @@ def calls_of(count: int) -> list[dict[str, Any]]:
 
 
 def results_of(count: int, text: str) -> list[dict[str, Any]]:
-    """Return the results of so many calls, all with one text."""
+    """Return the results of `count` calls, all with the same text."""
     return [
         {"role": "tool", "tool_call_id": f"call{n:05}", "name": "add", "content": text}
         for n in range(count)
@@ -107,11 +107,11 @@ def random_episode(parallel: int) -> Body:
 
 
 class RecordedEngine:
-    """Notes what a started engine is asked with and produces, and can lose it.
+    """Records the requests and results of a started engine, and can drop it.
 
     Args:
-        engine: whose `submit` is replaced; it is asked for one sample at a time.
-        calls: gets what it produced, in order; several engines may share it.
+        engine: the engine whose `submit` is replaced; each request has one sample.
+        calls: the list to which results are appended; several engines may share it.
     """
 
     def __init__(self, engine: BaseRollout, calls: list[EngineCall]) -> None:
@@ -130,7 +130,7 @@ class RecordedEngine:
 
 
 def check_episodes(group: Group, calls: Sequence[EngineCall]) -> None:
-    """Assert that every sample of a group is, token for token, what engines were asked with and produced."""
+    """Assert that every sample of a group consists, token for token, of the recorded prompts and responses."""
     of_samples: dict[str, dict[tuple[int, ...], list[EngineCall]]] = {}
     for call in calls:
         found = re.match(r"(.+\.s\d+)((?:\.f\d+)*)\.t", call[0].request_id)

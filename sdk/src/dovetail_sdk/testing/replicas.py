@@ -21,7 +21,7 @@ def replica_context(model: Path, run_directory: Path, /, **settings: Any) -> Plu
 
     Args:
         model: directory in Hugging Face format.
-        run_directory: the run's.
+        run_directory: the run directory.
         settings: further fields of `PluginContext`, or others for these.
     """
     fields = {
@@ -50,7 +50,7 @@ def send_weights(
         tensors: names and values, in the manifest's order.
 
     Raises:
-        WeightSyncError: it did not arrive whole; the engine's own error where it has one.
+        WeightSyncError: the update did not arrive completely; the engine's own error where it raised one.
     """
     manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
     with ThreadPoolExecutor(1) as thread:

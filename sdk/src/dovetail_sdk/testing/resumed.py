@@ -12,11 +12,11 @@ from dovetail.interfaces.plugin import Plugin
 
 
 def resumed_state(plugin: Plugin, directory: Path) -> dict[str, Any]:
-    """Write the plugin's state to a checkpoint, and return what `load_state` gets when a run resumes from it.
+    """Write the plugin's state to a checkpoint, and return the state that `load_state` would get from it.
 
     Args:
-        plugin: whose `state` is called.
-        directory: where the checkpoint is written.
+        plugin: the plugin whose state is saved.
+        directory: the directory of the checkpoint.
 
     Raises:
         CheckpointError: the state holds what a checkpoint can't keep.

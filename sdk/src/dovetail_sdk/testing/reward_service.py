@@ -15,7 +15,7 @@ Answer = Callable[[Any, dict[str, str]], tuple[int, Any]]
 
 
 def score_rows(request: Any, headers: dict[str, str]) -> tuple[int, Any]:  # noqa: ARG001 - an Answer gets both
-    """Score each row, and say of those that fail that they do."""
+    """Score each row, and report the failure of those that fail."""
     results: list[Any] = []
     for row in request["samples"]:
         try:

@@ -25,7 +25,7 @@ def make_sample(
         text: the response.
         prompt: messages or a string.
         response_ids: int64 [T]; None for a sample without tokens.
-        finish_reason: of the tokens.
+        finish_reason: the finish reason of the tokens.
         row: further fields of the prompt, such as `data_source` and `ground_truth`.
     """
     completion = None

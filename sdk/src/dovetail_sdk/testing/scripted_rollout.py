@@ -62,7 +62,7 @@ class Script:
 
 
 class ScriptedRollout(BaseRollout):
-    """A replica of a rollout engine that follows a script and remembers what it was asked.
+    """A rollout replica that follows a script and records its requests.
 
     Attributes:
         requests: every request it got, in order.

@@ -42,10 +42,10 @@ class ScriptedExperience:
 
     @classmethod
     def of(cls, batch: Batch) -> ScriptedExperience:
-        """Make samples from a batch of N.
+        """Build samples from a batch of N.
 
         Args:
-            batch: with `sample_id`, `response_ids`, `token_weight_versions` and `scores`.
+            batch: a batch with `sample_id`, `response_ids`, `token_weight_versions` and `scores`.
         """
         rows = zip(
             batch["sample_id"],
@@ -78,7 +78,7 @@ class ScriptedExperience:
 
 
 class ScriptedRun(Run):
-    """A run without a model: it keeps what `Run` promises, fails and stops where its arguments say, and records its calls.
+    """A run without a model that keeps the promises of `Run`, fails and stops where its arguments say, and records its calls.
 
     Step k has the prompts 2k − 2 and 2k − 1, whose samples are `step-k/0` and `step-k/1`.
 
@@ -105,8 +105,8 @@ class ScriptedRun(Run):
         Args:
             total_steps: steps of the whole run.
             step: finished steps; above 0 it is resumed from a checkpoint.
-            max_staleness: the trainer's.
-            examples: the trainer's. Without prompts nothing is generated: weights are not followed, and validation is empty.
+            max_staleness: the trainer's max staleness.
+            examples: the trainer's examples. Without prompts nothing is generated: weights are not followed, and validation is empty.
             stop_at: the call that raises StopRequested before it does anything; the first is 1. None for none.
             learn_error: what `learn` raises once, in step `fails_in`.
             fails_in: number of that step.

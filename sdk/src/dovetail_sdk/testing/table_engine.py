@@ -34,7 +34,7 @@ VOCABULARY = 512
 
 
 class TableEngine(TrainEngine):
-    """One logit a word, whatever came before it. Updates are plain gradient descent, so that a test can work them out.
+    """A model with one logit a token, independent of context. Updates are plain gradient descent, so that a test can compute them.
 
     log π(w) = log softmax(logits / temperature)_w
 

@@ -37,7 +37,7 @@ class _Nowhere(Distribution):
 
 @contextmanager
 def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
-    """Yield plugins that a config selects by name while the context lasts, as if a distribution had brought them.
+    """Register plugins for the duration of the context, so that a config can select them by name.
 
     They take the place of installed ones of the same kind and name. Workers in other processes do not know them. Contexts
     may be nested.

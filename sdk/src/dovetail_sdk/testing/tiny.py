@@ -45,8 +45,8 @@ def tiny_tokenizer(directory: Path, *, vocab_size: int = 512) -> PreTrainedToken
     It is byte-level BPE, which encodes any text, one digit a token. Every id decodes to something.
 
     Args:
-        directory: where it is saved; made where it does not exist.
-        vocab_size: tokens, special ones included; at least 261.
+        directory: the directory to save to; created where missing.
+        vocab_size: the number of tokens, special ones included; at least 261.
 
     Raises:
         ModelError: `vocab_size` is below 261.
@@ -71,10 +71,10 @@ def tiny_tokenizer(directory: Path, *, vocab_size: int = 512) -> PreTrainedToken
 
 
 def template_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single bytes with this chat template, whose special tokens are those that the template writes out.
+    """Return a tokenizer of single bytes with this chat template; the special tokens are those in the template's text.
 
     Args:
-        template: in Jinja.
+        template: a Jinja template.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -115,21 +115,21 @@ def tiny_model(
     """Make a causal language model with random weights whose vocabulary is the tokenizer's.
 
     Args:
-        directory: where config and safetensors are saved; made where it does not exist.
-        tokenizer: gives vocabulary size and the special tokens' ids.
+        directory: the directory of config and safetensors; created where missing.
+        tokenizer: determines vocabulary size and the ids of special tokens.
         hidden_size: width of the residual stream.
         intermediate_size: width of the gated MLP.
         layers: transformer blocks.
         heads: query heads; divides `hidden_size`.
         kv_heads: key and value heads; divides `heads`.
-        seed: of the weights; torch's own random state is left as it was.
+        seed: the seed of the weights; torch's own random state is left as it was.
         architecture: `qwen2`, `qwen3` or `llama`.
         dtype: torch's name without the prefix.
         tie_word_embeddings: whether the output layer is the embedding.
-        head: `value` makes a token classifier of one label instead: a critic's checkpoint with a head of its own.
+        head: `value` makes a token classifier with one label instead: a critic's checkpoint.
 
     Raises:
-        ModelError: the architecture is none of these.
+        ModelError: the architecture is unknown.
     """
     import torch
     from transformers import (
@@ -175,8 +175,8 @@ def tiny_model_and_tokenizer(directory: Path, *, vocab_size: int = 512, **model:
     """Write a tiny tokenizer and a model for it into one directory, and return the directory.
 
     Args:
-        directory: where both are saved.
-        vocab_size: of `tiny_tokenizer`.
+        directory: the directory of both.
+        vocab_size: see `tiny_tokenizer`.
         **model: keyword arguments of `tiny_model`.
     """
     tiny_model(directory, tiny_tokenizer(directory, vocab_size=vocab_size), **model)

@@ -55,10 +55,10 @@ def tiny_vision_model(directory: Path, *, family: str = "qwen2_5_vl", seed: int 
     """Write a vision-language model with its tokenizer and processors into a directory, and return it.
 
     Args:
-        directory: where all is saved; made where it does not exist.
+        directory: the directory to write to; created where missing.
         family: `qwen2_5_vl`, which gives an image as many tokens as its size asks for and numbers them by rows and
             columns; or `llava`, which gives every image four tokens and numbers them like text.
-        seed: of the weights; torch's own random state is left as it was.
+        seed: the seed of the weights; torch's own random state is left as it was.
 
     Raises:
         ModelError: the family is none of these.

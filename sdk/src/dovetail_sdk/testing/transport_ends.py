@@ -65,7 +65,7 @@ def manifest_of(
 
 
 def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
-    """Name, dtype, shape and bytes of these tensors, each read before the next is asked for."""
+    """Return name, dtype, shape and bytes of these tensors, each read before the next is requested."""
     return [
         (
             name,
@@ -79,7 +79,7 @@ def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
 
 @attrs.frozen(kw_only=True)
 class TransportPlace:
-    """What every process needs to make its own end of one transport."""
+    """What a process needs to make its end of a transport."""
 
     plugin: type[WeightTransport]
     config: PluginConfig
@@ -104,9 +104,9 @@ class TransportEnd:
     """A process with one end of a transport.
 
     Args:
-        place: which transport.
+        place: the transport's place.
         side: the end; a receiver is made, and so registered, when this returns.
-        rank: of its context.
+        rank: the rank of its context.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class TransportEnd:
         self.answer(START_SECONDS)
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """Return what a sender makes of a manifest before it is sent."""
+        """Return the sender's prepared manifest."""
         self._pipe.send(("prepare", manifest))
         return self.answer()
 
     def receive(self, manifest: WeightManifest, hang_after: str | None = None) -> Self:
-        """Begin to receive; `answer` gives the `Contents`.
+        """Start receiving; `answer` returns the `Contents`.
 
         Args:
-            manifest: the sender's.
+            manifest: the sender's manifest.
             hang_after: a tensor after which no other is asked for: the end waits until it is killed.
         """
         self._pipe.send(("receive", manifest, hang_after))
@@ -152,7 +152,7 @@ class TransportEnd:
         return self
 
     def answer(self, timeout: float = 60.0) -> Any:
-        """Return what came of it.
+        """Return the result of `receive`.
 
         Raises:
             Exception: whatever the end raised.
@@ -164,14 +164,14 @@ class TransportEnd:
         return found[1]
 
     def await_hang(self, timeout: float = 60.0) -> None:
-        """Return once it hangs at the tensor that it was told.
+        """Wait until the end hangs at the tensor given to it.
 
         Raises:
             Exception: it came to an end instead, with this.
             TimeoutError: it did neither.
         """
         if self._next(time.monotonic() + timeout)[0] != _HANGS:
-            raise RuntimeError("the end came to its last tensor, and did not hang before")
+            raise RuntimeError("the end reached its last tensor without hanging")
 
     def _next(self, deadline: float) -> tuple[str, Any]:
         if not self._pipe.poll(max(0.0, deadline - time.monotonic())):

@@ -89,8 +89,8 @@ class RolloutCorrectionConfig(PluginSection):
             )
         if self.normalize_weights and self.mode == "bypass":
             raise ValueError(
-                "normalize_weights is true in mode bypass, where weights are made anew in every micro-batch and have "
-                "no batch to be normalised over; leave it out, or use a decoupled correction"
+                "normalize_weights is true in mode bypass, where every micro-batch computes its own weights and "
+                "they can't be normalised over the batch; leave it out, or use a decoupled correction"
             )
 
 

@@ -152,7 +152,7 @@ class TestBradleyTerry(ObjectiveConformance):
 
 
 class TestImplicitPrm(ObjectiveConformance):
-    """Outcomes between wrong and right."""
+    """The implicit process reward model, with outcomes between wrong and right."""
 
     plugin = ImplicitPrm
     config = ImplicitPrmConfig(name="implicit_prm", beta=0.3)
@@ -183,7 +183,7 @@ class TestImplicitPrm(ObjectiveConformance):
 
 
 class TestSppo(ObjectiveConformance):
-    """Targets of a few nats."""
+    """Tests SPPO with targets of a few nats."""
 
     plugin = Sppo
     config = SppoConfig(name="sppo", eta=4.0)

@@ -20,7 +20,7 @@ from dovetail_sdk.testing.conformance import ObjectiveConformance
 
 
 class PreferenceCases(ObjectiveConformance):
-    """What the suites of preference objectives share. A subclass gives a pair's loss and its slopes by the papers' formulas.
+    """Shared tests of preference objectives. A subclass gives a pair's loss and its gradients from the paper's formulas.
 
     Legend: s is the sum of a response's log-probabilities, f that of the reference, n its tokens; w chosen, l rejected.
     """
@@ -98,7 +98,7 @@ class TestRobustDpo(PreferenceCases):
 
 
 class LossOfRewards(PreferenceCases):
-    """A loss of the two rewards of a pair, written from its paper; the slopes are central differences in float64."""
+    """A loss of the two rewards of a pair, written from its paper; gradients are central differences in float64."""
 
     plugin = Dpo
     beta, noise = 0.5, 0.0
@@ -179,7 +179,7 @@ class TestApoZero(LossOfRewards):
 
 
 class TestApoDown(LossOfRewards):
-    """Both down, rejected further."""
+    """APO-down: both log-probabilities fall, the rejected one's faster."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_down"}
 
@@ -208,7 +208,7 @@ class TestDiscopop(LossOfRewards):
 
 
 class TestForwardKl(LossOfRewards):
-    """The logistic loss of another divergence."""
+    """The logistic loss with the forward KL divergence."""
 
     settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "forward_kl"}
 
@@ -220,7 +220,7 @@ class TestForwardKl(LossOfRewards):
 
 
 class TestJensenShannon(TestForwardKl):
-    """The same of Jensen and Shannon's."""
+    """The logistic loss with the Jensen–Shannon divergence."""
 
     settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "js"}
 
@@ -229,7 +229,7 @@ class TestJensenShannon(TestForwardKl):
 
 
 class TestAlphaDivergence(TestForwardKl):
-    """The same of an α-divergence."""
+    """The logistic loss with an α-divergence."""
 
     settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "alpha", "f_alpha": 0.3}
 

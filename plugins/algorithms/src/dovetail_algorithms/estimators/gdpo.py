@@ -86,7 +86,7 @@ def _values(rows: Sequence[Mapping[str, Any] | None], name: str) -> Float64[np.n
     """float64 [N]: one component of every sample.
 
     Raises:
-        ColumnError: a sample lacks it, or it is no number.
+        ColumnError: a sample lacks it, or it is not a number.
     """
     try:
         return np.fromiter((row[name] for row in rows), np.float64, len(rows))  # type: ignore[index]

@@ -51,8 +51,8 @@ def anchor_states(columns: Batch, turns: PolicyTurns, groups: Groups) -> Int64[n
 
     Args:
         columns: `prompt_ids` and `response_ids`, ragged int64.
-        turns: of the sequences.
-        groups: of the sequences.
+        turns: the turns of the sequences.
+        groups: the groups of the sequences.
     """
     prompts, responses = columns["prompt_ids"], columns["response_ids"]
     begin_U = turns.own.place_K[turns.first_U]

@@ -78,7 +78,7 @@ def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np
 
 
 def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.ndarray, "G"]:
-    """Return which groups, bool [G], have a comparison: those of two trajectories or more whose rewards are not all equal."""
+    """Return which groups, bool [G], have advantages: those with two trajectories or more whose rewards are not all equal."""
     smallest_G = np.full(groups.count, np.inf)
     largest_G = np.full(groups.count, -np.inf)
     np.minimum.at(smallest_G, groups.index_N, scores_N)

@@ -22,7 +22,7 @@ ROUNDING = 1e-6
 
 
 class OptimalTokenBaselineEstimator(TokenEstimator):
-    """A baseline of its own for every position of the response.
+    """Advantages relative to a separate baseline for every position of the response.
 
     A_t = G_t − B_t, B_t = Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8), over the group's samples j with a policy token at t.
 
@@ -94,7 +94,7 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
 
 
 class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):
-    """A baseline of its own for every position among the policy's own tokens.
+    """Advantages relative to a separate baseline for every position among the policy's own tokens.
 
     A_t = G_t − B_t as `optimal_token_baseline`, with positions counted among the policy's own tokens.
 

@@ -14,7 +14,7 @@ class RlooEstimator(ScoreBaseline):
 
     A_i = r_i − Σ_{j≠i} r_j / (n − 1), over the n samples of one prompt (arXiv 2402.14740).
 
-    Needs at least two samples a prompt, and no value model. A sample's own reward is no part of its baseline,
+    Needs at least two samples a prompt, and no value model. A sample's own reward is not part of its baseline,
     which keeps the gradient unbiased; the result is n / (n − 1) times that of `dr_grpo`.
 
     The other samples are those of other trajectories.

@@ -25,7 +25,7 @@ def discounted_sums(
     lengths_N: Int64[np.ndarray, "N"],
     decay: float | Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "K"]:
-    """Compute S_k = x_k + decay_k · S_{k+1} within runs of these lengths, float64 [K]; the decay is one for all, or each place's own."""
+    """Compute S_k = x_k + decay_k · S_{k+1} within runs of these lengths, float64 [K]; the decay is a scalar or [K]."""
     sums_K = values_K.copy()
     decay_K = np.broadcast_to(decay, sums_K.shape)
     # One step back at a time, in all runs at once that are long enough: the longest stand first.
@@ -54,7 +54,7 @@ class PolicyTokens:
 
     @classmethod
     def of(cls, mask: Ragged) -> PolicyTokens:
-        """Find them in a mask: bool, ragged [T], True on the policy's own tokens."""
+        """Return the policy's tokens of a mask: bool, ragged [T], True on them."""
         place_K = np.flatnonzero(mask.values)
         return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
 
@@ -75,7 +75,7 @@ class PolicyTokens:
     def discounted_sums(
         self, values_K: Float64[np.ndarray, "K"], decay: float | Float64[np.ndarray, "K"]
     ) -> Float64[np.ndarray, "K"]:
-        """Compute S_k = x_k + decay_k · S_{k+1} within each sample, float64 [K]; the decay is one for all tokens, or each token's own."""
+        """Compute S_k = x_k + decay_k · S_{k+1} within each sample, float64 [K]; the decay is a scalar or [K]."""
         return discounted_sums(values_K, self.lengths_N, decay)
 
     def running_sums(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
@@ -108,10 +108,10 @@ class TokenEstimator(AdvantageEstimator):
         return frozenset({"advantages", "returns"})
 
     def policy_tokens(self, columns: Batch) -> PolicyTokens:
-        """Return the tokens that `response_mask` selects, once all required columns are known to be there.
+        """Return the tokens that `response_mask` selects, after checking that all required columns exist.
 
         Raises:
-            ColumnError: one is missing.
+            ColumnError: a column is missing.
         """
         columns.require(sorted(self.requires(self.config)), f"advantage estimator {self.name!r}")
         mask: Ragged = columns["response_mask"]

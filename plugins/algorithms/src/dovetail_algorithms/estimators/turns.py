@@ -35,7 +35,7 @@ class PolicyTurns:
 
     @classmethod
     def of(cls, own: PolicyTokens, turn_ids: Ragged, groups: Groups | None = None) -> PolicyTurns:
-        """Find them in a column: int64, ragged [T]. Without groups, or trajectories in them, each sequence is an episode."""
+        """Return the policy's turns of a column: int64, ragged [T]. Without groups, or trajectories in them, each sequence is an episode."""
         ids_K = turn_ids.values[own.place_K]
         row_K = np.repeat(np.arange(len(own.lengths_N)), own.lengths_N)
         begins_K = np.ones(len(ids_K), np.bool_)
@@ -149,4 +149,4 @@ class TurnEstimator(TokenEstimator):
         rewards_U: Float64[np.ndarray, "U"],
         groups: Groups,
     ) -> Float64[np.ndarray, "U"]:
-        """Return advantages of the turns, float64 [U], from the sums of their rewards and what `columns_read` names."""
+        """Return advantages of the turns, float64 [U], from the sums of their rewards and the columns in `columns_read`."""

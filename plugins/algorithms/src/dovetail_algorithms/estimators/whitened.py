@@ -20,7 +20,7 @@ def whiten_over_tokens(
     Args:
         advantages_N: float64 [N], 0 in groups of one.
         mask: ragged bool, `response_mask`.
-        groups: of the samples.
+        groups: the groups of the samples.
         reduction: sums over the ranks that hold the other groups of the batch.
 
     Returns:

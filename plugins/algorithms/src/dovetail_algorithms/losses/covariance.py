@@ -25,14 +25,14 @@ PREPARES = frozenset({"advantages", "old_log_probs", "response_mask", "sample_id
 
 @attrs.frozen(kw_only=True, eq=False)
 class Covariances:
-    """What one rank knows of the mini-batch's covariances.
+    """The mini-batch's covariances on one rank.
 
     Attributes:
         values_T: float32 [T], (A − mean A)(log π_old − mean log π_old), the means over all ranks' tokens.
         mask: bool, ragged [T]; where it is False the value is 0 and means nothing.
-        tokens: how many tokens have mask True over all ranks.
+        tokens: the number of tokens with mask True over all ranks.
         sample_ids: N unique names.
-        seed: the run's.
+        seed: the run's seed.
     """
 
     values_T: Float32[np.ndarray, "T"]
@@ -50,7 +50,7 @@ class Covariances:
         return self._column(largest(keys_T, self._kept_T, share_of(self.tokens, share), reduction))
 
     def random_between(self, low: float, high: float, share: float, reduction: Reduction) -> Ragged:
-        """Return tokens picked at random among those with a covariance in (low, high): float32, ragged [T], 1 there and 0 elsewhere.
+        """Return random tokens among those with a covariance in (low, high): float32, ragged [T], 1 there and 0 elsewhere.
 
         As many as `share` of all tokens, or all that there are. The choice is a hash of sample and position.
         """
@@ -72,8 +72,8 @@ def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) ->
     Args:
         mini_batch: this rank's part, with the columns of `PREPARES`; advantages [N] or ragged [T].
         reduction: sums over the ranks that hold the other parts.
-        who: asks, in the error.
-        seed: the run's.
+        who: the reader's name, for the error.
+        seed: the run's seed.
 
     Raises:
         ColumnError: a column is missing.

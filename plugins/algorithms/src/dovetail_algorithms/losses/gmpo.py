@@ -31,7 +31,7 @@ class GmpoLoss(RatioLoss):
     aggregation = "seq_mean_token_mean"
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: shares of tokens where a bound took the gradient away, and the ratio's."""
+        """Return losses [T], and metrics: the shares of tokens whose gradient a bound removed, and those of the ratio."""
         advantages_T = inputs.columns["advantages"]
         log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
         bounded_T = torch.where(

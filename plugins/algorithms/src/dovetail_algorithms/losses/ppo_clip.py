@@ -29,7 +29,7 @@ class PpoClipLoss(RatioLoss):
     Config = PpoClipConfig
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: shares of tokens where a bound took the gradient away, and the ratio's."""
+        """Return losses [T], and metrics: the shares of tokens whose gradient a bound removed, and those of the ratio."""
         advantages_T, dual = inputs.columns["advantages"], self.config.dual_clip
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         losses_T, upper_T, lower_T = clipped_surrogate(

@@ -34,7 +34,7 @@ def largest(
     Args:
         keys_T: uint64 [T].
         candidates_T: bool [T].
-        count: how many, over all ranks; the same on every rank.
+        count: the number of candidates over all ranks; the same on every rank.
         reduction: sums over the ranks that hold the other parts.
     """
     total = int(reduction.sum(np.array([np.count_nonzero(candidates_T)], np.int64))[0])
@@ -63,7 +63,7 @@ def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[n
     Args:
         sample_ids: N unique names.
         rows: any column over the response tokens.
-        seed: the run's.
+        seed: the run's seed.
     """
     seeds_N = np.array(
         [

@@ -25,7 +25,7 @@ from dovetail_stages import on_device
 
 
 class ImplicitPrm(ResponseObjective):
-    """Makes the sum of a response's log-ratios tell whether it is right. Samples without a token of the policy count for nothing.
+    """Trains the sum of a response's log-ratios to predict whether it is right. Samples without a policy token have no effect.
 
     Metrics, which take the role's name: `prm/loss`, and `prm/accuracy`, the share of samples whose reward is above 0 where the outcome is
     above ½ and below where not.

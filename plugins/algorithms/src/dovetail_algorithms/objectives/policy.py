@@ -96,12 +96,12 @@ class PolicyObjective(Objective):
     def parts(
         cls, config: PolicyConfig, context: PluginContext, *, needs: bool = True
     ) -> tuple[PolicyLoss, LossAggregation, RolloutCorrection | None]:
-        """Return the plugins that it is made of; a test of one of them puts its own here.
+        """Return the plugins of which the objective consists; tests override it to replace one.
 
         Args:
-            config: names them.
-            context: with the seed of the run.
-            needs: whether what they need must be here.
+            config: the config that selects them.
+            context: has the seed of the run.
+            needs: whether the packages that they need must be installed here.
         """
 
         def part(kind: str, section: PluginSection) -> Any:
@@ -139,7 +139,7 @@ class PolicyObjective(Objective):
         return frozenset(columns)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare as `Objective` says; the columns that the loss makes are named `prepared.…`.
+        """Prepare the mini-batch as `Objective.prepare` says; the columns of the loss are named `prepared.…`.
 
         Raises:
             ColumnError: a column that the loss makes is not ragged over response tokens.

@@ -56,7 +56,7 @@ class Responses:
 
 
 class PreferenceObjective(Objective):
-    """What the objectives of pairs share. A subclass says what a response's reward is, and what a pair's loss is."""
+    """Base of objectives on pairs. A subclass defines a response's reward and a pair's loss."""
 
     unit = "pair"
     key_figures = {"loss": "down", "accuracy": "up", "margin": "up"}  # noqa: RUF012
@@ -90,7 +90,7 @@ class PreferenceObjective(Objective):
 
     @property
     def tail_weight(self) -> float:
-        """Weight of the log-ratios of a response's tokens beyond the length of the other one of its pair."""
+        """The weight of log-ratios beyond the length of the pair's other response."""
         return 1.0
 
     def _weights(self, batch: Batch, mask_T: Bool[Tensor, "T"]) -> Float[Tensor, "T"]:

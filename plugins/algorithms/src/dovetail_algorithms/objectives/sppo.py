@@ -21,7 +21,7 @@ from dovetail_stages import on_device
 
 
 class Sppo(ResponseObjective):
-    """Draws each response's log-ratio to what its win rate says. Samples without a token of the policy count for nothing.
+    """Regresses each response's log-ratio on its win rate. Samples without a policy token have no effect.
 
     Metrics: `actor/loss`, and `actor/kl`, the mean log-ratio of a response in nats.
 

@@ -16,7 +16,7 @@ from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
 
 REFERENCE = "prm_ref_log_probs"
 OUTCOMES = "prm_outcomes"
-"""Scores before a KL penalty or another stage changes them: those are no outcomes from 0 to 1."""
+"""Scores before a KL penalty or another stage changes them: those are not outcomes from 0 to 1."""
 RUNS_OWN = "ref_log_probs"
 """The column of the run's reference policy."""
 
@@ -118,7 +118,7 @@ def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
         )
     if not hasattr(_objective(config, facts), "beta"):
         raise PlanError(
-            f"roles.{role} is no implicit process reward model: its objective has no beta",
+            f"roles.{role} is not an implicit process reward model: its objective has no beta",
             hint=f"set roles.{role}.objective=implicit_prm",
         )
     if config.reference is None and not _has_adapter(config, facts):

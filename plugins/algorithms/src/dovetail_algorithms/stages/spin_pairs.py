@@ -34,7 +34,7 @@ class SpinPairs(Stage):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return what a sample of the dataset has of its own."""
+        """Return the dataset's own columns of a sample."""
         return frozenset(
             {"response_ids", "response_mask", "token_weight_versions", "trajectory_id"}
         )

@@ -83,7 +83,7 @@ def verify(run: Path, step: int | None) -> None:
 @_RUN
 @click.option("--keep", type=click.IntRange(min=1), required=True, help="Checkpoints to keep.")
 def prune(run: Path, keep: int) -> None:
-    """Remove RUN's older checkpoints; the latest ones stay, and the best one besides."""
+    """Remove RUN's older checkpoints; keep the latest ones and the best one."""
     from dovetail.telemetry import RunDirectory
 
     directory = RunDirectory.open(run)

@@ -68,7 +68,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def examine_torch() -> dict[str, Any]:
-    """Return the torch build, the devices it sees, and what is wrong with it."""
+    """Return the torch build, its devices, and its problems."""
     found: dict[str, Any] = {
         "version": host.torch_version(),
         "build": torch_build(),
@@ -96,7 +96,7 @@ def examine_torch() -> dict[str, Any]:
 
 
 def examine_dependencies() -> list[dict[str, Any]]:
-    """Return what the installed distributions declare that they need besides each other, each once, with the version that is here."""
+    """Return the dependencies of the installed distributions on other packages, each once, with the installed version."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -125,7 +125,7 @@ def examine_dependencies() -> list[dict[str, Any]]:
 
 
 def examine_engines() -> list[dict[str, Any]]:
-    """Return every package that plugins need where they run, such as vLLM: what is wanted, what is here, and who wants it."""
+    """Return every package that plugins need at run time, such as vLLM: the required version, the installed one, and the plugins."""
     wanted: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in default_index().entries():
         for need in entry.needs:

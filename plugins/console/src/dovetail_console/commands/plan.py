@@ -32,7 +32,7 @@ def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | 
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])i?B?|(\d+)", size.strip(), re.IGNORECASE)
     if found is None:
-        raise click.BadParameter(f"{size!r} is no size of memory, such as 24GB")
+        raise click.BadParameter(f"{size!r} is not a size of memory, such as 24GB")
     if found[3]:
         return int(found[3])
     # An accelerator's GB are GiB: one of 80 GB reports 79.6 GiB.
@@ -142,7 +142,7 @@ def plan(
 
 
 def render_note(note: PlanNote) -> None:
-    """Print a note of the source, and what it does not take into account."""
+    """Print a note of the source, and its limitations."""
     for line in note.text.splitlines():
         rendering.line(line)
     for warning in note.warnings:
@@ -150,7 +150,7 @@ def render_note(note: PlanNote) -> None:
 
 
 def render_memory(memory: PlannedMemory | None, where: str, unknown: str) -> None:
-    """Print the time of a step at which most memory is held, what it is, and what the other times take; or why that is not known."""
+    """Print the phase of a step with the highest memory use, its parts, and the other phases' use; or why it is unknown."""
     if memory is None:
         rendering.line(f"{where}: not known: {unknown}")
         return

@@ -119,7 +119,7 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
 
 
 def _paragraph(text: str, indent: int = 0) -> None:
-    """Print a paragraph, wrapped at the width of the terminal; as one line where the output is no terminal."""
+    """Print a paragraph, wrapped at the width of the terminal; as one line where the output is not a terminal."""
     start = " " * indent
     wrapped = textwrap.fill(
         text,

@@ -27,7 +27,7 @@ _CONFIGS = (".yaml", ".yml")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the lock, and write no file.")
 def lock(what: tuple[str, ...], output: Path, as_json: bool) -> None:
-    """Write a lock of what a run of CONFIG would use, of the named plugins, or of every compatible one.
+    """Write a lock of the plugins that a run of CONFIG would use, of the named plugins, or of every compatible one.
 
     It holds versions, interfaces, hashes of code that no version pins, and the packages that the plugins depend on: in
     this environment, and in those of `runtime.environments`.

@@ -38,7 +38,7 @@ def show(plugin: tuple[str, ...], as_json: bool) -> None:
 
 
 def show_plugin(entry: PluginEntry) -> None:
-    """Print what is known of a plugin."""
+    """Print a plugin's details."""
     manifest = entry.manifest
     known = [
         ("plugin", f"{entry.kind}/{entry.name}"),
@@ -76,7 +76,7 @@ def show_plugin(entry: PluginEntry) -> None:
 
 
 def details_of(entry: PluginEntry) -> dict[str, Any]:
-    """Return what is known of a plugin, as JSON holds it: its row of a listing, and what its manifest and report add."""
+    """Return a plugin's details as JSON values: its row of a listing, its manifest and its report."""
     details = entry.to_dict()
     if entry.manifest is not None:
         from dovetail_console.conformance_report import shipped_report, tier

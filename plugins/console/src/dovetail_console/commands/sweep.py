@@ -40,9 +40,9 @@ def sweep(
 ) -> None:
     """Train a run for each combination of values, one after the other, as `dovetail sweep CONFIG seed=1,2,3` does.
 
-    An override with several values, a YAML list without its brackets, is swept; those with one value are every run's. Each run is named
-    by its values, `NAME_lr=1e-6_seed=2`. All of them are checked before the first starts, each trains in a process of its own, and one
-    that fails does not end the others. The same command again leaves what is finished, and continues what is not.
+    An override with several values, a YAML list without its brackets, is swept; other overrides apply to every run. Each run is named after
+    its values, `NAME_lr=1e-6_seed=2`. All runs are checked before the first starts, each trains in a process of its own, and a failed run
+    does not end the others. The same command again skips finished runs and continues the others.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_console.child_process import ChildProcess
@@ -137,7 +137,7 @@ def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]
             continue
         if key in swept or key == "experiment" or len(set(values)) < len(values):
             raise ConfigError(
-                f"{text} sweeps {key}; expected different values, each key once, and not experiment, which the values name",
+                f"{text} sweeps {key}; expected different values, each key once, and no experiment, since runs are named after their values",
                 hint="write for example actor.optim.lr=1e-6,3e-6 seed=1,2,3; one value with a comma is a YAML list or quoted",
             )
         swept[key] = values
@@ -150,7 +150,7 @@ def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]
 
 
 def _values(text: str) -> list[str]:
-    """Return the entries of a YAML list as they are written between its brackets: `1e-6, [a, b]` has two; the whole where it is no list."""
+    """Return the entries of a YAML list as they are written between its brackets: `1e-6, [a, b]` has two; the whole where it is not a list."""
     import yaml
 
     listed = f"[{text}]"

@@ -74,7 +74,7 @@ def _list(folder: Path, every: float, once: bool) -> None:
                 f"there is no run in {folder}", hint="give a run directory, or a folder with some"
             )
         shown = [cells(row) for row in rows]
-        # Their age alone is no change.
+        # Their age alone is not a change.
         if [row[:5] for row in shown] != [row[:5] for row in before]:
             if before and sys.stdout.isatty():
                 click.echo("\x1b[2J\x1b[H", nl=False)

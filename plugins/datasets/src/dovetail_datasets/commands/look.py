@@ -30,7 +30,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #8886;padding:.
 
 @attrs.frozen(kw_only=True)
 class SeenRow:
-    """One row."""
+    """A row as `dovetail data look` shows it."""
 
     where: str
     facts: tuple[str, ...]
@@ -47,7 +47,7 @@ def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
     """Yield rows of the first training dataset.
 
     Raises:
-        DataError: there are no such rows.
+        DataError: the dataset has no such rows.
     """
     rows = list(islice(opened.rows(first), count))
     if not rows:

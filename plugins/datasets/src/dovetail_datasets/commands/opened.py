@@ -35,7 +35,7 @@ _EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
 
 @attrs.frozen(kw_only=True)
 class OpenedData:
-    """The data of a run."""
+    """The data of a run, with its config and source."""
 
     config: RunConfig
     data: SourceData
@@ -47,7 +47,7 @@ class OpenedData:
         return files
 
     def rows(self, first: int) -> Iterator[NumberedRow]:
-        """Yield the rows of the first training dataset as they stand in its files, from one on."""
+        """Yield the rows of the first training dataset unchanged, starting at number `first`."""
         groups = CheckedGroups(configured_dataset(self.config, self.data.tokenizer), self.files)
         before = 0
         for group, size in enumerate(groups.sizes):
@@ -57,14 +57,14 @@ class OpenedData:
             before += size
 
     def verdicts(self, rows: Iterable[NumberedRow]) -> Iterator[RowVerdict]:
-        """Yield what the source of the run makes of the reference answers of rows; for errors see `ExperienceSource.verdicts`."""
+        """Yield the scores of rows' reference answers, from the run's source; for errors see `ExperienceSource.verdicts`."""
         facts = source_facts(self.config)
         source = facts.plugins["source"]
         found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, rows)
         return found
 
     def became(self, row: int) -> Prompt | BadRow | None:
-        """Return what became of a row of the first training dataset; None where it is too long."""
+        """Return the prompt or example of a row of the first training dataset; None where it is too long."""
         found = self.data.train.prompts
         if isinstance(found, CachedExamples):
             return found.take(row)
@@ -73,11 +73,11 @@ class OpenedData:
 
 
 def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
-    """Read the data of a config, or of a file, whose columns then tell what its rows are.
+    """Read the data of a config, or of a file, whose columns tell the kind of its rows.
 
     Args:
-        config: the path of either, or none.
-        overrides: `key=value`; of a file at least `model.path=`.
+        config: the path of a config or of a file, or None.
+        overrides: `key=value`; for a file at least `model.path=`.
 
     Raises:
         DataError, ConfigError, ModelError: see `load_data`.
@@ -98,7 +98,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
 
 
 def examples_of(rows: RowSet) -> Iterator[Prompt]:
-    """Yield the rows; of streamed ones those that were read."""
+    """Yield the rows; of streamed ones those read so far."""
     prompts = rows.prompts
     return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
 

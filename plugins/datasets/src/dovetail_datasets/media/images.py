@@ -34,7 +34,7 @@ def open_image(data: bytes, name: str) -> Any:
         A `PIL.Image.Image` of mode RGB.
 
     Raises:
-        DataError: the bytes are no image, are cut off, have malformed EXIF, or hold more pixels than Pillow thinks safe.
+        DataError: the bytes are not an image, are cut off, have malformed EXIF, or hold more pixels than Pillow thinks safe.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -48,7 +48,7 @@ def open_image(data: bytes, name: str) -> Any:
                 return ImageOps.exif_transpose(image).convert("RGB")
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{name} is no image that Pillow knows: its {len(data):,} bytes begin with {data[:8]!r}",
+            f"{name} is not an image that Pillow knows: its {len(data):,} bytes begin with {data[:8]!r}",
             hint="images are PNG, JPEG, WebP and the like",
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -27,11 +27,11 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")
 
 
 class ImageInputs:
-    """Turns images into a model's inputs, as its own image processor does. Each image is processed by itself, and kept.
+    """Converts images to a model's inputs with its own image processor. Each image is processed by itself, and cached.
 
     Args:
-        model: the transformers model that the inputs are for.
-        section: where its image processor is.
+        model: the transformers model of the inputs.
+        section: the model's section, with the path of its image processor.
 
     Raises:
         ModelError: the model takes no images, or its image processor can't be loaded.
@@ -51,18 +51,18 @@ class ImageInputs:
 
     @property
     def image_token(self) -> int:
-        """The token that stands for a part of an image."""
+        """The placeholder token of images."""
         assert self._token is not None
         return self._token
 
     def of(
         self, ids_BL: Tensor, shown_BL: Tensor, media: Sequence[Sequence[MediaRef]]
     ) -> dict[str, Tensor]:
-        """Return what the model's `forward` takes besides ids, mask and positions.
+        """Return the arguments of the model's `forward` besides ids, mask and positions.
 
         Args:
             ids_BL: int64 [B, L].
-            shown_BL: bool [B, L], True where tokens may stand for images: on what the policy was shown.
+            shown_BL: bool [B, L], True where tokens may be image placeholders: in text that the policy did not produce.
             media: the images of each sequence, in the order of their tokens.
 
         Returns:
@@ -71,7 +71,7 @@ class ImageInputs:
 
         Raises:
             DataError: an image can't be read or decoded.
-            ModelError: the images' tensors do not join: the model wants images of one form.
+            ModelError: the images' tensors can't be concatenated: the model requires images of one shape.
         """
         found = [self._of_image(reference) for images in media for reference in images]
         if not found:

@@ -16,16 +16,16 @@ from torch import Tensor
 def produced_placeholders(
     model: Any, ids_BL: Tensor, shown_BL: Tensor, token: int
 ) -> Iterator[Tensor]:
-    """Keep a model from taking produced placeholders for images, of which there are fewer then than tokens.
+    """Keep a model from treating placeholder tokens that a policy produced as images.
 
     Within the block the model is given other ids in their place, and embeds the true ones all the same, as it did when
     it generated after them.
 
     Args:
-        model: of transformers, whose `forward` runs within the block.
+        model: the transformers model whose `forward` runs within the block.
         ids_BL: int64 [B, L].
-        shown_BL: bool [B, L], True where tokens may stand for images.
-        token: the placeholder.
+        shown_BL: bool [B, L], True where tokens may be image placeholders.
+        token: the placeholder token.
 
     Yields:
         int64 [B, L] to give to the model.

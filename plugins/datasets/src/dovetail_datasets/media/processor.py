@@ -46,11 +46,11 @@ def load_image_processor(section: ModelSection) -> Any:
 
 
 class ImagePrompts:
-    """Turns a prompt's text and images into tokens as the model sees them: as many placeholders as its images fill.
+    """Tokenises a prompt's text and images: each image's placeholder is repeated to the image's number of tokens.
 
     Args:
         section: the model.
-        tokenizer: of the run.
+        tokenizer: the tokenizer of the run.
 
     Raises:
         ModelError: the model takes no images, or its processors can't be loaded.
@@ -72,7 +72,7 @@ class ImagePrompts:
 
     @property
     def placeholder(self) -> str:
-        """The text that stands for one image in a prompt without a chat template."""
+        """The text of the image placeholder in a prompt without a chat template."""
         return str(self._processor.image_token)
 
     @property
@@ -82,11 +82,11 @@ class ImagePrompts:
         return template if isinstance(template, str) else None
 
     def ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
-        """Return tokens of one prompt.
+        """Tokenise one prompt.
 
         Args:
-            text: with one placeholder for each image, special tokens included.
-            pictures: PIL images, in their order; none for text alone.
+            text: the text with one placeholder for each image, special tokens included.
+            pictures: PIL images in order; empty for text alone.
 
         Returns:
             Token ids with every placeholder expanded to as many tokens as its image has in the model.
@@ -112,7 +112,7 @@ class ImagePrompts:
     def expanded(
         self, answers: Sequence[Sequence[Sequence[int]]], pictures: Sequence[Any]
     ) -> list[list[list[int]]]:
-        """Expand the placeholders of texts that are tokenised already.
+        """Expand the placeholders of tokenised texts.
 
         Args:
             answers: each text's token ids in parts, with one placeholder for each image.
@@ -145,8 +145,8 @@ class ImagePrompts:
         runs = placeholder_runs(ids, self.image_token)
         if self._apart and runs != images:
             raise DataError(
-                f"its {images} images take {runs} runs of the token {self.image_token}: this model tells images "
-                "apart by what stands between them",
+                f"its {images} images take {runs} runs of the token {self.image_token}: this model "
+                "separates images by the text between them",
                 hint="put text, or the model's own marks of an image's beginning and end, between two images",
             )
 

@@ -31,7 +31,8 @@ def model_class(config: object) -> Any:
         `AutoModelForImageTextToText` for models that only it knows; `AutoModelForCausalLM` for all others.
 
     Raises:
-        ModelError: it is of an encoder, or of an encoder with a decoder: some of these load, and see what they are to predict.
+        ModelError: the model is an encoder, or an encoder with a decoder: some of these load, but attend to the tokens
+            that they should predict.
     """
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -51,14 +52,14 @@ def model_class(config: object) -> Any:
         kind = getattr(config, "model_type", None)
         named = f" ({', '.join(names)})" if names else ""
         raise ModelError(
-            f"its type {kind}{named} is no causal language model",
+            f"its type {kind}{named} is not a causal language model",
             hint="take a model that writes from left to right, such as a Qwen or a Llama",
         )
     return AutoModelForImageTextToText if vision and not known else AutoModelForCausalLM
 
 
 def image_token_of(config: object) -> int | None:
-    """Return the token that stands in a prompt for a part of an image; None where the model has none."""
+    """Return the image placeholder token; None where the model has none."""
     for name in ("image_token_id", "image_token_index"):
         token = getattr(config, name, None)
         if isinstance(token, int):
@@ -67,5 +68,5 @@ def image_token_of(config: object) -> int | None:
 
 
 def takes_images(config: object) -> bool:
-    """Return whether a model with this config looks at images: it has a vision tower and a token that stands for one."""
+    """Return whether a model with this config takes images: it has a vision tower and a placeholder token."""
     return getattr(config, "vision_config", None) is not None and image_token_of(config) is not None

@@ -19,7 +19,7 @@ def read_config(section: ModelSection, **options: Any) -> Any:
     """Read a model's config in transformers' form, with `override_config` applied.
 
     Args:
-        section: of the model.
+        section: the section of the model.
         options: further arguments of `AutoConfig.from_pretrained`, whose exceptions are raised as they are.
 
     Raises:
@@ -43,7 +43,7 @@ def read_config(section: ModelSection, **options: Any) -> Any:
 
 
 def overrides_for_engine(section: ModelSection) -> dict[str, Any]:
-    """Return the overridden values by the names that a config has once transformers has read it.
+    """Return the overridden values under the names that transformers' config object uses.
 
     Engines set them on such a config, where `rope_scaling`, for example, would have no effect.
 

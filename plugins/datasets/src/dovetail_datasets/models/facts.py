@@ -32,12 +32,12 @@ class ModelFacts:
         """Read the facts from the model's files.
 
         Args:
-            model: the rollout's.
-            tokenizer: the run's, or None.
+            model: the rollout's model.
+            tokenizer: the run's tokenizer, or None.
             max_model_len: the engine's own limit, or None.
 
         Raises:
-            ModelError: there is no such model, or its config can't be read.
+            ModelError: the model does not exist, or its config can't be read.
         """
         from transformers import GenerationConfig
 
@@ -64,13 +64,13 @@ class ModelFacts:
 
 
 def max_positions(text: object) -> int | None:
-    """Return how many tokens a model takes, prompt and response together; None where its config names no limit.
+    """Return the model's context length in tokens, prompt and response together; None where its config gives none.
 
-    That is `max_position_embeddings`, with rope scaling times its factor. Where the scaling names
-    `original_max_position_embeddings`, its factor is of that: `max_position_embeddings` may be their product already.
+    The value is `max_position_embeddings`, multiplied by the factor of rope scaling. Where the scaling has
+    `original_max_position_embeddings`, its factor applies to that value, since `max_position_embeddings` may be the product already.
 
     Args:
-        text: the config of the text model, in the words of transformers.
+        text: the config of the text model, with transformers' names.
     """
     stated = getattr(text, "max_position_embeddings", None)
     if not stated:
@@ -86,10 +86,10 @@ def max_positions(text: object) -> int | None:
 
 
 def refuse_missing_model(path: str) -> None:
-    """Refuse a path that can't be a hub id and is no model directory.
+    """Refuse a path that can't be a hub id and is not a model directory.
 
     Raises:
-        ModelError: see above.
+        ModelError: the path is neither.
     """
     directory = Path(path)
     if directory.is_dir():
@@ -106,7 +106,7 @@ def refuse_missing_model(path: str) -> None:
 
 
 def model_directory(path: str, section: ModelSection) -> Path | None:
-    """Return where a model or a tokenizer lies on this machine: its directory, or the hub's cache of it; None where it does not."""
+    """Return the local directory of a model or a tokenizer: its path, or its folder in the hub's cache; None where there is none."""
     # What is wrong with a path is said where it is read.
     with suppress(OSError, RuntimeError, ValueError):
         directory = Path(path).expanduser()

@@ -17,11 +17,11 @@ from dovetail.sections import ModelSection
 
 
 def read_shape(section: ModelSection) -> ModelShape:
-    """Return the shape of a model. Nothing is read but its config, and that once where it can be.
+    """Return the sizes of a model, from its config alone; cached where possible.
 
     Raises:
         ConfigError: its architecture lacks a key of `override_config`, or ignores it.
-        ModelError: it is no model that transformers can read, or its config does not make one.
+        ModelError: transformers can't read the model, or can't construct it from its config.
     """
     changed = 0
     with suppress(OSError, RuntimeError):  # what is wrong with it is said where it is read

@@ -64,7 +64,9 @@ def prepare(
             f"the recipe {made.name!r} makes its rows: leave out --from and --revision"
         )
     if folder and revision:
-        raise click.UsageError("--revision is of the hub: leave it out, or --from")
+        raise click.UsageError(
+            "--revision selects a revision on the hub and can't be combined with --from: leave one of them out"
+        )
     argument = recipe.partition(":")[2]
     output = output or Path("data") / (f"{made.name}_{argument}" if argument else made.name)
     at = ("--from", str(folder)) if folder else ("--revision", revision) if revision else ()
@@ -88,7 +90,7 @@ def _prepared(
 
     if output.exists():
         raise DataError(
-            f"{output} exists already; expected a folder that is to be made",
+            f"{output} exists already; expected a folder that does not exist",
             hint="name another one with --output, or remove it",
         )
     recipe.start()

@@ -10,15 +10,15 @@ from dovetail.errors import DataError
 
 
 def download(repository: str, patterns: Iterable[str], revision: str | None) -> Path:
-    """Download files of a dataset, those of them that are not in the hub's cache, and its card; return their folder.
+    """Download the files of a dataset that are not in the hub's cache, and its card; return their folder.
 
     Args:
-        repository: its name on the hub.
-        patterns: of files.
-        revision: a commit, branch or tag; the latest one where absent.
+        repository: the repository's name on the hub.
+        patterns: the patterns of the files.
+        revision: a commit, branch or tag; by default the latest.
 
     Raises:
-        DataError: they can't be had: no such repository, no access, no network.
+        DataError: the files can't be downloaded: no such repository, no access, no network.
     """
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError

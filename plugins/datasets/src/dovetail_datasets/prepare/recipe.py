@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class UnusedRow(NamedTuple):
-    """A row that is of no use: it is left out and counted."""
+    """Raised for a row that is not used: it is left out and counted."""
 
     reason: str
     """Such as `the two answers are equal`: the same words for all such rows."""
@@ -81,7 +81,7 @@ class DataRecipe(Plugin):
         """Return a row to train on.
 
         Args:
-            row: of the dataset, by column.
+            row: the row of the dataset, by column.
             where: its file and number, for messages.
 
         Returns:
@@ -112,7 +112,7 @@ class DataRecipe(Plugin):
             folder: the repository's files.
 
         Raises:
-            DataError: there is no such file, or it can't be read.
+            DataError: a file is missing or can't be read.
         """
         pattern = self.patterns()[split]
         magic = glob.has_magic(pattern)
@@ -122,7 +122,7 @@ class DataRecipe(Plugin):
         return _rows(groups)
 
     def made_with(self) -> str:
-        """Return what made the rows, with its version, where they do not come from files."""
+        """Return the generator of the rows, with its version, where they do not come from files."""
         return ""
 
 
@@ -135,9 +135,9 @@ def value_of(row: Mapping[str, Any], column: str, kind: type[T], where: str) -> 
     """Return the value of a column.
 
     Args:
-        row: of a dataset.
-        column: its name.
-        kind: the type that the dataset's card gives it: str, list, float, …; an int is a float, too.
+        row: the row of a dataset.
+        column: the column's name.
+        kind: the type that the dataset's card states: str, list, float, …; an int is accepted as float.
         where: file and row, for messages.
 
     Raises:
@@ -158,7 +158,7 @@ def value_of(row: Mapping[str, Any], column: str, kind: type[T], where: str) -> 
 
 
 def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
-    """Return the text of a column, which is not empty; for errors see `value_of`."""
+    """Return the text of a column, which must not be empty; for errors see `value_of`."""
     text = value_of(row, column, str, where)
     if not text.strip():
         raise wrong(where, column, text, "a text that is not empty")
@@ -178,13 +178,13 @@ def messages_of(row: Mapping[str, Any], column: str, where: str) -> list[dict[st
 
 
 def wrong(where: str, column: str, value: object, expected: str) -> DataError:
-    """Return the error that a value is not what the dataset's card says.
+    """Return the error for a value that differs from the dataset's card.
 
     Args:
         where: file and row.
         column: its name.
-        value: what it holds.
-        expected: what it should hold.
+        value: the found value.
+        expected: the expected value.
     """
     what = "null" if value is None else f"{type(value).__name__} {str(value)[:80]!r}"
     return DataError(

@@ -32,13 +32,15 @@ def recipe_named(text: str, overrides: Sequence[str]) -> DataRecipe:
 
     Raises:
         PluginError: there is no such recipe, or it can't be loaded; names the nearest.
-        ConfigError: it takes no argument or lacks it, or a setting is wrong.
+        ConfigError: the recipe takes no argument or lacks one, or a setting is wrong.
     """
     name, colon, argument = text.partition(":")
     ref = ref_for(KIND, PluginSection(name=name))
     cls: Any = load_plugin_class(ref)
     if colon and not cls.argument:
-        raise ConfigError(f"the recipe {name!r} takes nothing behind a colon", hint=f"write {name}")
+        raise ConfigError(
+            f"the recipe {name!r} takes no argument after a colon", hint=f"write {name}"
+        )
     settings = dict(map(_setting, overrides))
     if colon:
         settings[cls.argument] = argument
@@ -52,7 +54,7 @@ def _setting(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError(
-            f"{override!r} is no setting", hint="write KEY=VALUE, such as held_out=0.05"
+            f"{override!r} is not a setting", hint="write KEY=VALUE, such as held_out=0.05"
         )
     try:
         return key, yaml.safe_load(value)

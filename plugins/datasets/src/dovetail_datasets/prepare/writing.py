@@ -45,7 +45,7 @@ class WrittenSplits:
 
 
 class RecipeWriter:
-    """Writes what a recipe makes of a dataset.
+    """Writes the rows that a recipe makes of a dataset.
 
     Args:
         recipe: started.
@@ -63,7 +63,7 @@ class RecipeWriter:
 
         Raises:
             DataError: a file is missing, a row or column is wrong, splits overlap, or there are too few rows.
-            PluginBrokenError: the recipe raised, or returned what is no row.
+            PluginBrokenError: the recipe raised, or returned what is not a row.
         """
         splits = [split for split in _ORDER if split in self._recipe.patterns()]
         kept = {split: self._survey(split) for split in splits}

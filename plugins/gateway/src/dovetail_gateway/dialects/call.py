@@ -18,14 +18,14 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ApiError(DovetailError, RuntimeError):
-    """A call that is not answered.
+    """An error that answers a call.
 
     Args:
-        status: of HTTP.
-        code: a name for it, by which it is counted.
-        message: what was wrong.
+        status: the HTTP status.
+        code: the error's name, by which it is counted.
+        message: the description of the error.
         param: the field at fault.
-        retry: whether the client may ask again.
+        retry: whether the client may try again.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ApiError(DovetailError, RuntimeError):
 
 @attrs.frozen(kw_only=True)
 class ModelCall:
-    """What a program asks of the policy."""
+    """A program's call of the policy."""
 
     model: str
     messages: Sequence[Message]
@@ -81,11 +81,11 @@ class ModelAnswer:
 
 
 class Dialect(ABC):
-    """One API.
+    """One provider's API.
 
     Attributes:
-        path: that it is asked at.
-        prefix: of the ids of its answers.
+        path: the path of its requests.
+        prefix: the prefix of the ids of its answers.
     """
 
     path: ClassVar[str]
@@ -93,10 +93,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ModelCall:
-        """Return what a request asks.
+        """Parse a request.
 
         Raises:
-            ApiError: it is wrong, or asks for what is not served.
+            ApiError: the request is invalid, or uses an unsupported feature.
         """
 
     @abstractmethod
@@ -104,9 +104,9 @@ class Dialect(ABC):
         """Return the body of a response.
 
         Args:
-            call: that is answered.
+            call: the answered call.
             name: id of the response.
-            answers: as many as the call asked for.
+            answers: as many answers as the call asked for.
         """
 
     @abstractmethod

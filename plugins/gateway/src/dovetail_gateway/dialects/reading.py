@@ -14,11 +14,11 @@ _SHOWN = 80
 
 
 class Fields:
-    """A JSON object of a request. Null stands for an absent field. Methods raise ApiError where a field is wrong.
+    """A JSON object of a request. Null equals an absent field. Methods raise ApiError where a field is wrong.
 
     Args:
-        values: by name.
-        where: it stands in the request; empty for the whole.
+        values: the values by name.
+        where: the object's place in the request; empty for the whole.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
@@ -34,7 +34,7 @@ class Fields:
         )
 
     def get(self, name: str, kind: type | None = None, expected: str = "") -> Any:
-        """Return a field, of a type where one is given; a boolean is no number. None where it is absent."""
+        """Return a field, checked against a type where one is given (booleans are not numbers). None where it is absent."""
         value = self.values.get(name)
         is_number = isinstance(value, bool) and kind is int
         if kind is not None and value is not None and (is_number or not isinstance(value, kind)):
@@ -73,7 +73,7 @@ class Fields:
         return [Fields(value, f"{where}[{number}]") for number, value in enumerate(values)]
 
     def strings(self, name: str) -> tuple[str, ...]:
-        """Return texts, of which one may stand for itself."""
+        """Return a list of texts; a single text counts as a list of one."""
         value = self.get(name)
         found = [value] if isinstance(value, str) else value or []
         if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
@@ -88,14 +88,14 @@ class Fields:
         return value if isinstance(value, str) else "".join(p.part() for p in self.each(name))
 
     def part(self) -> str:
-        """Return the text of a part of a content."""
+        """Return the text of one part of a message's content."""
         text = self.get("text") or self.get("refusal") or ""
         if not isinstance(text, str) or not {"text", "refusal"} & self.values.keys():
             raise self.wrong("type", "a part of text; others are not served")
         return text
 
     def call(self, call_id: object, arguments: str) -> MessageCall:
-        """Return a tool call with `name`, and arguments in a field: those that are the text of a JSON object are read."""
+        """Return a tool call with `name` and arguments from a field; arguments that are JSON text are parsed."""
         given = self.get(arguments)
         try:
             read = json.loads(given or "{}") if isinstance(given, str) else given
@@ -117,12 +117,12 @@ class Fields:
         return {"type": "function", "function": function}
 
     def unapplied(self, names: Sequence[str], form: Fields, choice: object) -> tuple[str, ...]:
-        """Return what the request asks for and does not get.
+        """Return the features of a request that have no effect.
 
         Args:
-            names: fields of how tokens are drawn: that is the run's affair.
-            form: in which the answer is to be.
-            choice: of a tool.
+            names: sampling fields, which the run's config decides.
+            form: the requested form of the answer.
+            choice: the requested choice of a tool.
         """
         found = [name for name in names if self.get(name) is not None]
         found += ["response_format"] * (form.get("type") not in (None, "text"))
@@ -130,7 +130,7 @@ class Fields:
 
 
 def check_ends(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages; refuse those of which the last is an assistant's.
+    """Return messages; refuse them where the last is the assistant's.
 
     Raises:
         ApiError: it is.

@@ -78,7 +78,7 @@ def evaluate(
     file = config or next((s.run.config for s in sources[:1] if s.run is not None), None)
     if file is None:
         raise ConfigError(
-            f"{sources[0].name} is no checkpoint of a run, so that nothing says which prompts and rewards evaluate it",
+            f"{sources[0].name} is not a checkpoint of a run, which would determine prompts and rewards",
             hint="give --config=CONFIG",
         )
     settings = [source.load_config(file, overrides).config for source in sources]
@@ -111,9 +111,7 @@ def _server(
 
     if url is None:
         if model is not None or auth_env is not None:
-            raise click.UsageError(
-                "--served-model and --auth-env are of --served, which is not given"
-            )
+            raise click.UsageError("--served-model and --auth-env need --served")
         return None
     if len(sources) != 1 or sources[0].step is None:
         raise click.UsageError(
@@ -149,7 +147,7 @@ def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell models from overrides, which hold a `=` and are no path that exists."""
+    """Tell models from overrides, which hold a `=` and are not a path that exists."""
     models = [
         argument
         for argument in arguments

@@ -68,7 +68,9 @@ def export(
                 render.line(f"{run} → {directory}")
                 return
     if adapter and quantize:
-        raise click.UsageError("--quantize is of a whole model, and --adapter of an adapter alone")
+        raise click.UsageError(
+            "--quantize can't be combined with --adapter: an adapter is not quantized"
+        )
     store = CheckpointStore(RunDirectory.open(run).checkpoints)
     if best and step is not None:
         raise click.UsageError("--best and --step name two checkpoints; give one")

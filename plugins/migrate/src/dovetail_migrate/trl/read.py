@@ -16,14 +16,14 @@ KINDS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo"}
 
 @attrs.frozen
 class Expression:
-    """A value that is no literal: its source."""
+    """A value that is not a literal: its source."""
 
     source: str
 
 
 @attrs.define(kw_only=True)
 class TrlJob:
-    """A config of TRL's: what was given, of which class."""
+    """A config of TRL: its class and the given values."""
 
     kind: str
     """grpo, sft or dpo."""
@@ -47,7 +47,7 @@ def read_trl(path: Path) -> TrlJob:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{path} is no Python: {error}") from error
+        raise ConfigError(f"{path} is not Python: {error}") from error
     names = {
         target.id: node.value
         for node in ast.walk(module)

@@ -38,8 +38,8 @@ def translate_trl(job: TrlJob, processes: int) -> Draft:
     """Return the draft of a config of TRL's.
 
     Args:
-        job: as `read_trl` gives it.
-        processes: that TRL would run on: its batch sizes are of one.
+        job: the result of `read_trl`.
+        processes: the number of TRL's processes, since its batch sizes are per process.
     """
     adapter = "peft" if any(key.startswith("peft_config.") for key in job.given) else "use_peft" if job.given.get("use_peft") else ""  # fmt: skip
     draft, values = Draft(), DEFAULTS[job.kind] | _TABLES["adapters"].get(adapter, {}) | job.given
@@ -48,7 +48,7 @@ def translate_trl(job: TrlJob, processes: int) -> Draft:
         del values[key]
     for key, value in job.given.items():
         if isinstance(value, Expression) and not key.startswith("trainer."):  # fmt: skip
-            draft.refuse(f"{value.source} is no literal: the file is read, not run; write its value", key)  # fmt: skip
+            draft.refuse(f"{value.source} is not a literal: the file is read, not run; write its value", key)  # fmt: skip
             values[key] = DEFAULTS[job.kind].get(key)
     for theirs, ours, cast in _TABLES["direct"]:
         if values.get(theirs) is not None:
@@ -78,7 +78,7 @@ def _batches(draft: Draft, values: dict[str, Any], kind: str, processes: int) ->
     n = int(values["num_generations"])
     generation = int(values["generation_batch_size"] or device * int(values["steps_per_generation"] or accumulated))  # fmt: skip
     if generation % n or device * accumulated % n:
-        draft.problems.append(f"TRL refuses this job: batches of {generation} and {device * accumulated} completions are no whole groups of num_generations = {n}; give --processes")  # fmt: skip
+        draft.problems.append(f"TRL refuses this job: batches of {generation} and {device * accumulated} completions are not whole groups of num_generations = {n}; give --processes")  # fmt: skip
         return 1
     why = f"in prompts: {generation} completions of {processes} process{'es' * (processes > 1)}, {n} a prompt"
     draft.put("data.train_batch_size", generation // n, *keys, "steps_per_generation", "generation_batch_size", why=why)  # fmt: skip

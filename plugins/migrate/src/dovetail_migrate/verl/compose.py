@@ -64,7 +64,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
+        raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds {type(tree).__name__}; expected a mapping of verl's keys")
     if (line := re.search(r"^#\s*@package\s+(\S+)", text, re.MULTILINE)) is not None:
@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def without_targets(tree: Any) -> Any:
-    """Leave out `_target_`, which names verl's class and is no setting."""
+    """Leave out `_target_`, which names verl's class and is not a setting."""
     if isinstance(tree, dict):
         return {key: without_targets(value) for key, value in tree.items() if key != "_target_"}
     return tree
@@ -84,8 +84,8 @@ class Composer:
     """Makes one config of a defaults list, and of the files that it names.
 
     Args:
-        version: of verl, whose files a user's may name.
-        folder: where a user's files are searched first.
+        version: the verl version whose files a user's may name.
+        folder: the folder that is searched first.
         choices: options of config groups that the command gives, such as `{model_engine: megatron}`.
     """
 
@@ -99,7 +99,7 @@ class Composer:
     """What the files in the folder give, by key."""
 
     def compose(self, name: str) -> dict[str, Any]:
-        """Return the config of that name, without `defaults`, interpolations as they stand.
+        """Return the config of that name, without `defaults`, with unresolved interpolations.
 
         Raises:
             ConfigError: a file that it names is not there.

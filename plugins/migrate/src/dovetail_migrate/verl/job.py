@@ -44,7 +44,7 @@ class GivenKey:
 
 @attrs.define(kw_only=True)
 class Job:
-    """One job of verl's: every key's value, and those that were given."""
+    """One verl job: every key's value, and which keys were given."""
 
     version: str
     config_name: str
@@ -58,7 +58,7 @@ class Job:
     """verl's own values by key."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a key's value; the default where there is no such key, or null stands for none."""
+        """Return a key's value; the default where the key is absent, or null means no value."""
         value: Any = self.values
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -67,11 +67,11 @@ class Job:
         return default if value is None else value
 
     def is_given(self, *keys: str) -> bool:
-        """Return whether one of the keys, or of those below, was given."""
+        """Return whether one of the keys, or a key below it, was given."""
         return any(self.below(key) for key in keys)
 
     def below(self, key: str) -> list[GivenKey]:
-        """Return the given keys that are this one or stand below it."""
+        """Return the given keys that equal this one or are below it."""
         return [
             each for name, each in self.given.items() if name == key or name.startswith(f"{key}.")
         ]
@@ -86,8 +86,8 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
     """Compose the job that a command starts.
 
     Args:
-        command: as `read_command` gives it.
-        version: of verl, one of `VERSIONS`.
+        command: the result of `read_command`.
+        version: a version of verl, one of `VERSIONS`.
         places: folders that the program's module may lie below.
 
     Raises:
@@ -101,8 +101,8 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
         name = _config_of_program(folder, command, places)
     if name is None:
         raise ConfigError(
-            f"which config {command.module} reads is not known: it is no program of verl {version}'s, and its folder is not here",
-            hint="give the config: --config-path DIR --config-name NAME among the command's words",
+            f"which config {command.module} reads is not known: it is not a program of verl {version}'s, and its folder was not found",
+            hint="add --config-path DIR --config-name NAME to the command",
         )
     return _job(version, name, folder, command.overrides, command)
 
@@ -171,7 +171,7 @@ def _defaults(version: str, name: str, groups: tuple[tuple[str, str], ...]) -> d
 def _apply(job: Job, override: Override, composer: Composer) -> None:
     group = override.key.partition("@")[0]
     if group in composer.used_choices or group.startswith("hydra."):
-        # A group is no section: what is found of it says nothing of the keys below its name.
+        # A group is not a section: what is found of it says nothing of the keys below its name.
         job.given[f"{group}@"] = GivenKey(key=f"{group}@", value=override.value, where="the command", spelled=group)  # fmt: skip
     elif override.sign == "~":
         _remove(job.values, override.key)

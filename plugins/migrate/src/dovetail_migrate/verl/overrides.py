@@ -35,12 +35,13 @@ def read_override(word: str) -> Override:
     """Read one override; `--key=value`, which some pages print, is taken as `key=value`.
 
     Raises:
-        ConfigError: the word is no override, or its value is no value of Hydra's grammar.
+        ConfigError: the word is not an override, or its value is not a value of Hydra's grammar.
     """
     match = _OVERRIDE.fullmatch(word.removeprefix("--"))
     if match is None or (match["value"] is None and match["sign"] != "~"):
         raise ConfigError(
-            f"{word!r} is no override of Hydra's; expected key=value", hint="quote it as one word"
+            f"{word!r} is not an override of Hydra's; expected key=value",
+            hint="quote it as one word",
         )
     sign: Any = match["sign"]
     return Override(word, sign, match["key"], read_value(match["value"] or "", word))

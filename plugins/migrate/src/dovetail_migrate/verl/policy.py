@@ -135,7 +135,7 @@ def kl(rules: Rules) -> None:
 
 
 def correction(rules: Rules) -> None:
-    """Translate what makes up for a rollout policy that is not the training policy."""
+    """Translate the corrections for a rollout policy that differs from the training policy."""
     section = "algorithm.rollout_correction"
     weights, rejects = rules.get(f"{section}.rollout_is"), rules.get(f"{section}.rollout_rs")
     weights = None if weights in ("None", "null", "") else weights

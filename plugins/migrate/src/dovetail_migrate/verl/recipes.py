@@ -20,7 +20,7 @@ _OWN_LOOPS = frozenset({
 
 
 def foreign_program(job: Job) -> str | None:
-    """Note which program it is, where it trains by code of its own."""
+    """Record which program it is, where it trains with code of its own."""
     module = job.command.module if job.command else ""
     if "reward_queue" in module:
         return None  # verl's asynchronous program; that samples are scored while others are generated is so here
@@ -45,7 +45,7 @@ def finetuning(rules: Rules) -> None:
 
 
 def distillation(rules: Rules) -> None:
-    """Translate teachers, and what a student makes of them."""
+    """Translate teachers and the student's loss."""
     if not rules.get("distillation.enabled"):
         return
     loss, stages = "distillation.distillation_loss", _teachers(rules)

@@ -185,7 +185,7 @@ def optimizer(rules: Rules, section: str, ours: str, updates: int) -> None:
     """Translate one role's optimizer and schedule.
 
     Args:
-        rules: of the job.
+        rules: the rules of the job.
         section: verl's, such as `actor.optim`.
         ours: the role here.
         updates: optimizer steps a step of the run: verl moves its schedule once a step, ours once an update.

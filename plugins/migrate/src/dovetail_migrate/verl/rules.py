@@ -49,7 +49,7 @@ class Rules:
     """Rows of the training files, where they are known."""
 
     def full(self, key: str) -> str:
-        """Return verl's whole key."""
+        """Return verl's full key."""
         if key.startswith("="):
             return key[1:]
         short = key.partition(".")[0] in _SHORT and not self.job.finetunes
@@ -73,15 +73,15 @@ class Rules:
             self.put(ours, made, theirs)
 
     def idle(self, why: str, *theirs: str) -> None:
-        """Note keys that need nothing here."""
+        """Record keys that need no counterpart here."""
         self.draft.idle(why, *map(self.full, theirs))
 
     def change(self, why: str, *theirs: str) -> None:
-        """Note keys that are met in another way than by a key."""
+        """Record keys whose effect is achieved in another way than by a key."""
         self.draft.change(why, *map(self.full, theirs))
 
     def refuse(self, why: str, *theirs: str) -> None:
-        """Note keys that nothing here stands for."""
+        """Record keys without a counterpart here."""
         self.draft.refuse(why, *map(self.full, theirs))
 
     @property
@@ -166,7 +166,7 @@ def apply_tables(rules: Rules) -> None:
 
 
 def note_inert(rules: Rules) -> None:
-    """Note the keys that have no effect; last, so that they outweigh nothing."""
+    """Record the keys that have no effect; called last, so that they outweigh nothing."""
     states = {"critic": rules.trains_critic, "agent_loop": "rollout.agent_loop.name" in rules.draft.values}  # fmt: skip
     for keys, condition, why in key_tables()["inert"]:
         wanted, of = condition[:1], condition[1:]

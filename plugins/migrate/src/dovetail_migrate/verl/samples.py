@@ -20,7 +20,7 @@ def data(rules: Rules) -> None:
 
 
 def reward(rules: Rules) -> None:
-    """Translate what scores, and how."""
+    """Translate the reward functions and managers."""
     key, function = "reward.reward_manager.name", "reward.custom_reward_function"
     manager = str(rules.get(key, "naive"))
     if manager in table("managers"):

@@ -62,7 +62,7 @@ def trainer(rules: Rules) -> None:
         tests = int(rules.draft.values["trainer.validate_every"]) > 0
         rules.put("trainer.validate_after", tests, "trainer.test_freq")
     if rules.get("trainer.val_only"):
-        rules.refuse("validation alone is no training: dovetail eval CONFIG", "trainer.val_only")
+        rules.refuse("validation alone is not training: dovetail eval CONFIG", "trainer.val_only")
     resume = str(rules.get("trainer.resume_mode", "auto"))
     if resume == "resume_path":
         rules.refuse("a run that goes on from verl's checkpoint: export it with dovetail export, and begin from it", "trainer.resume_mode")  # fmt: skip

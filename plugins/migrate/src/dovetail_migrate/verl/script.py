@@ -129,7 +129,7 @@ class ScriptRun:
 
 
 def may_do(script: Path) -> str:
-    """Print what the script may do, before it runs; see `run_script` for errors."""
+    """Print what the script is allowed to do, before it runs; for errors see `run_script`."""
     if not script.is_file():
         raise ConfigError(f"there is no script {script}")
     return WHAT_IT_MAY_DO.format(script=script, seconds=SECONDS, more=len(STAND_INS) - 6)
@@ -148,9 +148,9 @@ def run_script(
     Args:
         script: the file; small text files in its folder are there, too.
         arguments: its positional arguments.
-        variables: of its environment, which holds nothing else of the caller's.
-        seconds: of CPU; the clock's limit is three times that.
-        gpus: how many GPUs `nvidia-smi` names.
+        variables: the variables of its environment, which holds nothing else of the caller's.
+        seconds: the limit of CPU seconds; that of wall-clock seconds is three times as long.
+        gpus: the number of GPUs that `nvidia-smi` reports.
 
     Raises:
         ConfigError: there is no such file, or no level of the sandbox holds on this machine.

@@ -16,9 +16,9 @@ def canonical(key: str, value: Any, tree: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the key of verl's tables for a spelling of it, and the value in that key's terms.
 
     Args:
-        key: as it was written.
-        value: as it was written.
-        tree: the composed config: a root that it has, such as `model` of fine-tuning, is no spelling.
+        key: the key as written.
+        value: the value as written.
+        tree: the composed config: a root that it has, such as `model` of fine-tuning, is not a spelling.
     """
     finetunes = _A not in tree
     for pattern, becomes in key_tables()["finetuning" if finetunes else "spellings"]:

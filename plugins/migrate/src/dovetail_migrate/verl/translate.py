@@ -21,8 +21,8 @@ def translate(job: Job, rows: int | None = None) -> Draft:
     """Return the draft of a job.
 
     Args:
-        job: of verl's.
-        rows: of its training files, where they are known: a warm-up may be a share of the run's steps.
+        job: a job of verl.
+        rows: the rows of its training files, where they are known: a warm-up may be a share of the run's steps.
     """
     draft = Draft()
     if (program := recipes.foreign_program(job)) is not None:

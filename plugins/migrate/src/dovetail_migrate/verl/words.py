@@ -62,7 +62,7 @@ class VerlCommand:
 
     @property
     def trains(self) -> bool:
-        """Whether it starts training, as far as its words tell."""
+        """Whether the command starts training, judged by its words."""
         if self.module in OTHERS or re.search(r"(?i)preprocess|main_(eval|gen)|data_process|\bgenerat", self.module):  # fmt: skip
             return False
         return self.module in DEFAULT_CONFIGS or bool(self.overrides or self.config_name)
@@ -195,7 +195,7 @@ def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
     """Find the folder with the command's config files: `--config-path`, which may be relative to the program's module.
 
     Args:
-        command: whose module's folder is searched below each place.
+        command: the command, below whose module's folder each place is searched.
         places: the working directory, the script's folder and those above it.
 
     Raises:
@@ -207,7 +207,7 @@ def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
         return found[0]
     if command.config_path and command.config_path not in ("config", "./config"):
         raise ConfigError(
-            f"--config-path={command.config_path} is no folder here, nor beside {command.module}",
+            f"--config-path={command.config_path} is not a folder here, nor beside {command.module}",
             hint="run the import where the command would run, or give the folder's full path",
         )
     return None

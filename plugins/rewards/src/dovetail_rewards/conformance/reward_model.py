@@ -61,7 +61,7 @@ def tiny_classifier(pad: int | None = None) -> Path:
 
 @functools.cache
 def plain_score(prompt: str, response: str) -> float:
-    """Return what transformers makes of one conversation by itself."""
+    """Return transformers' own score of one conversation."""
     where = tiny_classifier()
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
     model: Any = AutoModelForSequenceClassification.from_pretrained(where, dtype=torch.float32)
@@ -102,7 +102,7 @@ def tiny_step_classifier() -> Path:
 
 @functools.cache
 def plain_step_score(prompt: str, response: str) -> float:
-    """Return what transformers says of a response of one step."""
+    """Return transformers' own score of a response of one step."""
     where = tiny_step_classifier()
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
     model: Any = AutoModelForTokenClassification.from_pretrained(where, dtype=torch.float32)

@@ -18,7 +18,7 @@ _STATED_LABEL = re.compile(r"\banswer\b[*_`]{0,3}[^\S\n]{0,4}[:：][*_`]{0,3}", 
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what the last complete `\boxed{…}` (or `\fbox{…}`) holds; None where there is none.
+    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`); None where there is none.
 
     Braces are matched, escaped ones (`\{`) aside. `\boxed 5`, without braces, counts where no box has them.
     """
@@ -55,14 +55,14 @@ def after_label(text: str, *, stated: bool = False) -> str | None:
 
 
 def last_tag(text: str, tag: str) -> str | None:
-    """Return what lies between the last `</tag>` and the `<tag>` before it, white space at its ends aside; None without both."""
+    """Return the text between the last `</tag>` and the `<tag>` before it, stripped; None without both."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end].strip() if start >= 0 and end >= 0 else None
 
 
 def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
-    """Return what the last match of a pattern holds: its first group where it has one. The whole text without a pattern; None without a match."""
+    """Return the last match of a pattern: its first group where it has one. Without a pattern the whole text; None without a match."""
     if pattern is None:
         return text
     match = last_match(pattern, text)
@@ -70,7 +70,7 @@ def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
 
 
 def truth_texts(ground_truth: GroundTruth) -> list[str]:
-    """Return the accepted answers of a row as they stand; empty where there are none, or one is neither text nor number."""
+    """Return the accepted answers of a row unchanged; empty where there are none, or one is neither text nor number."""
     several = isinstance(ground_truth, (list, tuple))
     answers = list(ground_truth) if several else [ground_truth]
     known = all(isinstance(answer, (str, int, float)) for answer in answers)
@@ -78,7 +78,7 @@ def truth_texts(ground_truth: GroundTruth) -> list[str]:
 
 
 def accepted_texts(ground_truth: GroundTruth) -> list[str]:
-    """Return the accepted answers of a row without white space at their ends; empty where there are none, or one has no text."""
+    """Return the accepted answers of a row, stripped; empty where there are none, or one is blank."""
     texts = [text.strip() for text in truth_texts(ground_truth)]
     return texts if all(texts) else []
 

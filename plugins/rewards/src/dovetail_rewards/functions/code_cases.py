@@ -31,7 +31,7 @@ _CALL_OUTPUT = 8 << 20
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One test case and what came of it."""
+    """One test case and its result."""
 
     passed: bool
     """Whether the program passed it."""
@@ -44,7 +44,7 @@ class Case:
 
 
 class CaseRunner:
-    """Runs the cases of one row in order, as far as the config asks for.
+    """Runs the cases of one row in order, as many as the config asks for.
 
     Args:
         config: limits, and when to stop.

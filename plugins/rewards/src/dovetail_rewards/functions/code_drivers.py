@@ -87,7 +87,7 @@ from math import ceil, floor, gcd, inf, sqrt
 
 @attrs.frozen(kw_only=True)
 class Told:
-    """What a driver tells of one case."""
+    """A driver's report on one case."""
 
     value: Any = None
     """What the call returned, as JSON has it."""
@@ -101,7 +101,7 @@ class Told:
 
 @attrs.frozen(kw_only=True)
 class Driver:
-    """A program that runs some cases, and how to read what it tells."""
+    """A program that runs some cases, and the reader of its report."""
 
     program: Program
     """What to run."""
@@ -139,9 +139,9 @@ def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds:
 
     Args:
         source: the response's code.
-        function: the name.
-        cases: arguments of each call, JSON values.
-        seconds: of CPU for each call.
+        function: the function's name.
+        cases: the arguments of each call, JSON values.
+        seconds: the CPU seconds of each call.
     """
     task = {"function": function, "cases": list(cases), "prelude": _PRELUDE}
     return Driver(program=_program(_COMMON + _CALLS, source, seconds, task))

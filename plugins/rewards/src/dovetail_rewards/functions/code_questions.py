@@ -42,7 +42,7 @@ def names_used(tests: Iterable[str]) -> list[str]:
 
 
 def modules_used(tests: Iterable[str]) -> list[str]:
-    """Return those of `names_used` that tests use as a module of the standard library alone: `math` in `math.isclose(…)`.
+    """Return the names in `names_used` that tests use only as a module of the standard library: `math` in `math.isclose(…)`.
 
     A response that binds such a name to an object of its own would otherwise decide what the test compares.
     """
@@ -59,7 +59,7 @@ def modules_used(tests: Iterable[str]) -> list[str]:
 
 
 def only_in_process(tests: Tests) -> str | None:
-    """Return what the tests ask that copies of the response's values can't answer, such as identity; None where nothing."""
+    """Return the operations in the tests that copies of the response's values can't answer, such as identity; None where there are none."""
     if not isinstance(tests, AssertTests):
         return None
     texts = [tests.setup, *tests.tests]

@@ -13,7 +13,7 @@ _lock = threading.Lock()
 
 
 def runner_for(config: SandboxSection) -> Runner:
-    """Return the sandbox that a config asks for; its helper starts with the first program.
+    """Return the sandbox that a config selects; its helper process starts with the first program.
 
     Raises:
         SandboxError: the level is not available on this machine.
@@ -29,7 +29,7 @@ def runner_for(config: SandboxSection) -> Runner:
 
 
 def limits_of(config: SandboxSection) -> ProgramLimits:
-    """Return what a config lets a program use."""
+    """Return the resource limits of a program under a config."""
     return ProgramLimits(
         cpu_s=config.time_limit,
         memory=config.memory_mb << 20,

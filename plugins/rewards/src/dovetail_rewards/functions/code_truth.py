@@ -23,7 +23,7 @@ class StdinTests:
 
 @attrs.frozen
 class CallTests:
-    """A function, or a method of the class `Solution`, gives each output for each list of arguments."""
+    """Tests that call a function, or a method of the class `Solution`, with lists of arguments, and compare the outputs."""
 
     function: str
     inputs: tuple[list[Any], ...]
@@ -32,7 +32,7 @@ class CallTests:
 
 @attrs.frozen
 class AssertTests:
-    """Statements that hold in the program's own module: one or more assertions each, after `setup`."""
+    """Statements that run in the program's own module: one or more assertions each, after `setup`."""
 
     setup: str
     tests: tuple[str, ...]
@@ -50,7 +50,7 @@ def parse_truth(ground_truth: GroundTruth) -> Tests:
             A list of `{"input": …, "output": …}` does as well.
 
     Raises:
-        ValueError: it is none of these; the message says what is missing.
+        ValueError: the ground truth has none of these forms; the message names the missing part.
     """
     truth = ground_truth
     if isinstance(truth, str):
@@ -58,7 +58,7 @@ def parse_truth(ground_truth: GroundTruth) -> Tests:
             truth = json.loads(truth)
         except ValueError as error:
             if "assert" not in truth:
-                raise ValueError(f"it is no JSON ({error}) and holds no assert") from error
+                raise ValueError(f"it is not JSON ({error}) and holds no assert") from error
             truth = {"tests": truth}
     if isinstance(truth, (list, tuple)):
         truth = _from_list(truth)
@@ -123,7 +123,7 @@ def _assert_tests(truth: Mapping[Any, Any]) -> AssertTests:
         try:
             ast.parse(text)
         except SyntaxError as error:
-            raise ValueError(f"test {text!r:.60} is no Python: {error}") from error
+            raise ValueError(f"test {text!r:.60} is not Python: {error}") from error
     return AssertTests(setup, tuple(texts))
 
 
@@ -132,7 +132,7 @@ def _split(text: str) -> list[str]:
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
-        raise ValueError(f"its tests are no Python: {error}") from error
+        raise ValueError(f"its tests are not Python: {error}") from error
     # Lines as Python counts them: not ended by a form feed or U+2028.
     tests, lines, begin = [], [*io.StringIO(text, newline="")], 0
     for statement in statements:

@@ -39,7 +39,7 @@ class DapoMath(VerifiedFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its part `correct` as 0 or 1; `pred`: the answer as written, or None.
+        """Return `score`; the component `correct`, 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
             TimeoutError: the ground truth alone exceeds `verify_timeout`.

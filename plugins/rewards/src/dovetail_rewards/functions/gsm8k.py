@@ -14,7 +14,7 @@ from dovetail_rewards.config import Gsm8kConfig
 _SIGN = r"(?:(?<![\w)])[-+−]\$?|\$ ?[-+−]?)?"
 _NUMBER = rf"{_SIGN}(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
 _LONGEST = 1000
-"""Characters beyond which digits are no number."""
+"""Characters beyond which digits are not a number."""
 _STRICT = re.compile(rf"####\s*({_NUMBER})")
 _FLEXIBLE = re.compile(rf"({_NUMBER})")
 

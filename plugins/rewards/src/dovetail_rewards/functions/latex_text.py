@@ -99,11 +99,11 @@ def readable(text: str) -> str:
 
 
 def stated(answer: str, truth: str) -> tuple[str, str] | None:
-    """Return what an answer and a ground truth state, which is to be compared; None where their equations state different things.
+    """Return the parts of an answer and a ground truth that are to be compared; None where their equations are about different names.
 
-    `x = 5` states 5 where the other text is no equation, or one for the same name. The left side of the answer may also
+    `x = 5` states 5 where the other text is not an equation, or one for the same name. The left side of the answer may also
     combine names, since a question may ask for `m+n`. With a single name in it, as in `2x = 10`, the equation has yet to be solved,
-    and its right side is no answer. Equations that state no value, such as a circle's, are compared as they are.
+    and its right side is not an answer. Equations that state no value, such as a circle's, are compared as they are.
     """
     ours, theirs = _sides(answer), _sides(truth)
     if len(ours) > 1 and len(theirs) > 1:
@@ -124,7 +124,7 @@ def stated(answer: str, truth: str) -> tuple[str, str] | None:
 
 
 def normal_answer(text: str) -> str:
-    r"""Return the text with one spelling for what LaTeX writes in several ways.
+    r"""Return the text in one spelling, where LaTeX allows several.
 
     Spacing commands, `\left`, `\right` and dollar signs go; `\text{…}` leaves its content; `\dfrac`, `\tfrac` and
     `\frac12` become `\frac{1}{2}`; commas between groups of three digits outside of brackets, degrees, percent signs, a unit after a

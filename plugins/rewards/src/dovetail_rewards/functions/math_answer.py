@@ -67,7 +67,7 @@ class MathAnswer(VerifiedFunction):
 
 
 def labelled_answer(text: str, *, stated: bool = False) -> str | None:
-    """Return what follows the last label, taken out of its box where it has one, without a closing full stop."""
+    """Return the text after the last label, taken out of its box where it has one, without a final full stop."""
     answer = after_label(text, stated=stated)
     if answer is None:
         return None

@@ -28,18 +28,18 @@ class MathTimeoutError(TimeoutError):
 
 
 class MathProcesses:
-    """Processes that compare answers, begun when needed and kept; any thread may ask.
+    """Processes that compare answers, started when needed and kept; thread-safe.
 
-    math-verify guards itself with signals. These fail outside a main thread, and where that error, or its own time-out, counts as "not
-    equal", right answers score 0. So it runs without them in a process of its own, and what exceeds the limit is killed.
+    math-verify's own time-outs use signals, which fail outside a main thread, and would count as "not equal". So it runs without them in a
+    separate process, which is killed at the limit.
 
     An answer whose comparison ends without a result, by its limit, its memory, a crash or an error of sympy, is wrong: a policy that
     writes a power tower must not earn "no score" by it. The sample fails only where the ground truth alone, compared with the
     number 1, has no result either. So one comparison exceeds the limit, and two where the ground truth is the cause.
 
     Args:
-        count: processes at once; further callers wait.
-        program: what a process runs; for tests.
+        count: the number of processes; further callers wait.
+        program: the program of a process; for tests.
     """
 
     def __init__(self, count: int, program: Path = _PROGRAM) -> None:
@@ -52,7 +52,7 @@ class MathProcesses:
 
         Args:
             truths: accepted answers, as LaTeX or plain text.
-            answer: the response's.
+            answer: the response's answer.
             limit: seconds on the clock that the comparison may take; waiting for a free process does not count.
 
         Raises:

@@ -34,7 +34,7 @@ def compare(truths: Sequence[str], answer: str) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    """What math-verify reads in a text, as if boxed; empty where it reads nothing that it can compare: `3:00` is no division by zero."""
+    """What math-verify reads in a text, as if boxed; empty where it reads nothing that it can compare: `3:00` is not division by zero."""
     from math_verify import parse
     from sympy import nan, zoo
 

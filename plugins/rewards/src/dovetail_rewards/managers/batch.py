@@ -20,9 +20,9 @@ class BatchManager(FunctionManager):
     `calls` run at once, in threads of this process, and while they run samples gather. `reward.timeout` holds for a
     call. A function on single samples is called for one after the other.
 
-    What fails is what must: an entry that is no reward fails its own sample; a result of the wrong length fails every
-    sample of the call, since nobody can tell which entry is whose; where a call raises, its halves are called
-    again (`split`), so that only those samples fail that raise by themselves.
+    Failures are isolated: an entry that is not a reward fails its own sample; a result of the wrong length fails every sample of the call,
+    since entries can't be assigned to samples; where a call raises, both halves are called again (`split`), so that only samples that raise
+    by themselves fail.
     """
 
     name = "batch"

@@ -22,15 +22,15 @@ class Spending:
 
 
 class Budget:
-    """At most so many requests, and tokens, in any `window` seconds; first come, first served.
+    """Limits requests and tokens in any `window` seconds; first come, first served.
 
     A request of more tokens than the whole budget waits until nothing else is in the window, and then goes.
 
     Args:
-        requests_per_minute: None for any.
-        tokens_per_minute: None for any.
+        requests_per_minute: None for no limit.
+        tokens_per_minute: None for no limit.
         window: seconds; the budget of a window is its share of a minute's, at least one request.
-        clock: seconds that never go back.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Budget:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def spend(self, tokens: float) -> Spending:
-        """Wait until a request of so many tokens fits, and count it; correct its tokens later where they were others."""
+        """Wait until a request of `tokens` tokens fits the budget, and charge it; correct the charge later where the real number differs."""
         if self._requests is None and self._tokens is None:
             return Spending(self._clock(), tokens)
         async with self._queue():
@@ -64,7 +64,7 @@ class Budget:
             return spending
 
     def wait(self, tokens: float) -> float:
-        """Return seconds until a request of so many tokens fits, as things stand; 0 where it does."""
+        """Return the seconds until a request of `tokens` tokens fits; 0 where it fits now."""
         now = self._clock()
         while self._spent and self._spent[0].at <= now - self._window:
             self._spent.popleft()

@@ -14,7 +14,7 @@ from dovetail_rollouts import RewardCall
 
 
 class OutcomeCache:
-    """The most recently used scores. Failures are never kept, nor is what can't be told apart by content.
+    """The most recently used scores. Failures are not cached, nor are inputs without a comparable content.
 
     Args:
         size: scores kept, at most.
@@ -25,7 +25,7 @@ class OutcomeCache:
         self._kept: OrderedDict[bytes, Score] = OrderedDict()
 
     def key(self, call: RewardCall, sample: Sample) -> bytes | None:
-        """Return the name of what the function sees of this sample; None where nothing may be kept."""
+        """Return the cache key of a function's view of this sample; None where it can't be cached."""
         if not self._size or not call.pure:
             return None
         seen = {key: x for key, x in sample.arguments().items() if key in call.fields}

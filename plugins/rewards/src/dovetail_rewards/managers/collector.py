@@ -17,18 +17,18 @@ Run = Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
 
 
 class BatchQueue(Generic[Item]):
-    """One queue of samples and the calls that empty it. It may be used from several event loops, one after another.
+    """A queue of samples, and the calls that score them in batches. May be used from several event loops, one after another.
 
     With a budget, a batch is whoever has waited longest and those nearest to it in weight, as long as all of them, padded
     to the heaviest, stay within it; a sample that alone exceeds it has a batch to itself.
 
     Args:
         run: scores a batch.
-        size: most samples of a batch.
+        size: the maximum number of samples in a batch.
         wait: seconds that a sample waits for others.
         calls: batches at once.
         weigh: a sample's weight, such as its tokens; equal ones where absent.
-        budget: most weight of a batch, padding included; None for any.
+        budget: the maximum weight of a batch, padding included; None for none.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BatchQueue(Generic[Item]):
         self._begin()
 
     async def submit(self, sample: Item, time: RunningTime) -> Outcome:
-        """Score a sample with others. Time counts from when its batch begins; cancellation takes it out again.
+        """Score a sample together with others. Its time counts from the start of its batch; cancellation removes it.
 
         A call that nobody waits for any more is cancelled.
         """

@@ -17,7 +17,7 @@ BLOCKED_AFTER = 0.5
 
 
 class AsyncLane:
-    """Runs awaitables apart from the caller's loop, so that one that blocks cannot stop generation.
+    """Runs awaitables on an event loop in a separate thread, so that one that blocks can't stop generation.
 
     The loop outlives the caller's: clients that a function keeps between calls stay usable.
     """

@@ -26,7 +26,7 @@ from dovetail_rollouts import RewardCall, RewardFunctions, failure_from, outcome
 
 
 class FunctionManager(RewardManager):
-    """Scores samples one by one with the function of each row; a subclass says how a function is run.
+    """Scores samples one by one with the function of each row; a subclass decides how to call functions.
 
     Its Config extends `CachingConfig`.
     """
@@ -36,7 +36,7 @@ class FunctionManager(RewardManager):
         self.cache = OutcomeCache(config.cache_size)
 
     def start(self) -> None:
-        """Check that there are functions to run.
+        """Check that there are reward functions.
 
         Raises:
             ConfigError: the context holds no RewardFunctions.
@@ -75,7 +75,7 @@ class FunctionManager(RewardManager):
 
 
 class InProcessCalls:
-    """Calls functions in this process: each in a daemon thread, async ones on a lasting loop of their own."""
+    """Calls functions in this process: each in a daemon thread, async ones on a persistent loop."""
 
     def __init__(self, max_hung: int) -> None:
         self._hung = HungCalls(max_hung)
@@ -84,11 +84,11 @@ class InProcessCalls:
 
     @property
     def hung(self) -> int:
-        """Calls that were given up and still run."""
+        """The number of calls that timed out and still run."""
         return self._hung.count
 
     async def outcome(self, call: RewardCall, make: Callable[[], Any]) -> Outcome:
-        """Return what a call of one reward comes to: a score, or why there is none.
+        """Call a reward function, and return its score or failure.
 
         Args:
             call: the function.
@@ -98,7 +98,7 @@ class InProcessCalls:
         return value if isinstance(value, Failure) else outcome_from(value, call.name)
 
     async def value(self, call: RewardCall, make: Callable[[], Any]) -> Any:
-        """Return what a call returns, or the Failure that its error means; our own cancellation goes through."""
+        """Call a reward function, and return its result, or the Failure for its exception; cancellation of this task is raised."""
         try:
             if call.is_async:
                 return await self._lane.run(make())
@@ -115,16 +115,16 @@ class InProcessCalls:
             return failure_from(error, call)
 
     def close(self) -> None:
-        """End idle threads and the loop; what hangs ends with the process. Safe to call twice."""
+        """End idle threads and the loop; hanging calls end with the process. Safe to call twice."""
         self._threads.close()
         self._lane.close()
 
 
 def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
-    """Return the functions that a manager was given.
+    """Return the functions of a manager's context.
 
     Raises:
-        ConfigError: none were.
+        ConfigError: the context has none.
     """
     functions = context.reward_functions
     if not isinstance(functions, RewardFunctions):
@@ -137,7 +137,7 @@ def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
 
 
 def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCall | Failure:
-    """Return the function of a row, or why it has none."""
+    """Return the function of a row, or the reason why there is none."""
     try:
         return functions.function_for(data_source)
     except DovetailError as error:

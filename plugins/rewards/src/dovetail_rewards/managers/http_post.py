@@ -25,7 +25,7 @@ _CLOSE = 2.0
 
 @attrs.define(kw_only=True, eq=False)
 class PostError(Exception):
-    """A request that came to nothing."""
+    """A request failed."""
 
     kind: FailureKind
     what: str
@@ -52,10 +52,10 @@ class HttpPost:
         self._loop: LoopThread | None = None
 
     async def post(self, content: bytes) -> bytes:
-        """Return the answer with status 200.
+        """Post a request and return the answer, whose status is 200.
 
         Raises:
-            PostError: there was none.
+            PostError: there was no such answer.
         """
         self._loop = self._loop or LoopThread("dovetail-reward-http")
         return await self._loop.run(self._posted(content))
@@ -109,14 +109,14 @@ class HttpPost:
 
 
 def credential(name: str | None, manager: str) -> str | None:
-    """Return what the environment variable `name` holds; None without a name.
+    """Return the environment variable `name`; None without a name.
 
     Args:
         name: `auth_env` of the config.
         manager: the reward manager, for messages.
 
     Raises:
-        ConfigError: it is not set.
+        ConfigError: the variable is not set.
     """
     if name is None:
         return None

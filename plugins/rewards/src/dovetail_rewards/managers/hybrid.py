@@ -31,13 +31,15 @@ GATED = "gated"
 
 
 class HybridManager(RewardManager):
-    """Runs its scorers in order and adds up what they say.
+    """Runs its scorers in order and sums their weighted scores.
 
-    score = Σ_k w_k s_k, or `gated_score` where some s_k stayed below its `gate`
+    Scorers between two gates run concurrently. Each s_k is the component `k` of the reward (which `gdpo` normalises), with its own
+    components as `k/part`; a scorer that a gate skipped has the component `skipped`. If any scorer fails, the sample fails with the same
+    kind. Where a scorer rewards tokens, the others' weighted scores are added at the last token.
 
     Scorers between two gates run at once. Each s_k is the component `k` of the reward (also what `gdpo` normalises),
     its own components are `k/part`; a scorer that a gate kept from running has `skipped` as its component.
-    Where any scorer that ran fails, the sample fails with its kind: a part of a sum is no reward. Where a scorer rewards
+    Where any scorer that ran fails, the sample fails with its kind: a part of a sum is not a reward. Where a scorer rewards
     tokens, the others' weighted scores lie on the last token.
 
     Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a model that is asked. Their

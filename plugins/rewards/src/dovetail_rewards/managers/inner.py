@@ -29,7 +29,7 @@ def manager_class(section: PluginSection) -> type[RewardManager]:
     """Return the class that a section selects.
 
     Raises:
-        PluginError: it can't be loaded.
+        PluginError: the class can't be loaded.
     """
     return cast("type[RewardManager]", load_plugin_class(ref_for("reward_manager", section)))
 
@@ -38,7 +38,7 @@ class InnerManager:
     """One manager of single samples, with the places that it has; whatever it does, its outcomes are valid.
 
     Args:
-        manager: what scores.
+        manager: the started reward manager.
     """
 
     def __init__(self, manager: RewardManager) -> None:
@@ -48,22 +48,22 @@ class InnerManager:
 
     @classmethod
     def open(cls, ref: PluginRef, context: PluginContext, key: str, outer: str) -> InnerManager:
-        """Make and start the manager.
+        """Construct and start the manager.
 
         Args:
-            ref: names it.
-            context: what it is told.
-            key: where the config selects it, for messages.
-            outer: the manager that it is inside of, for messages.
+            ref: the manager's reference.
+            context: the manager's context.
+            key: the config key that selects it, for messages.
+            outer: the outer manager, for messages.
 
         Raises:
-            ConfigError: it scores whole groups.
-            DovetailError: it can't be loaded or started.
+            ConfigError: the manager scores whole groups.
+            DovetailError: the manager can't be loaded or started.
         """
         manager: Any = make_plugin(ref, context)
         if manager.unit != "sample":
             raise ConfigError(
-                f"{key}={type(manager).name} scores whole groups, and {outer!r} single samples",
+                f"{key}={type(manager).name} scores whole groups, but {outer!r} needs one that scores single samples",
                 hint="choose another manager there",
             )
         try:
@@ -74,7 +74,7 @@ class InnerManager:
         return cls(manager)
 
     async def score(self, sample: Sample, time: RunningTime) -> Outcome:
-        """Return its outcome; waiting for one of its places is no running time."""
+        """Return its outcome; waiting for one of its places is not a running time."""
         if self._places is None:
             return await self._ask(sample, time)
         async with self._places.one(time):
@@ -91,7 +91,7 @@ class InnerManager:
             (outcome.value, *outcome.components.values()) if isinstance(outcome, Score) else ()
         )
         if not figures or any(finite_float(figure) is None for figure in figures):
-            return self._broken(f"gave {outcome!r:.80}, which is no score")
+            return self._broken(f"gave {outcome!r:.80}, which is not a score")
         return outcome
 
     def _broken(self, what: str) -> Failure:

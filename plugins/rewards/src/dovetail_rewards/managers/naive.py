@@ -14,11 +14,11 @@ from dovetail_rollouts import RewardCall, finite_float, outcome_from
 
 
 class NaiveManager(FunctionManager):
-    """Scores single samples as they come.
+    """Scores each sample by itself when it arrives.
 
-    A function that hangs blocks neither generation nor the end of the process: when the Scorer gives the sample up, its
-    thread is left behind and replaced. What holds the interpreter's lock for ever (a regular
-    expression that backtracks without end) cannot be left behind: that takes a process of its own (`parallel`).
+    A function that hangs blocks neither generation nor the end of the process: at the time limit its thread is abandoned and replaced. A
+    function that holds the interpreter's lock for ever (a regular expression with endless backtracking) needs a separate process
+    (`parallel`).
 
     With `requests_per_minute` or `tokens_per_minute` calls keep to a budget, for functions that ask a service. A call's
     tokens are estimated from prompt and response; where the function returns a mapping with `usage`, a number of

@@ -30,13 +30,13 @@ _BOOT = (
 
 
 class ParallelManager(FunctionManager):
-    """Scores in processes of their own: what a function does there stops nothing else.
+    """Scores in processes of its own: a function there can't block or crash anything else.
 
     Each process is a fresh interpreter that makes the functions for itself, by name or from their file, and calls
     them in its main thread, so that rules that use signals (math-verify) work. `reward.timeout` counts from when
     a sample is really worked on, and kills the process; a crash fails the sample that was worked on, as
     `crash`, retryable. What workers send back is JSON and is never unpickled; what a child that a function forked
-    returns is no score. Of a worker's prints the first MiB is shown. Processes end with the manager, and with this
+    returns is not a score. Of a worker's prints the first MiB is shown. Processes end with the manager, and with this
     process however it ends.
     """
 
@@ -57,10 +57,10 @@ class ParallelManager(FunctionManager):
         return self._pool.pids if self._pool is not None else []
 
     def start(self) -> None:
-        """Start the workers, and wait until they have made their functions.
+        """Start the workers, and wait until they have constructed their functions.
 
         Raises:
-            ConfigError: there are no functions, or they can't be made in another process.
+            ConfigError: there are no functions, or they can't be constructed in another process.
             RewardError: a worker could not start.
         """
         setup = _setup(require_functions(self.name, self.context))

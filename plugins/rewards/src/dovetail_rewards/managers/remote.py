@@ -103,7 +103,7 @@ class RemoteManager(RewardManager):
         Raises:
             ConfigError: the environment does not hold the credential; or there is no runtime that starts workers, or the
                 functions can't be made in another process.
-            DovetailError: what a worker met in its start.
+            DovetailError: an error in a worker's start.
         """
         if self._service is not None:
             self._service.start()
@@ -137,7 +137,7 @@ class RemoteManager(RewardManager):
 
 
 class HttpService:
-    """Posts batches of samples to `url`, and takes what comes back for scores, entry by entry.
+    """Posts batches of samples to `url`, and reads the answer as scores, one entry a sample.
 
     Request: `{"schema": 1, "samples": [{"sample_id", "data_source", "prompt", "solution_str", "ground_truth",
     "extra_info", "finish_reason"}, …]}`, `response_ids` where asked for, and `trajectory` of an episode. Answer, with
@@ -220,7 +220,7 @@ class HttpService:
         )
 
     def close(self) -> None:
-        """Close what connections there are."""
+        """Close the open connections."""
         self._post.close()
 
 

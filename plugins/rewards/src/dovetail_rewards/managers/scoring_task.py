@@ -68,7 +68,7 @@ def make_task(given: bytes, logger: Logger) -> ScoringTask:
 
 
 class ScoringTask:
-    """Scores batches; an outcome a sample, each within its own time."""
+    """Scores batches: one outcome a sample, with a time limit each."""
 
     def __init__(self, inner: InnerManager) -> None:
         self._inner = inner

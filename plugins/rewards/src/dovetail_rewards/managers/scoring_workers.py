@@ -59,14 +59,13 @@ class _LostError(Exception):
 class ScoringWorkers:
     """Workers that score batches, each with a reward manager over the run's functions.
 
-    A batch goes to the worker with the fewest. The worker sees to each sample's time. One that says nothing at all for the
-    time of a sample is asked for a sign of life, and killed where none comes in as long. Where a worker dies, each sample
-    that it had is scored again, alone on a worker: which of them ends a second one is a failure, `crash` or `timeout`;
-    the others get their scores. A dead worker is started again, `restarts` times in a row.
+    A batch goes to the worker with the fewest. The worker enforces each sample's time limit. A worker that sends nothing for that time is
+    pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored again, alone on a worker: a
+    sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most `restarts` times in a row.
 
     Args:
-        config: its `workers` is set.
-        context: of the manager; its `runtime` starts the processes.
+        config: a config whose `workers` is set.
+        context: the context of the manager; its `runtime` starts the processes.
     """
 
     def __init__(self, config: RemoteConfig, context: PluginContext) -> None:
@@ -78,11 +77,12 @@ class ScoringWorkers:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start them, and wait until each has made its manager.
+        """Start the workers, and wait until each has constructed its manager.
 
         Raises:
-            ConfigError: there is no runtime that starts processes, or the functions can't be made in another one.
-            DovetailError: what a worker met in its start.
+            ConfigError: there is no runtime that starts processes, or the functions can't be constructed in another
+                one.
+            DovetailError: an error in a worker's start.
         """
         config, runtime = self._config, self._context.runtime
         if runtime is None or "task_workers" not in runtime.capabilities:
@@ -106,7 +106,7 @@ class ScoringWorkers:
         """Return one outcome a sample, in order.
 
         Args:
-            samples: of a batch.
+            samples: the samples of a batch.
             limit: seconds that each may run.
         """
         self._here()
@@ -124,7 +124,7 @@ class ScoringWorkers:
             return list(await asyncio.gather(*(self._alone(sample, limit) for sample in samples)))
 
     def sleep(self) -> None:
-        """Let the workers' managers sleep; nobody waits for it."""
+        """Let the workers' managers sleep, without waiting for it."""
         for place in self._places:
             if place.worker.lost is None:
                 place.worker.call(pickle.dumps(Ask(what="sleep")))
@@ -218,7 +218,7 @@ class ScoringWorkers:
             await self._threads.run(lambda: self._replace(place, worker))
             raise _LostError(FailureKind.CRASH, error.message) from None
         except Garbled as error:
-            return [_crash(f"{worker.where} sent what are no outcomes: {error}")] * count
+            return [_crash(f"{worker.where} sent what are not outcomes: {error}")] * count
         place.deaths = 0
         return outcomes
 

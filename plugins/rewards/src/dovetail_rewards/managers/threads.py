@@ -17,11 +17,11 @@ _Job = tuple[Callable[[], Any], Future[Outcome]]
 
 
 class TooManyHungError(RuntimeError):
-    """As many calls hang as may; no further one is begun."""
+    """The limit of hanging calls is reached, so that no further one is started."""
 
 
 class HungCalls:
-    """Counts the calls that were given up while their code still runs, within a limit; shared by threads and loops."""
+    """Counts calls that timed out while their code still runs, up to a limit; shared by threads and loops."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._limit = limit
@@ -34,7 +34,7 @@ class HungCalls:
         return self._count
 
     def add(self, change: int) -> None:
-        """Count a call that began to hang (1), or that came back after all (-1)."""
+        """Count a call that started to hang (1), or that returned after all (-1)."""
         with self._lock:
             self._count += change
 
@@ -48,7 +48,7 @@ class HungCalls:
 
 
 class DaemonThreads:
-    """Runs calls in threads that end with the process, unlike those of concurrent.futures.
+    """Runs calls in daemon threads, unlike concurrent.futures.
 
     Python cannot stop a thread. A call that is cancelled keeps its thread, which ends when the call returns.
     """
@@ -58,7 +58,7 @@ class DaemonThreads:
         self._idle: list[SimpleQueue[_Job | None]] = []
 
     async def run(self, call: Callable[[], Any]) -> Any:
-        """Return the call's result, or its exception; cancellation leaves the call behind.
+        """Return the call's result, or raise its exception; cancellation abandons the call.
 
         Raises:
             TooManyHungError: the bound of hung calls is reached.

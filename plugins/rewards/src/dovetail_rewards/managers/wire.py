@@ -18,11 +18,11 @@ _CUT = 1000
 
 
 class Garbled(ValueError):
-    """What came is nothing that a worker sends."""
+    """The received data is not of the workers' protocol."""
 
 
 def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
-    """Return what a function sees of a sample, and what selects the function."""
+    """Return a function's arguments from a sample, and the data that selects the function."""
     keep = seen | {"data_source"}
     return {name: value for name, value in sample.arguments().items() if name in keep}
 
@@ -43,7 +43,7 @@ def unpack_outcome(text: Any) -> Outcome:
     """Return the outcome that `pack_outcome` packed.
 
     Raises:
-        Garbled: it is no outcome.
+        Garbled: it is not an outcome.
     """
     try:
         what, *body = json.loads(text)
@@ -54,7 +54,7 @@ def unpack_outcome(text: Any) -> Outcome:
         score = finite_float(value)
         figures = {str(key): finite_float(part) for key, part in components.items()}
         if what != "score" or score is None or None in figures.values():
-            raise Garbled("a score that is no finite number")
+            raise Garbled("a score that is not a finite number")
         return Score(
             value=score,
             token_rewards=None if rewards is None else np.asarray(rewards, np.float32),

@@ -34,7 +34,7 @@ def main(parent: int) -> None:
     _end_with(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what a function prints is no reply
+    os.dup2(2, 1)  # what a function prints is not a reply
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     own, functions = os.getpid(), None
@@ -52,7 +52,9 @@ def main(parent: int) -> None:
                 outcome = _score(functions, base64.b64decode(request["sample"]), loop)
                 reply["outcome"] = pack_outcome(outcome)
             if os.getpid() != own:
-                os._exit(0)  # a child that a function forked came back: what it returns is no score
+                os._exit(
+                    0
+                )  # a child that a function forked came back: what it returns is not a score
             try:
                 replies.write(json.dumps({"number": request["number"], **reply}).encode() + b"\n")
                 replies.flush()

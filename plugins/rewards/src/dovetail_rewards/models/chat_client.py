@@ -20,7 +20,7 @@ LONGEST_PAUSE = 60.0
 
 @attrs.frozen(kw_only=True)
 class ChatReply:
-    """What a judge said."""
+    """A judge's answer."""
 
     text: str
     tokens: float | None
@@ -57,7 +57,7 @@ class ChatClient:
         )
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> ChatReply | Refusal:
-        """Send one request; raise nothing for what the endpoint does."""
+        """Send one request; failures of the endpoint are returned, not raised."""
         try:
             return self._read(await self._post.post(json.dumps(self._body(messages)).encode()))
         except PostError as none:
@@ -65,7 +65,7 @@ class ChatClient:
             return self._refusal(none.kind, none.what, retryable=none.retryable, pause=pause)
 
     def close(self) -> None:
-        """Close what connections there are."""
+        """Close the open connections."""
         self._post.close()
 
     def _body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class ChatClient:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             text = tokens = None
         if not isinstance(text, str):
-            what = f"answered with what is no chat completion: {content[:80]!r}"
+            what = f"answered with what is not a chat completion: {content[:80]!r}"
             return self._refusal(FailureKind.INVALID_VALUE, what, retryable=True)
         return ChatReply(text=text, tokens=tokens if tokens is None or tokens >= 0 else None)
 

@@ -22,11 +22,11 @@ Found = TypeVar("Found")
 
 
 class ScoringModel(ABC, Generic[Found]):
-    """A model on its device. One pass at a time, whichever thread asks.
+    """A model on its device. Runs one pass at a time; thread-safe.
 
     Args:
-        config: names the device, and whether the model leaves it.
-        model: of transformers, on the CPU.
+        config: names the device, and whether the model is offloaded between passes.
+        model: a transformers model, on the CPU.
 
     Raises:
         ConfigError: the device can't be used.
@@ -50,21 +50,21 @@ class ScoringModel(ABC, Generic[Found]):
 
     @property
     def max_length(self) -> int | None:
-        """Tokens that it has positions for; None where it does not say."""
+        """The number of positions of the model; None where its config does not say."""
         limit = getattr(self._text_config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
     @abstractmethod
     def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[Found]:
-        """Return what a forward pass finds out about B texts.
+        """Return the results of a forward pass over B texts.
 
         Args:
-            inputs: what the model takes: int64 [B, L] each, padded on the right.
+            inputs: the model's inputs: int64 [B, L] each, padded on the right.
             readings: the texts.
         """
 
     def score(self, readings: Sequence[Reading]) -> list[Found]:
-        """Return what the model finds out about B texts, in order; float32's precision, possibly not finite.
+        """Return the model's results for B texts, in order; float32 precision, possibly not finite.
 
         A pass that does not fit into the accelerator's memory is made again in halves.
 
@@ -76,7 +76,7 @@ class ScoringModel(ABC, Generic[Found]):
             return self._halving(readings)
 
     def sleep(self) -> None:
-        """Leave the accelerator, where `offload` asks for it; waits for a pass that is under way."""
+        """Move the model off the accelerator, where `offload` is set; waits for a running pass."""
         if not self._host:
             return
         with self._lock:
@@ -141,7 +141,7 @@ class Classifier(ScoringModel[float]):
     """The model of a `RewardModelConfig`, a sequence classifier with one label: its logit.
 
     Raises:
-        ConfigError: it can't be loaded, has another number of labels than one, or its checkpoint lacks weights.
+        ConfigError: the model can't be loaded, has more than one label, or its checkpoint lacks weights.
     """
 
     def __init__(self, config: RewardModelConfig) -> None:
@@ -176,16 +176,16 @@ def _load(config: RewardModelConfig) -> Any:
 def load_scoring_model(
     config: ScoringModelConfig, auto: Any, what: str, labels: Sequence[int] = ()
 ) -> Any:
-    """Load a model of transformers, on the CPU.
+    """Load a transformers model onto the CPU.
 
     Args:
-        config: names it.
+        config: the model's config.
         auto: the auto class that loads it.
-        what: it classifies, for messages.
+        what: what the model classifies, for messages.
         labels: numbers of labels that it may have; empty for a model without any.
 
     Raises:
-        ConfigError: it can't be loaded, has another number of labels, or its checkpoint lacks weights.
+        ConfigError: the model can't be loaded, has another number of labels, or its checkpoint lacks weights.
     """
     from pickle import UnpicklingError
 

@@ -36,7 +36,7 @@ _SHOWN = 2000
 
 
 class JudgeManager(RewardManager):
-    """Scores single samples by what a language model says of them.
+    """Scores single samples by the verdicts of a language model.
 
     score = aggregate of `votes` verdicts; components `votes` (that succeeded) and `vote_spread` (their standard deviation)
     where there are several. A sample of which fewer than `min_votes` judgements succeed fails with the kind of

@@ -52,7 +52,7 @@ class ProcessRewardModelManager(RewardModelManager):
         """Load the model and its tokenizer.
 
         Raises:
-            ConfigError: they can't be loaded, or are no process reward model; says which.
+            ConfigError: they can't be loaded, or are not a process reward model.
         """
         from dovetail_rewards.models.step_model import StepClassifier, StepLanguageModel, StepReader
 
@@ -99,13 +99,13 @@ class ProcessRewardModelManager(RewardModelManager):
 def token_rewards(
     sample: Sample, ends: Sequence[int], rewards_S: np.ndarray, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """Return a reward for each response token, float32 [T]: that of a step at its last token, and 0 elsewhere.
+    """Return a reward for each response token, float32 [T]: a step's reward at its last token, 0 elsewhere.
 
     Args:
-        sample: with its completion.
-        ends: where each step ends in the sample's text, in characters.
-        rewards_S: float64 [S].
-        tokenizer: of the policy.
+        sample: a sample with its completion.
+        ends: the end of each step in the sample's text, in characters.
+        rewards_S: float64 [S], the steps' rewards.
+        tokenizer: the tokenizer of the policy.
     """
     ids = sample.response_ids
     rewards_T = np.zeros(len(ids), np.float32)

@@ -24,7 +24,7 @@ class Question:
     change what it is given.
 
     Args:
-        config: holds the templates.
+        config: has the templates.
 
     Raises:
         ConfigError: a template has errors, or names what there is not.
@@ -77,7 +77,7 @@ def _compiled(text: str, key: str) -> Template:
         template: Template = environment.from_string(text)
     except TemplateError as error:
         raise ConfigError(
-            f"reward manager 'judge': {key} is no Jinja template: {error}",
+            f"reward manager 'judge': {key} is not a Jinja template: {error}",
             hint="write {{ prompt }} and {{ response }} where they belong",
         ) from error
     unknown = sorted(named - set(VARIABLES))

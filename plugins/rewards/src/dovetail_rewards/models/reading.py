@@ -30,15 +30,15 @@ class Reading:
 
 
 class Reader:
-    """Turns rows into tokens; safe in threads.
+    """Turns rows into tokens; thread-safe.
 
     Args:
-        config: how texts are formed; of a `RewardModelConfig` also what becomes of long ones.
+        config: the form of the texts; in a `RewardModelConfig` also the handling of long ones.
         tokenizer: the model's own.
-        limit: most tokens that the model takes; None for any.
+        limit: the model's token limit; None for none.
 
     Raises:
-        ConfigError: a chat is asked for, and there is no chat template.
+        ConfigError: the form is a chat, and there is no chat template.
     """
 
     without_chat = "format=pair for a model that reads two segments"

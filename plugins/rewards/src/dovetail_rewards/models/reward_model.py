@@ -84,7 +84,7 @@ class RewardModelManager(RewardManager):
         """Load the model and its tokenizer.
 
         Raises:
-            ConfigError: they can't be loaded, or are no reward model; says which.
+            ConfigError: they can't be loaded, or are not a reward model.
         """
         from dovetail_rewards.models.classifier import Classifier
 
@@ -145,7 +145,7 @@ def load_tokenizer(config: ScoringModelConfig) -> Any:
     """Load the model's tokenizer.
 
     Raises:
-        ConfigError: it can't be loaded.
+        ConfigError: the tokenizer can't be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -162,7 +162,7 @@ def load_tokenizer(config: ScoringModelConfig) -> Any:
 
 
 def longest(model: ScoringModel[Any], tokenizer: Any) -> int | None:
-    """Return the most tokens that the model takes, as far as it or its tokenizer says."""
+    """Return the model's token limit, from the model or its tokenizer."""
     limits = [model.max_length, tokenizer.model_max_length]
     return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
 

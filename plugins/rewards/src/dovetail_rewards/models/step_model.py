@@ -34,12 +34,12 @@ def steps_of(text: str, separator: str) -> list[Span]:
 
 
 class StepReader(Reader):
-    """Turns rows into tokens with a mark behind each step; safe in threads.
+    """Turns rows into tokens with a mark after each step; thread-safe.
 
     Args:
         config: how texts are formed.
         tokenizer: the model's own.
-        limit: most tokens that the model takes; None for any.
+        limit: the model's token limit; None for none.
 
     Raises:
         ConfigError: a chat is asked for, and there is no chat template; or the mark has no token.
@@ -57,8 +57,8 @@ class StepReader(Reader):
         """Return the tokens of a row.
 
         Raises:
-            RewardError: there are more tokens than the model takes, or more or fewer marks than steps, as where a response
-                holds the text of a mark that is no control token.
+            RewardError: the row has more tokens than the model takes, or more or fewer marks than steps, as where a
+                response contains the text of the mark.
         """
         config, spans = self._config, steps_of(sample.text, self._config.step_separator)
         marked = Marked(
@@ -91,10 +91,10 @@ class StepReader(Reader):
 
 
 class StepClassifier(ScoringModel[list[float]]):
-    """A token classifier, or what an `AutoModel` of its own code gives: the probability that each step is right.
+    """A token classifier, or a model with code of its own behind `AutoModel`, that gives the probability that each step is right.
 
     Raises:
-        ConfigError: it can't be loaded, has another number of labels than one or two, or its checkpoint lacks weights.
+        ConfigError: the model can't be loaded, has more than two labels, or its checkpoint lacks weights.
     """
 
     def __init__(self, config: ProcessRewardModelConfig) -> None:
@@ -120,14 +120,15 @@ class StepClassifier(ScoringModel[list[float]]):
 
 
 class StepLanguageModel(ScoringModel[list[float]]):
-    """A causal language model: the probability of the token for right at each step, of those for right and wrong (arXiv 2312.08935).
+    """A causal language model whose probability of the token for "right" at each step, relative to the tokens for right and wrong, is the
+    step's score (arXiv 2312.08935).
 
     Args:
         config: names the model and both tokens.
         tokenizer: the model's own.
 
     Raises:
-        ConfigError: it can't be loaded, its checkpoint lacks weights, or a token is none.
+        ConfigError: the model can't be loaded, its checkpoint lacks weights, or a text is not a token.
     """
 
     def __init__(self, config: ProcessRewardModelConfig, tokenizer: Tokenizer) -> None:
@@ -151,12 +152,12 @@ def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
     """Return the last token of a text.
 
     Raises:
-        ConfigError: it has none, or one that the tokenizer does not know.
+        ConfigError: the text has no token, or an unknown one.
     """
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids or ids[-1] == tokenizer.unk_token_id:
         raise ConfigError(
-            f"{key} = {text!r} is no token of the process reward model's tokenizer",
+            f"{key} = {text!r} is not a token of the process reward model's tokenizer",
             hint=f"set {key} to what the model was trained with",
         )
     return int(ids[-1])

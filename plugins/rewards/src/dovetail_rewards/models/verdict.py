@@ -17,7 +17,7 @@ LONGEST = 20_000
 
 
 class NoVerdict(ValueError):
-    """The answer holds no verdict; says what was found in its place."""
+    """The answer has no verdict; the message quotes the answer."""
 
 
 class Verdicts:
@@ -29,10 +29,10 @@ class Verdicts:
         self._labels = {label.strip().casefold(): worth for label, worth in config.labels.items()}
 
     def of(self, answer: str) -> float:
-        """Return the verdict in an answer: finite, within `low` … `high`, and mapped to 0 … 1 where that is asked for.
+        """Return the verdict in an answer: finite, within `low` … `high`, and scaled to 0 … 1 where configured.
 
         Raises:
-            NoVerdict: there is none.
+            NoVerdict: the answer has none.
         """
         config, text = self._config, answer[-LONGEST:]
         found = self._in_json(text) if config.parse == "json" else self._by_pattern(text)
@@ -46,7 +46,7 @@ class Verdicts:
         return verdict
 
     def together(self, verdicts: Sequence[float]) -> float:
-        """Return one score of several verdicts, as `aggregate` says; at least one."""
+        """Combine one or more verdicts into a score, as `aggregate` says."""
         if self._config.aggregate == "median":
             return float(median(verdicts))
         if self._config.aggregate == "majority":
@@ -91,7 +91,7 @@ class Verdicts:
                 found = found[:80]
         number = None if isinstance(found, bool) else finite_float(found)
         if number is None:
-            raise NoVerdict(f"the verdict {found!r} is no finite number")
+            raise NoVerdict(f"the verdict {found!r} is not a finite number")
         return number
 
 

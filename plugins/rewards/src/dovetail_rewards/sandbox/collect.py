@@ -16,14 +16,14 @@ _CHUNK = 1 << 16
 
 
 class OutputStreams:
-    """The two outputs of one run and its status socket.
+    """The output streams of one run, and its status socket.
 
     Args:
-        status: where the report comes; closing our half of it asks the helper to end the run.
+        status: the socket of the report; closing our end asks the helper to end the run.
         stdout: reading end of standard output.
         stderr: reading end of standard error.
-        limit: bytes of either that may be written.
-        wall_s: the run's wall limit; far past it the helper counts as gone.
+        limit: the byte limit of each stream.
+        wall_s: the run's wall-clock limit; long after it the helper counts as dead.
     """
 
     def __init__(

@@ -10,4 +10,4 @@ class SandboxError(DovetailError, OSError):
 
 
 class SandboxUnreachableError(SandboxError, ConnectionError):
-    """The sandbox gave no answer this time: its helper or service is gone, overloaded or out of reach."""
+    """The sandbox did not answer: its helper or service is gone, overloaded or unreachable."""

@@ -35,7 +35,7 @@ _STOP_S = 5.0
 
 
 class HelperProcess:
-    """One helper. Threads share it; a process forked from this one may, too.
+    """A helper process. Threads share it; a process forked from this one may, too.
 
     Args:
         python: the interpreter that it and the programs run in.
@@ -43,7 +43,7 @@ class HelperProcess:
         user: run it as this user id (for tests of what a plain user gets); None keeps ours.
 
     Raises:
-        SandboxError: it can't confine programs so on this machine; the message says why.
+        SandboxError: the helper can't confine programs at this level on this machine.
     """
 
     def __init__(self, python: str, setup: SandboxSetup, *, user: int | None = None) -> None:
@@ -92,7 +92,7 @@ class HelperProcess:
         return self._process.poll() is None
 
     def send(self, request: Request, descriptors: Sequence[int]) -> None:
-        """Ask for a run; the descriptors stay ours to close.
+        """Request a run; the caller closes the descriptors.
 
         Raises:
             SandboxUnreachableError: the helper is gone.
@@ -104,7 +104,7 @@ class HelperProcess:
             raise SandboxUnreachableError(f"the sandbox's helper is gone: {error}") from error
 
     def close(self) -> None:
-        """End it; supervisors of runs under way end theirs as their callers leave."""
+        """End the helper; supervisors end their runs when their callers leave."""
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
@@ -114,5 +114,5 @@ class HelperProcess:
 
 
 def default_python() -> str:
-    """Return this interpreter, past a virtual environment."""
+    """Return this interpreter outside of its virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

@@ -60,7 +60,9 @@ def setup_for(
     if level == "bubblewrap" and not bwrap:
         raise SandboxError("bwrap is not installed: apt-get install bubblewrap")
     if level == "subprocess" and folders:
-        raise SandboxError(f"level 'subprocess' has no root of its own for {', '.join(folders)}")
+        raise SandboxError(
+            f"level 'subprocess' can't provide root folders such as {', '.join(folders)}"
+        )
     return SandboxSetup(
         level=level,
         readable=list(packages),
@@ -82,7 +84,7 @@ def _base() -> str:
 
 
 def available_levels(python: str | None = None) -> list[LevelReport]:
-    """Return every level, best first, with what it guarantees, or why it is not to be had.
+    """Return every level, best first, with its guarantees, or the reason why it is not available.
 
     Each is tried by running a program; the answer is kept for this process.
 
@@ -93,10 +95,10 @@ def available_levels(python: str | None = None) -> list[LevelReport]:
 
 
 def chosen_level(level: str, python: str | None = None) -> Level:
-    """Return the level to use: the one asked for; for "auto" the first of `namespaces` and `bubblewrap`, and never a weaker one.
+    """Return the level to use: the configured one; for "auto" `namespaces` or else `bubblewrap`, never a weaker one.
 
     Raises:
-        SandboxError: it is not available; names each with its reason, and the choices.
+        SandboxError: the level is not available; lists each with its reason, and the choices.
     """
     wanted = LEVELS[:2] if level == "auto" else [known for known in LEVELS if known == level]
     reports = {report.level: report for report in _available_levels(python)}

@@ -46,9 +46,10 @@ class Sandbox:
         python: interpreter of the programs; None means this one, without its packages.
         packages: directories with packages that programs may import.
         preload: modules imported once, not in every run; only at levels other than bubblewrap does this save time.
-        folders: paths at the root, such as `/tests`, that stand for those of the same name in a program's working directory.
+        folders: paths at the root, such as `/tests`, that are mapped to those of the same name in a program's working
+            directory.
         user: user id to start the helper as, where this process is root; for tests.
-        tried: take the level as it is, without a trial.
+        tried: skip the trial of the level.
 
     Raises:
         SandboxError: the level is not available.
@@ -98,7 +99,7 @@ class Sandbox:
                     _leave(status)
 
     def close(self) -> None:
-        """End the helper and all runs under way; the next run starts another."""
+        """End the helper and all running programs; the next run starts another helper."""
         with self._lock:
             for status in self._under_way:
                 _leave(status)
@@ -206,9 +207,9 @@ def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
     """Return the result of a run.
 
     Args:
-        report: what the helper says.
-        streams: what the program wrote, read to the end.
-        cut: whether it wrote more than it may.
+        report: the helper's report.
+        streams: the program's output, read to the end.
+        cut: whether the output exceeded its limit.
 
     Raises:
         SandboxError: the sandbox could not be set up.

@@ -20,7 +20,7 @@ _MOST_ANSWER = 64 * MIB
 
 
 class RemoteSandbox:
-    """Runs programs on a service. Isolation is the service's; limits are asked of it.
+    """Runs programs on a service, which isolates them; limits are part of the request.
 
     Args:
         url: the service, such as `http://sandbox:8080`; `/run_code` is added where no path is given.

@@ -39,7 +39,7 @@ class ProgramLimits:
 
     @property
     def wall(self) -> float:
-        """`wall_s`, or what stands for it."""
+        """`wall_s`, or its default."""
         return 3 * self.cpu_s + 2 if self.wall_s is None else self.wall_s
 
 
@@ -84,7 +84,7 @@ class ProgramVerdict(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """How a program ran. Whatever it did, this is its own doing: faults of the sandbox are exceptions."""
+    """The result of a program run. Faults of the sandbox are exceptions instead."""
 
     verdict: ProgramVerdict
     """How it ended."""
@@ -105,7 +105,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with exit status 0."""
+        """Whether the program exited by itself with status 0."""
         return self.verdict is ProgramVerdict.OK
 
 

@@ -16,27 +16,27 @@ _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 @instruction("detectable_format:number_bullet_lists")
 def has_bullets(text: str, *, num_bullets: int) -> bool:
-    """Check for exactly so many bullet points, each a line that begins with `*`, `-`, `+` or `•`."""
+    """Check for exactly `num_bullets` bullet points, each a line that begins with `*`, `-`, `+` or `•`."""
     return len(_BULLET.findall(text)) == num_bullets
 
 
 @instruction("detectable_format:number_highlighted_sections")
 def has_highlights(text: str, *, num_highlights: int) -> bool:
-    """Check for at least so many passages between `*` and `*`, or `**` and `**`, on one line."""
+    """Check for at least `num_highlights` passages between `*` and `*`, or `**` and `**`, on one line."""
     found = sum(bool((a or b).strip()) for a, b in _HIGHLIGHT.findall(text))
     return found >= num_highlights
 
 
 @instruction("detectable_format:multiple_sections")
 def has_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """Check for at least so many sections, each headed by the word and a number: `SECTION 1`."""
+    """Check for at least `num_sections` sections, each headed by the word and a number: `SECTION 1`."""
     head = rf"(?<!\w){re.escape(section_spliter.strip())}\s?\d"
     return len(re.findall(head, text)) >= num_sections
 
 
 @instruction("detectable_format:title")
 def has_title(text: str) -> bool:
-    """Check that a title stands in double angular brackets: `<<Title>>`."""
+    """Check for a title in double angular brackets: `<<Title>>`."""
     return any(title.strip() for title in _TITLE.findall(text))
 
 
@@ -56,13 +56,13 @@ def is_json(text: str) -> bool:
 
 @instruction("detectable_format:constrained_response")
 def is_constrained(text: str) -> bool:
-    """Check that one of the answers `My answer is yes.`, `… no.`, `… maybe.` is there."""
+    """Check for one of the answers `My answer is yes.`, `… no.`, `… maybe.`."""
     return any(choice in text for choice in _CHOICES)
 
 
 @instruction("detectable_content:number_placeholders")
 def has_placeholders(text: str, *, num_placeholders: int) -> bool:
-    """Check for at least so many placeholders in square brackets, such as `[address]`."""
+    """Check for at least `num_placeholders` placeholders in square brackets, such as `[address]`."""
     return len(_PLACEHOLDER.findall(text)) >= num_placeholders
 
 

@@ -22,25 +22,25 @@ def sentences(text: str) -> int:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return what empty lines part, without the empty ones."""
+    """Return the paragraphs between empty lines, without empty ones."""
     return [part.strip() for part in re.split(r"\n[^\S\n]*\n", text) if part.strip()]
 
 
 @instruction("length_constraints:number_words")
 def has_words(text: str, *, num_words: int, relation: Relation = "at least") -> bool:
-    """Check for at least, or less than, so many words."""
+    """Check for at least, or less than, `num_words` words."""
     return compare(len(WORD.findall(text)), relation, num_words)
 
 
 @instruction("length_constraints:number_sentences")
 def has_sentences(text: str, *, num_sentences: int, relation: Relation = "at least") -> bool:
-    """Check for at least, or less than, so many sentences."""
+    """Check for at least, or less than, `num_sentences` sentences."""
     return compare(sentences(text), relation, num_sentences)
 
 
 @instruction("length_constraints:number_paragraphs")
 def has_paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Check for exactly so many paragraphs, parted by lines of `***`."""
+    """Check for exactly `num_paragraphs` paragraphs, separated by lines of `***`."""
     parts = [part.strip() for part in _RULE.split(text)]
     inner = parts[1 if not parts[0] else 0 : -1 if len(parts) > 1 and not parts[-1] else None]
     return len(inner) == num_paragraphs and all(inner)
@@ -48,7 +48,7 @@ def has_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 
 @instruction("length_constraints:nth_paragraph_first_word")
 def nth_begins_with(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Check for exactly so many paragraphs, parted by empty lines, and the n-th, counted from 1, begins with a word."""
+    """Check for exactly `num_paragraphs` paragraphs, separated by empty lines, of which the n-th, counted from 1, begins with a word."""
     parts = paragraphs(text)
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False

@@ -30,7 +30,7 @@ class Instruction:
     """Arguments that may be absent."""
 
     def complaint(self, given: Mapping[str, Any]) -> str | None:
-        """Return what is wrong with arguments, or None."""
+        """Return the problem of arguments, or None."""
         lacking = [
             name for name in self.arguments if name not in given and name not in self.optional
         ]

@@ -11,7 +11,7 @@ WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
 def occurrences(text: str, word: str) -> int:
-    """Return how often a word or phrase stands in a text, the case aside, and not as a part of another word."""
+    """Return the number of occurrences of a word or phrase as whole words, ignoring case."""
     return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
@@ -31,7 +31,7 @@ def lacks_words(text: str, *, forbidden_words: tuple[str, ...]) -> bool:
 def has_keyword_often(
     text: str, *, keyword: str, frequency: int, relation: Relation = "at least"
 ) -> bool:
-    """Check that a keyword occurs at least, or less than, so often."""
+    """Check that a keyword occurs at least, or less than, `frequency` times."""
     return compare(occurrences(text, keyword), relation, frequency)
 
 
@@ -39,19 +39,19 @@ def has_keyword_often(
 def has_letter_often(
     text: str, *, letter: str, let_frequency: int, let_relation: Relation = "at least"
 ) -> bool:
-    """Check that a letter, in either case, occurs at least, or less than, so often."""
+    """Check that a letter, in either case, occurs at least, or less than, `let_frequency` times."""
     return compare(text.casefold().count(letter.casefold()), let_relation, let_frequency)
 
 
 @instruction("change_case:english_lowercase")
 def is_lower_case(text: str) -> bool:
-    """Check that there are letters, and none is a capital."""
+    """Check that the text has letters and no capitals."""
     return text.islower()
 
 
 @instruction("change_case:english_capital")
 def is_upper_case(text: str) -> bool:
-    """Check that there are letters, and all are capitals."""
+    """Check that the text has letters, and only capitals."""
     return text.isupper()
 
 
@@ -59,7 +59,7 @@ def is_upper_case(text: str) -> bool:
 def has_capital_words(
     text: str, *, capital_frequency: int, capital_relation: Relation = "at least"
 ) -> bool:
-    """Check that at least, or less than, so many words are written in capitals."""
+    """Check that at least, or less than, `capital_frequency` words are in capitals."""
     return compare(
         sum(word.isupper() for word in WORD.findall(text)), capital_relation, capital_frequency
     )
@@ -67,24 +67,24 @@ def has_capital_words(
 
 @instruction("punctuation:no_comma")
 def has_no_comma(text: str) -> bool:
-    """Check that there is no comma."""
+    """Check that the text has no comma."""
     return "," not in text
 
 
 @instruction("startend:end_checker")
 def ends_with(text: str, *, end_phrase: str) -> bool:
-    """Check that the last words are the phrase, the case and quotation marks around the response aside."""
+    """Check that the text ends with the phrase, ignoring case and quotation marks around the response."""
     return text.strip().strip('"').strip().casefold().endswith(end_phrase.strip().casefold())
 
 
 @instruction("startend:quotation")
 def is_quoted(text: str) -> bool:
-    """Check that the whole response stands in double quotation marks."""
+    """Check that the whole response is in double quotation marks."""
     text = text.strip()
     return len(text) > 1 and text[0] in '"“' and text[-1] in '"”'
 
 
 @instruction("combination:repeat_prompt")
 def repeats_prompt(text: str, *, prompt_to_repeat: str) -> bool:
-    """Check that the response begins with the prompt, word for word, the case aside."""
+    """Check that the response begins with the prompt, word for word, ignoring case."""
     return text.strip().casefold().startswith(prompt_to_repeat.strip().casefold())

@@ -21,16 +21,18 @@ class InstalledFunctions:
     """Loads reward functions through the plugin index, or from a user's file."""
 
     def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
-        """Return what a config section selects."""
+        """Return the reward function that a config section selects."""
         return cast("RewardFunction", make_plugin(ref_for("reward_function", section), context))
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
-        """Return the installed one whose name or alias is this data source, or else matches it (`aime*`); None where there is none."""
+        """Return the installed reward function whose name or alias equals this data source, or else matches it (`aime*`); None where there
+        is none.
+        """
         section = self.section_for(data_source)
         return None if section is None else self.selected(section, context)
 
     def section_for(self, data_source: str) -> PluginSection | None:
-        """Return what selects the installed function for a data source; None where there is none."""
+        """Return the section that selects the installed reward function of a data source; None where there is none."""
         name = data_source
         try:
             default_index().find("reward_function", name)
@@ -61,7 +63,7 @@ class _Rule:
 
 @attrs.frozen(kw_only=True)
 class Judges:
-    """How a manager goes about its rows."""
+    """A manager's requirements of rows and functions."""
 
     manager: str = "naive"
     unit: str = "sample"
@@ -120,7 +122,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def judges(self) -> Judges:
-        """Return what the manager asks of the rows and of the functions that score them.
+        """Return what the manager requires of the rows and of the functions that score them.
 
         Raises:
             PluginError: the manager, or a function that its own config selects, can't be loaded.
@@ -141,7 +143,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def complaint(self, data_source: str | None, where: str = "") -> str:
-        """Return what is wrong with a source that nothing scores."""
+        """Return the problem of a data source that no function scores."""
         place = f" ({where})" if where else ""
         if data_source is None:
             return f"a row without data_source{place} has no reward function: reward.function is not set"
@@ -182,14 +184,13 @@ def configured_functions(
     loader: InstalledFunctions | None = None,
     given: Callable[..., Any] | None = None,
 ) -> ConfiguredFunctions:
-    """Return the reward functions that a section selects, as core makes them for a run, and as managers with functions of
-    their own do; those that the config names are made at once.
+    """Return the reward functions that a section selects; those that the config names are constructed at once.
 
     Args:
         section: the `reward` section.
-        context: what the functions are told about the run.
-        loader: what makes them; the plugin index where absent.
-        given: a function in place of all that the section selects; it scores every row.
+        context: the context of the functions.
+        loader: constructs the functions; by default from the plugin index.
+        given: a function that scores every row, in place of those that the section selects.
 
     Raises:
         PluginError: a selected function can't be loaded.

@@ -14,9 +14,9 @@ def conversation_ids(
     """Return the tokens of a prompt and a response, of which the last is where a reward model is read, and was trained.
 
     Args:
-        encoder: of the model's own tokenizer, with a chat template.
+        encoder: the encoder of the model's own tokenizer, with a chat template.
         prompt: messages, or the text of a user's one.
-        response: what the assistant answers.
+        response: the assistant's answer.
 
     Raises:
         Exception: what the template raises.

@@ -41,13 +41,13 @@ class RewardCall:
     Args:
         function: a plain function (also async) with any of `PARAMETERS`, or with `**kwargs`; on lists
             (`solution_strs`, `ground_truths`, …), or on pairs (`solution_a`, `solution_b`).
-        name: what messages call it, such as `my_reward.py:compute_score`.
+        name: the name in messages, such as `my_reward.py:compute_score`.
 
     Attributes:
-        form: what a call gets: one sample, lists over samples, or a pair.
+        form: the form of a call: one sample, lists over samples, or a pair.
         fields: keys of `Sample.arguments` that the function sees.
-        is_async: whether calling it makes a coroutine and runs none of its code.
-        pure: whether it says that the same parameters always get the same answer.
+        is_async: whether a call only creates a coroutine.
+        pure: whether the function declares that equal parameters always get equal scores.
         unit: `group` where its scores depend on the other samples of a group, else `sample`.
 
     Raises:
@@ -81,18 +81,20 @@ class RewardCall:
         return self.with_arguments(sample.arguments())
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the same for what `Sample.arguments` has returned, as in another process; it may lack what is not in `fields`."""
+        """Return the same call for the dict that `Sample.arguments` returned, as in another process; keys that are not in `fields` may be
+        missing.
+        """
         if self.form == "list":
             answer = self._on_list([arguments])
             return _first_later(answer) if inspect.isawaitable(answer) else _first(answer)
         return self._call(lambda name: arguments[name])
 
     def on_list(self, samples: Sequence[Sample]) -> Any:
-        """Return what a function on lists returns for these samples; judge it by `outcomes_from`."""
+        """Call a function on lists and return its result unchecked; `outcomes_from` checks it."""
         return self._on_list([sample.arguments() for sample in samples])
 
     def on_pair(self, first: Sample, second: Sample) -> Any:
-        """Return what a function on pairs returns: how far the first response is the better one, from 0 to 1."""
+        """Call a function on pairs: returns how much better the first response is, from 0 to 1."""
         a, b = first.arguments(), second.arguments()
         return self._call(
             lambda name: (b if name == "solution_b" else a)[self._signature.field(name)]
@@ -135,7 +137,7 @@ class RewardFunctions:
         """Return the function that scores rows of this source.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no function scores this source.
         """
         call = self._by_source.get(data_source or "", self._default)
         if call is None:
@@ -148,7 +150,7 @@ class RewardFunctions:
 
 
 def failure_from(error: BaseException, call: RewardCall) -> Failure:
-    """Return what an exception inside a reward function means, with the line that raised it.
+    """Convert an exception inside a reward function to a Failure, with the line that raised it.
 
     A refused or lost connection, or a time-out of the function's own, may be tried again.
     """
@@ -162,7 +164,7 @@ def failure_from(error: BaseException, call: RewardCall) -> Failure:
 
 
 def outcome_from(value: object, name: str) -> Outcome:
-    """Judge what a reward function returned for one sample.
+    """Convert what a reward function returned for one sample to a Score or a Failure.
 
     Args:
         value: a finite number (int, float, bool or a NumPy scalar), or a mapping with `score` and further
@@ -208,13 +210,13 @@ def outcome_from(value: object, name: str) -> Outcome:
 
 
 def outcomes_from(value: object, count: int, name: str) -> list[Outcome]:
-    """Judge what a reward function on lists returned: each entry by itself, as `outcome_from` does.
+    """Convert what a reward function on lists returned, each entry by itself, as `outcome_from` does.
 
     Args:
-        value: a list, a tuple or an array of `count` entries. Anything else fails every sample, since nobody can tell
-            which entry belongs to which.
-        count: samples that it was called with.
-        name: the function, for messages.
+        value: a list, a tuple or an array of `count` entries. Anything else fails every sample, since entries can't be
+            assigned to samples.
+        count: the number of samples in the call.
+        name: the function's name in messages.
     """
     entries = entries_of(value)
     if entries is None:

@@ -59,10 +59,10 @@ def signature_of(function: Callable[..., Any], name: str) -> Signature:
 
     Args:
         function: any callable.
-        name: what messages call it.
+        name: the function's name in messages.
 
     Raises:
-        ConfigError: it needs a parameter that rewards are not given.
+        ConfigError: the function has a required parameter that rewards do not provide.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())

@@ -29,7 +29,7 @@ ANY_NUMBER = 1 << 30
 
 
 class BrokenAnswer(Failure):
-    """A failure that the manager did not report: its answer was no list of outcomes."""
+    """A failure that the manager did not report: its answer was not a list of outcomes."""
 
 
 class Scorer:
@@ -38,10 +38,10 @@ class Scorer:
     After `finish`, which lets the manager sleep, it may be used again, also in another event loop.
 
     Args:
-        manager: what scores; started.
-        timeout: seconds that one try of a sample may run, or of a group where the manager scores groups. Waiting for a
-            free place does not count, nor does what the manager marks as waiting (`RunningTime.waiting`).
-        retries: further tries after a retryable failure; the last try counts.
+        manager: the started reward manager.
+        timeout: seconds that one attempt at a sample, or at a group where the manager scores groups, may run. Waiting
+            for a free place does not count, nor does time that the manager marks as waiting (`RunningTime.waiting`).
+        retries: further attempts after a retryable failure; the last attempt counts.
         concurrency: samples or groups scored at once, as far as the manager's capacity allows; a manager that queues
             for itself (`RewardManager.queues`) gets all of them at once.
         backoff: seconds before the first retry; doubles with each.
@@ -69,7 +69,7 @@ class Scorer:
     """Entered for each sample, or group, that is being scored."""
 
     def add(self, sample: Sample, *, group: Hashable, group_size: int) -> None:
-        """Begin to score a sample; where the manager scores groups, when its group is complete.
+        """Start scoring a sample; where the manager scores groups, once its group is complete.
 
         Args:
             sample: its `sample_id` is unique in the rollout.
@@ -114,7 +114,7 @@ class Scorer:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def finish(self) -> dict[str, Outcome]:
-        """Wait for every sample added since the last `finish`, and let the manager sleep; outcomes in the order added."""
+        """Wait for every sample added since the last `finish`, let the manager sleep, and return outcomes in the order added."""
         found = await self.outcomes(list(self._added))
         self._begin()
         self._manager.sleep()
@@ -197,7 +197,7 @@ def _all_failed(samples: Sequence[Sample], kind: FailureKind, message: str) -> l
 
 
 def _checked(answer: object, samples: Sequence[Sample], name: str) -> list[Outcome]:
-    """The manager's answer, with everything that is no valid outcome turned into a failure."""
+    """The manager's answer, with everything that is not a valid outcome turned into a failure."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         what = f"returned {type(answer).__name__} and not a list of outcomes"
     elif len(answer) != len(samples):
@@ -234,10 +234,10 @@ def _valid(outcome: object, sample: Sample, name: str) -> Outcome:
 def _problem(outcome: Score, sample: Sample) -> str | None:
     """What makes a score unusable, its token rewards apart; None where nothing does."""
     if finite_float(outcome.value) is None:
-        return f"the value {outcome.value!r:.80}, which is no finite number"
+        return f"the value {outcome.value!r:.80}, which is not a finite number"
     for part, figure in outcome.components.items():
         if finite_float(figure) is None:
-            return f"the component {part} = {figure!r:.80}, which is no finite number"
+            return f"the component {part} = {figure!r:.80}, which is not a finite number"
     by_turn, turns = outcome.turn_rewards, len(sample.trajectory.turns if sample.trajectory else ())
     if by_turn is not None and len(by_turn) != turns:
         return f"{len(by_turn)} turn rewards for {turns} turns"

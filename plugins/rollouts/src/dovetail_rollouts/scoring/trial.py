@@ -37,7 +37,7 @@ _MEDIA = ("images", "videos")
 
 @attrs.define(kw_only=True, eq=False)
 class TrialSample:
-    """One response and what became of it."""
+    """One response and its outcome."""
 
     prompt: Prompt
     """Without tokens."""
@@ -65,7 +65,7 @@ def try_rewards(
     `solution`), else the ground truth itself: a sound reward gives these the full score.
 
     Args:
-        section: what scores.
+        section: the reward section.
         dataset: a parquet or JSONL file in verl's schema, `samples/step_N.jsonl` of a run, or a pattern of files.
         responses: a parquet or JSONL file with a line for each row, in order: a text or a list of texts under one of RESPONSE_KEYS.
         limit: rows to read, from the first; None for all.
@@ -80,7 +80,7 @@ def try_rewards(
 
 
 def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[TrialSample]:
-    """Score samples, and return them; for the arguments and errors see `try_rewards`."""
+    """Score samples in place, and return them; for the arguments and errors see `try_rewards`."""
     guard_exit()
     functions = configured_functions(section, PluginContext())
     check_sources(functions, {s.prompt.index: s.prompt for s in samples}.values())
@@ -98,7 +98,7 @@ def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[Tr
 
 
 def verdict(sample: TrialSample) -> RowVerdict:
-    """Return what became of a response, for people."""
+    """Return a response's score or failure as text."""
     outcome, score = sample.outcome, None
     if isinstance(outcome, Score):
         score, found = outcome.value, f"{outcome.value:g}"
@@ -140,7 +140,7 @@ def _samples(
 def samples_of(
     given: NumberedRow, prompt_key: str, line: NumberedRow | None = None
 ) -> list[TrialSample]:
-    """Return the responses to a row: those of a line of a file of responses, or else the row's own; see `try_rewards`.
+    """Return the responses to a row: those in `line` of a file of responses, or else the row's own; see `try_rewards`.
 
     Returns:
         None where there is no text.

@@ -26,7 +26,7 @@ class Bucket:
 
     @classmethod
     def of(cls, tensors: Sequence[Named], *, digest: bool) -> Bucket:
-        """Return a bucket of these tensors, with their digests unless they are not wanted."""
+        """Return a bucket of these tensors, with their digests unless `verify` is off."""
         digests = tensor_digests([tensor for _, tensor in tensors]) if digest else []
         return cls(tuple(tensors), tuple(digests))
 
@@ -71,7 +71,7 @@ def matched(manifest: WeightManifest, tensors: Iterable[Named]) -> Iterator[Name
     extra = next(incoming, None)
     if extra is not None:
         raise WeightSyncError(
-            f"weight update {manifest.version} carries tensor {extra[0]!r} beyond its manifest"
+            f"weight update {manifest.version} has the tensor {extra[0]!r}, which its manifest lacks"
         )
 
 
@@ -92,7 +92,7 @@ def bucketed(
 
 
 def received_whole(receiver: WeightReceiver, manifest: WeightManifest) -> list[Named]:
-    """Return all tensors of an update, verified: what is loaded afterwards can't be torn any more.
+    """Return all tensors of an update after verification, so that a partial update is never loaded.
 
     Tensors that would not last are copied; the others are the receiver's own and must not be written to.
 
@@ -105,7 +105,7 @@ def received_whole(receiver: WeightReceiver, manifest: WeightManifest) -> list[N
 
 
 def gather_the_rest(tensors: Iterator[Named]) -> None:
-    """Gather what is left of an update that can't be sent any more.
+    """Gather the remaining tensors of an update that can't be sent any more, since gathering is collective.
 
     Every rank takes part in gathering each tensor. A rank 0 that stopped in the middle would leave the others
     waiting for it.
@@ -117,14 +117,14 @@ def gather_the_rest(tensors: Iterator[Named]) -> None:
 def _match(spec: TensorSpec, name: str, tensor: Tensor, version: int) -> None:
     who = f"weight update {version}"
     if name != spec.name:
-        raise WeightSyncError(f"{who} carries tensor {name!r} where {spec.name!r} is due")
+        raise WeightSyncError(f"{who} has tensor {name!r} where {spec.name!r} is expected")
     if tuple(tensor.shape) != tuple(spec.shape):
         raise WeightSyncError(
-            f"{who} carries tensor {name!r} with shape {tuple(tensor.shape)}; "
+            f"{who} has tensor {name!r} with shape {tuple(tensor.shape)}; "
             f"its manifest says {tuple(spec.shape)}"
         )
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype != spec.dtype:
         raise WeightSyncError(
-            f"{who} carries tensor {name!r} as {dtype}; its manifest says {spec.dtype}"
+            f"{who} has tensor {name!r} as {dtype}; its manifest says {spec.dtype}"
         )

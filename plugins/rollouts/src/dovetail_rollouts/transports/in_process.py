@@ -47,14 +47,14 @@ class Mailbox:
             self._release()
 
     def put(self, version: int, buckets: tuple[Bucket, ...]) -> None:
-        """Replace what is there."""
+        """Replace the content."""
         with self._changed:
             self._version, self._buckets, self._broken = version, buckets, None
             self._waiting = set(self._receivers)
             self._changed.notify_all()
 
     def break_off(self, update_id: str, reason: str) -> None:
-        """Announce that this attempt of an update will not come; what is there stays."""
+        """Announce that this attempt of an update failed; the content stays."""
         with self._changed:
             self._broken = (update_id, reason)
             self._changed.notify_all()
@@ -88,7 +88,7 @@ class Mailbox:
             return self._buckets
 
     def taken(self, receiver: int) -> None:
-        """Let the tensors go once the last receiver has them."""
+        """Release the tensors once the last receiver has them."""
         with self._changed:
             self._waiting.discard(receiver)
             self._release()

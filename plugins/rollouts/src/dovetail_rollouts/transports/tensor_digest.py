@@ -30,7 +30,7 @@ def tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
     """Digest several tensors with one transfer from their device.
 
     Args:
-        tensors: of any shape and dtype.
+        tensors: tensors of any shape and dtype.
 
     Returns:
         An integer below 2^64 for each. It depends on the bytes alone, not on shape or dtype.
@@ -59,13 +59,13 @@ class DeferredDigests:
             self.launch()
 
     def launch(self) -> None:
-        """Queue the digests of what came since the last launch, on the current stream, and let those tensors go."""
+        """Queue the digests of the tensors since the last launch, on the current stream, and release those tensors."""
         if self._waiting:
             self._sums.append(_word_sums(self._waiting))
             self._waiting = []
 
     def result(self) -> list[int]:
-        """Return the digests, in the order in which the tensors came: integers below 2^64."""
+        """Return the digests in the order of the tensors: integers below 2^64."""
         self.launch()
         if not self._sums:
             return []

@@ -19,7 +19,7 @@ class RunningVariance:
 
     @classmethod
     def of(cls, values: Real[np.ndarray, "K"]) -> RunningVariance:
-        """Make it of numbers [K], in float64."""
+        """Compute the variance of numbers [K], in float64."""
         if not len(values):
             return cls(0.0, 0.0, 0.0)
         exact = values.astype(np.float64)
@@ -53,7 +53,7 @@ class ExplainedVariance:
         returns_T: Real[np.ndarray, "T"],
         mask_T: Bool[np.ndarray, "T"],
     ) -> ExplainedVariance:
-        """Make it of values and returns [T] where the mask [T] is 1."""
+        """Compute the explained variance of values and returns [T] where the mask [T] is 1."""
         kept_K, aims_K = values_T[mask_T].astype(np.float64), returns_T[mask_T].astype(np.float64)
         return cls(RunningVariance.of(aims_K), RunningVariance.of(aims_K - kept_K))
 

@@ -12,16 +12,16 @@ from dovetail.interfaces import Reduction
 
 
 def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction, who: str) -> None:
-    """Check that every number that an objective is about to read is finite, on all ranks together.
+    """Check that every number that an objective is about to read is finite, on all ranks.
 
     Tokens outside `response_mask` may hold anything, and so may samples without a token inside it.
 
     Args:
         mini_batch: this rank's part of it; needs `response_mask` and the columns named. Columns that
             hold no floating-point numbers are left alone.
-        names: columns to look at.
+        names: the columns to check.
         reduction: sums over the ranks that hold the other parts.
-        who: who reads them, for the message.
+        who: the reader's name, for the message.
 
     Raises:
         NumericsError: a column holds NaN or infinity. Raised on every rank; carries this rank's samples.

@@ -86,7 +86,7 @@ def estimate_kl(
         float32 [T], nats.
 
     Raises:
-        ConfigError: there is no such estimator.
+        ConfigError: the estimator does not exist.
     """
     if estimator not in ESTIMATORS:
         close = nearest(estimator, ESTIMATORS)

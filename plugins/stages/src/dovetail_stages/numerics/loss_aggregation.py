@@ -1,7 +1,7 @@
 """The loss aggregations that core ships: how token losses become one number.
 
 Each is Σ over samples of `total`, divided by a `denominator` over the whole mini-batch, so that no cut into
-micro-batches or ranks changes it. Only tokens with mask 1 count; a sequence without one is no sequence.
+micro-batches or ranks changes it. Only tokens with mask 1 count; a sequence without one is not a sequence.
 Legend: N samples, T tokens.
 """
 

@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 
 @attrs.frozen
 class Moments:
-    """Count, mean and unbiased variance of what a mask selects, over all ranks that share the batch."""
+    """Count, mean and unbiased variance of the masked-in values, over all ranks that share the batch."""
 
     count: float
     mean: float
@@ -35,7 +35,7 @@ def weighted_moments(
     weights_N: Real[np.ndarray, "N"] | Bool[np.ndarray, "N"],
     reduction: Reduction | None = None,
 ) -> Moments:
-    """Return the mean and variance of values of which each counts as often as its weight says, in float64.
+    """Return the mean and variance of values, weighted by how often each counts, in float64.
 
     A sample's advantage weighed by its number of tokens has the moments of its tokens' advantages. The variance is computed from
     deviations in a second pass, so that a large mean costs no precision.
@@ -71,7 +71,7 @@ def whiten(
     """
     moments = weighted_moments(values_N, weights_N, reduction)
     white_N = np.zeros(values_N.shape, np.float32)
-    # The mean of equal values is off by a rounding error, which is no signal.
+    # The mean of equal values is off by a rounding error, which is not a signal.
     if not math.sqrt(moments.var) <= ROUNDING * abs(moments.mean):
         counted = weights_N > 0
         deviations = values_N[counted].astype(np.float64) - moments.mean

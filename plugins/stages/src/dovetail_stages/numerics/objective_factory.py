@@ -16,11 +16,11 @@ KEPT = 32
 
 
 def build_objective(spec: ObjectiveSpec, *, seed: int = 0) -> Objective:
-    """Make the objective that the spec names, through the plugin index; one made before is used again.
+    """Return the objective of a spec, from the plugin index; objectives are cached.
 
     Args:
-        spec: of any objective.
-        seed: the run's, for losses that choose at random.
+        spec: the spec of any objective.
+        seed: the run's seed, for losses that choose at random.
 
     Raises:
         PluginError: a plugin that it names can't be found or loaded here.
@@ -40,18 +40,18 @@ def prepare_mini_batch(
     reduction: Reduction,
     also: Collection[str] = (),
 ) -> tuple[Batch, Mapping[str, float]]:
-    """Return the mini-batch with the columns that micro-batches need, and no others, and its denominators. Collective.
+    """Return the prepared mini-batch, reduced to the columns that micro-batches need, and its denominators. Collective.
 
     Args:
         goal: built from the spec.
-        spec: of the objective.
+        spec: the spec of the objective.
         mini_batch: this rank's part of it.
         reduction: sums over the ranks that hold the other parts.
         also: further columns that the engine reads, where the mini-batch has them.
 
     Raises:
         ColumnError: a column is missing, or not as the objective needs it.
-        NumericsError: a required column is not finite where the mask is 1; it carries the samples' ids.
+        NumericsError: a required column is not finite where the mask is 1; has the samples' ids.
     """
     who = f"objective {spec.plugin.name!r}"
     mini_batch.require(sorted(spec.requires), who)

@@ -22,12 +22,12 @@ from dovetail.metrics import Mean
 def token_column(
     batch: Batch, name: str, mask: Ragged, mask_T: Bool[Tensor, "T"], like: Float[Tensor, "T"]
 ) -> Float[Tensor, "T *inner"]:
-    """Return a column on the device and in the dtype of `like`, [T], or [T, …] where its values have a shape; a sample-level one is
+    """Return a column on the device and in the dtype of `like`, [T], or [T, …] where its values have a shape; a sample-level column is
     repeated over its tokens.
 
     Args:
         batch: N samples, with the column: ragged over response tokens, or dense, [N] or [N, …].
-        name: of the column.
+        name: the name of the column.
         mask: the batch's `response_mask`.
         mask_T: bool [T], the same as a tensor. Masked tokens hold 0, whatever the column says of them.
         like: float [T].
@@ -48,7 +48,7 @@ def token_column(
         flat = np.repeat(values, mask.lengths, axis=0)
     else:
         raise ColumnError(
-            f"column {name!r} is no number a token or a sample, so no loss can read it"
+            f"column {name!r} is not a number a token or a sample, so no loss can read it"
         )
     hidden_T = ~mask_T.reshape(-1, *(1,) * (flat.ndim - 1))
     return on_device(flat, like).to(like.dtype).masked_fill(hidden_T, 0)
@@ -67,10 +67,10 @@ def on_device(values: Shaped[np.ndarray, "K *inner"], like: Tensor) -> Shaped[Te
 def loss_denominators(
     aggregation: LossAggregation, mini_batch: Batch, reduction: Reduction
 ) -> dict[str, float]:
-    """Return what sums over the whole mini-batch are divided by: `loss`, and `samples` for metrics.
+    """Return the denominators of sums over the whole mini-batch: `loss`, and `samples` for metrics.
 
     Args:
-        aggregation: says what a sum of token losses is divided by.
+        aggregation: determines the denominator of a sum of token losses.
         mini_batch: this rank's part of it; needs `response_mask`.
         reduction: sums over the ranks that hold the other parts.
     """

@@ -46,16 +46,16 @@ class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
 
 
 def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: PolicyLoss) -> None:
-    """Check what `token_losses` returned.
+    """Check the result of `token_losses`.
 
     Args:
-        found: what it returned.
-        like_T: float32 [T], the log-probabilities that it was given.
-        title: what messages call the plugin.
+        found: the returned value.
+        like_T: float32 [T], the log-probabilities that the plugin got.
+        title: the plugin's name in messages.
         loss: the plugin.
 
     Raises:
-        PluginBrokenError: it is no TokenLosses, or its losses are not of the shape and dtype of `like_T`.
+        PluginBrokenError: it is not a TokenLosses, or its losses are not of the shape and dtype of `like_T`.
     """
     who = partial(_titled, lambda: title, loss, "token_losses")
     if not isinstance(found, TokenLosses):
@@ -70,15 +70,15 @@ def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: Po
 def check_correction(
     found: object, like_T: Float[Tensor, "T"], correction: RolloutCorrection
 ) -> None:
-    """Check what `correct` returned.
+    """Check the result of `correct`.
 
     Args:
-        found: what it returned.
+        found: the returned value.
         like_T: float32 [T], the log-probabilities that it was given.
         correction: the plugin.
 
     Raises:
-        PluginBrokenError: it is no Correction, or its tensors are not of the shape of `like_T` and of their dtypes.
+        PluginBrokenError: it is not a Correction, or its tensors differ from `like_T` in shape or have other dtypes.
     """
     from dovetail.plugins import title_of
 

@@ -84,7 +84,7 @@ class Criterion:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Smallest and largest divergence that is kept; of k1 in nats."""
+        """The smallest and largest divergence that is kept; for k1 in nats."""
         if self.divergence != "k1":
             return -math.inf, self.upper
         lower = 1 / self.upper if self.lower is None else self.lower
@@ -158,7 +158,7 @@ def bounded_weights(
 def normalized_weights(
     weights_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"], reduction: Reduction | None = None
 ) -> Float[Tensor, "T"]:
-    """Return weights scaled so that their mean over the masked-in tokens of all ranks is 1.
+    """Return weights scaled to a mean of 1 over the masked-in tokens of all ranks.
 
     Args:
         weights_T: float32 [T].
@@ -222,9 +222,9 @@ def correct_batch(correction: RolloutCorrection, batch: Batch) -> tuple[Batch, d
     """Correct a whole batch before its first update, from `old_log_probs` over `rollout_log_probs`.
 
     Args:
-        correction: what corrects it.
-        batch: needs `old_log_probs`, `rollout_log_probs` and `response_mask`; a `loss_mask` that is there already
-            takes the place of `response_mask`: what has no loss counts in no ratio.
+        correction: the rollout correction.
+        batch: a batch with `old_log_probs`, `rollout_log_probs` and `response_mask`; an existing `loss_mask` is used in
+            place of `response_mask`, so that tokens without a loss enter no ratio.
 
     Returns:
         The batch with `rollout_is_weights` (float32) where the correction weighs, and `loss_mask` (bool) where

@@ -84,7 +84,7 @@ def weight_metrics(
     lower: float | None,
     upper: float | None,
 ) -> dict[str, Metric]:
-    """Return what the importance weights are like, over the tokens that keep their loss.
+    """Return metrics of the importance weights, over the tokens that keep their loss.
 
     `weight_mean`, `weight_std`, `weight_min` and `weight_max` of the weights as they are applied; `weight_ess`, their
     effective sample size as a share of their number; `ratio_min` and `ratio_max` of the ratios before any bound;

@@ -7,19 +7,19 @@ from dovetail.sections import KlInLossSection, RunConfig
 
 
 def policy_loss_of(config: RunConfig) -> Selected | None:
-    """Return the policy loss; None where the actor minimises an objective of its own."""
+    """Return the policy loss; None where the actor has another objective."""
     own = config.actor.objective is not None
     return None if own else selected("policy_loss", config.algorithm.policy_loss)
 
 
 def kl_in_loss_of(config: RunConfig) -> KlInLossSection | None:
-    """Return the KL penalty in the policy loss; None where it is 0, or the actor minimises an objective of its own."""
+    """Return the KL penalty in the policy loss; None where it is 0, or the actor has another objective."""
     kl = config.algorithm.kl.in_loss
     return kl if config.actor.objective is None and kl is not None and kl.coef else None
 
 
 def correction_of(config: RunConfig) -> Selected | None:
-    """Return the rollout correction; None where there is none, or one that corrects nothing."""
+    """Return the rollout correction; None where there is none, or it has no effect."""
     correction = selected("rollout_correction", config.algorithm.rollout_correction)
     if correction is None or correction.cls.mode(correction.config) == "disabled":
         return None

@@ -27,12 +27,12 @@ WIDE_FOR_NARROW = 0.05
 
 
 def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Several updates a rollout that nothing keeps near the policy that generated it.
+    """A step has several updates, and nothing limits the distance to the policy that generated the samples.
 
-    From the second update on the samples are another policy's. A loss without a ratio to that policy then follows a
-    wrong gradient, and one whose upper bound is out of reach lets a token's probability grow without end; both look
-    well for a while and then collapse. A bypass correction that weighs every micro-batch by the current ratio makes up
-    for the one, `actor.max_kl`, which ends a step's updates in time, for the other.
+    From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient,
+    and a loss whose upper bound is never reached lets a token's probability grow without limit; both look well for a while and then
+    collapse. A bypass correction, which weights every micro-batch by the current ratio, corrects the first; `actor.max_kl`, which ends a
+    step's updates early, prevents the second.
     """
     loss = policy_loss_of(config)
     counts = count(config, None)
@@ -47,7 +47,7 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     if not ratio_columns(loss):
         yield Finding.warning(
             f"{many} with algorithm.policy_loss = {loss.name}, which has no ratio to the policy that generated: "
-            "all updates but the first follow the gradient of a policy that is gone",
+            "all updates but the first follow the gradient of an outdated policy",
             hint="set actor.epochs=1 and actor.mini_batch_size=null, or choose a loss with a ratio such as "
             "algorithm.policy_loss=ppo_clip",
         )

@@ -44,7 +44,7 @@ def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The agent loop forks its sessions, and what is configured takes every row of a batch for a trajectory.
+    """The agent loop forks its sessions, but the configured algorithm treats every row of a batch as a trajectory.
 
     A trajectory of several sequences would then weigh by their number, or the sequences before the last, which have no reward of their
     own, would be trained against. A plugin that takes the sequences of a trajectory together has the capability `several_sequences`;

@@ -45,7 +45,7 @@ class DeepSeekV3(ToolParser):
         name, begin = text[start:separator], separator + len(SEP)
         if (fence := _FENCE.match(text, begin)) is not None:
             name, begin = fence["name"], fence.end()
-        what = f"the arguments of {name.strip()!r} are no JSON object"
+        what = f"the arguments of {name.strip()!r} are not a JSON object"
         try:
             value, end_of_value = json_at(text, begin)
         except ValueError as error:

@@ -38,7 +38,7 @@ class Hermes(ToolParser):
                 turn.call_object(value)
                 position = closing.end()
             else:
-                turn.error(f"the text between {OPEN} and {CLOSE} is no JSON object: {problem}")
+                turn.error(f"the text between {OPEN} and {CLOSE} is not a JSON object: {problem}")
                 end = rest.find(CLOSE, body)
                 position = len(rest) if end < 0 else end + len(CLOSE)
         turn.text(rest[position:])

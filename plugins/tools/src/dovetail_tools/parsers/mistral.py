@@ -47,9 +47,9 @@ class Mistral(ToolParser):
             value, end_of_value = json_at(text, start if found is None else found.end())
         except ValueError as error:
             what = (
-                f"what follows {MARK} is no JSON array"
+                f"what follows {MARK} is not a JSON array"
                 if array
-                else f"the arguments of {name!r} are no JSON object"
+                else f"the arguments of {name!r} are not a JSON object"
             )
             turn.error(f"{what}: {error}")
             return end

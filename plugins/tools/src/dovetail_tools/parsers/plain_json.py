@@ -33,10 +33,10 @@ class PlainJson(ToolParser):
                 value, end = json_at(rest, start)
             except ValueError as error:
                 if _CALL.match(rest, start):
-                    turn.error(f"a tool call is no JSON object: {error}")
+                    turn.error(f"a tool call is not a JSON object: {error}")
                     content.append(rest[text_from:start])
                     text_from = len(rest)
-                break  # what is inside of an object that can't be read is no call, whatever it looks like
+                break  # what is inside of an object that can't be read is not a call, whatever it looks like
             position = end
             calls = [_unwrapped(one) for one in (value if isinstance(value, list) else [value])]
             if calls and all(map(_is_call, calls)):

@@ -32,7 +32,7 @@ class Tagged(ToolParser):
     parameter: ClassVar[re.Pattern[str]]
     """A parameter's opening tag; `name` is its name."""
     around: ClassVar[re.Pattern[str]]
-    """Tags around calls, which are no content."""
+    """Tags around calls, which are not content."""
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=self.call)
@@ -75,7 +75,7 @@ class Tagged(ToolParser):
             if not name:
                 raise ValueError("a parameter has no name")
             if name in arguments:
-                raise ValueError(f"parameter {name!r} stands twice")
+                raise ValueError(f"parameter {name!r} is given twice")
             end = self._value_end(text, tag.end(), following)
             if end is None:
                 raise ValueError(f"parameter {name!r} has no {PARAMETER_END}")

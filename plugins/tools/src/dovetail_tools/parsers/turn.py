@@ -18,12 +18,12 @@ _SHOWN = 120
 
 
 class TurnParts:
-    """A turn that is being taken apart.
+    """The parts of a turn while it is parsed.
 
     Args:
         text: the turn, with its special tokens.
         think: the tags around reasoning. The chat template may have written the first one into the prompt.
-        call: what begins a call: a closing tag behind it belongs to the call, and ends no reasoning.
+        call: the tag that begins a call: a closing tag after it belongs to the call, and does not end reasoning.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TurnParts:
         self._content.append(text)
 
     def call(self, name: object, arguments: object, call_id: str | None = None) -> None:
-        """Add a call, or what is wrong with it."""
+        """Add a call, or its error."""
         if not isinstance(name, str) or not name.strip() or problem_of(name):
             self.error(f"a tool call has the name {name!r:.{_SHOWN}}; expected that of a function")
         elif not isinstance(arguments, dict):
@@ -74,14 +74,14 @@ class TurnParts:
         try:
             self.call(name, whole_json(arguments), call_id)
         except ValueError as error:
-            self.error(f"the arguments of {name.strip()!r} are no JSON object: {error}")
+            self.error(f"the arguments of {name.strip()!r} are not a JSON object: {error}")
 
     def error(self, message: str) -> None:
-        """Add what is wrong with a call."""
+        """Add an error of a call."""
         self._errors.append(message)
 
     def finish(self) -> ParsedTurn:
-        """Return the turn."""
+        """Return the parsed turn."""
         return ParsedTurn(
             content="".join(self._content).strip(),
             reasoning=self.reasoning,
@@ -91,10 +91,10 @@ class TurnParts:
 
 
 def json_at(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at a place, white space skipped, and where it ends.
+    """Return the JSON value at a position, after white space, and its end.
 
     Raises:
-        ValueError: there is none; a number is no JSON or too long; it is nested too deeply.
+        ValueError: the text there is not JSON; a number is invalid or too long; it is nested too deeply.
     """
     space = _SPACE.match(text, start)
     assert space is not None
@@ -118,7 +118,7 @@ def whole_json(text: str) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)

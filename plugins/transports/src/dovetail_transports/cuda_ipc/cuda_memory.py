@@ -23,7 +23,7 @@ _HANDLE_BYTES = 64
 
 @attrs.frozen(kw_only=True, eq=False)
 class Allocation:
-    """Memory that this process has made or opened."""
+    """Memory that this process has allocated or opened."""
 
     address: int
     """Where it begins, for this process."""
@@ -52,7 +52,7 @@ class CudaMemory:
     """Memory of one GPU. Sizes are in bytes.
 
     Args:
-        device: with its index.
+        device: the device, with its index.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,10 +73,10 @@ class CudaMemory:
             ) from error
 
     def allocate(self, size: int) -> Allocation:
-        """Allocate memory that is no part of any allocator's pool.
+        """Allocate memory that is not part of any allocator's pool.
 
         Raises:
-            WeightSyncError: there is not so much.
+            WeightSyncError: the device has less free memory.
         """
         with torch.cuda.device(self._device):
             self._use_device()
@@ -105,7 +105,7 @@ class CudaMemory:
         return self._allocation(address, size, handle)
 
     def free(self, made: Allocation) -> None:
-        """Free what `allocate` made."""
+        """Free memory of `allocate`."""
         with _lock:
             _made.pop(made.handle, None)
         with torch.cuda.device(self._device):
@@ -115,14 +115,14 @@ class CudaMemory:
             self._runtime.cudaFree(made.address)
 
     def open(self, handle: bytes, size: int, identity: str) -> Allocation:
-        """Open what another process made on the device of that identity.
+        """Open memory that another process allocated on the device with this identity.
 
         Raises:
-            WeightSyncError: it can't be opened from this device.
+            WeightSyncError: the memory can't be opened from this device.
         """
         if len(handle) != _HANDLE_BYTES:
             raise WeightSyncError(
-                f"an IPC handle of {len(handle)} bytes came in place of {_HANDLE_BYTES}"
+                f"an IPC handle has {len(handle)} bytes; expected {_HANDLE_BYTES}"
             )
         with _lock:
             address = _made.get(handle)
@@ -136,7 +136,7 @@ class CudaMemory:
         return self._allocation(address, size, handle, mine=identity == self.identity)
 
     def shut(self, opened: Allocation) -> None:
-        """Close what `open` opened; views of it end."""
+        """Close memory of `open`; views of it become invalid."""
         with _lock:
             known = _opened.get((opened.handle, self._index))
             if known is None:

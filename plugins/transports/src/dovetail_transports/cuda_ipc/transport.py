@@ -30,8 +30,8 @@ _CLOSED = "the device memory of this transport has been closed"
 
 
 class DeviceSenderSlots(SenderSlots):
-    """Allocates the ring, and a larger one where an update needs it; the one before is freed when that update is through,
-    since receivers close it as they open the next.
+    """Allocates the ring, and a larger one where an update needs it. The old ring is freed after that update, since receivers close it when
+    they open the new one.
     """
 
     def __init__(self, slots: int, memory: CudaMemory) -> None:
@@ -83,8 +83,8 @@ class DeviceReceiverSlots(ReceiverSlots):
     """Opens the sender's ring.
 
     Args:
-        device: of the rollout.
-        memory: of that device.
+        device: the device of the rollout.
+        memory: the memory of that device.
     """
 
     def __init__(self, device: torch.device, memory: CudaMemory) -> None:
@@ -101,7 +101,7 @@ class DeviceReceiverSlots(ReceiverSlots):
         self._slots, self._slot_bytes = int(offer["slots"]), int(offer["slot_bytes"])
         if self._slot_bytes < slot_bytes:
             raise WeightSyncError(
-                f"the sender's buckets hold {self._slot_bytes} bytes where {slot_bytes} are due"
+                f"the sender's buckets hold {self._slot_bytes} bytes; expected at least {slot_bytes}"
             )
         size = self._slots * self._slot_bytes
         self._opened = self._memory.open(bytes.fromhex(offer["handle"]), size, str(offer["device"]))
@@ -148,7 +148,7 @@ class CudaIpcTransport(LocalTransport):
         """Return the memory of this process's device.
 
         Raises:
-            ConfigError: it is no GPU of CUDA's.
+            ConfigError: the device is not a CUDA GPU.
         """
         if device.type != "cuda":
             raise ConfigError(

@@ -19,7 +19,7 @@ _BY_ITSELF = "-2"
 
 
 def described(backend: str) -> dict[str, Any]:
-    """Return what this process has, as JSON.
+    """Return this process's properties for the comparison, as JSON.
 
     Args:
         backend: `nccl` or `gloo`.
@@ -39,11 +39,11 @@ def described(backend: str) -> dict[str, Any]:
 
 
 def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> None:
-    """Check that a group can be made.
+    """Check that the processes can form a group.
 
     Args:
-        ours: the sender's, of `described`.
-        receivers: theirs.
+        ours: the sender's result of `described`.
+        receivers: the receivers' results.
 
     Raises:
         WeightSyncError: a receiver has another backend or version of NCCL than the sender, or shares memory in another way
@@ -53,7 +53,7 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
     for who, one in (("the sender", ours), *(("a receiver", theirs) for theirs in receivers)):
         if one.get("backend") != ours["backend"]:
             raise WeightSyncError(
-                f"a receiver carries weights by {_in_words(one.get('backend'))} and the sender by "
+                f"a receiver uses {_in_words(one.get('backend'))} and the sender  "
                 f"{_in_words(ours['backend'])}",
                 hint="set rollout.weight_transport.backend on both sides, and give both environments the same NCCL",
             )

@@ -52,11 +52,11 @@ class _Stage:
 
 
 class BroadcastSenderSlots(SenderSlots):
-    """Makes the group anew where its members have changed, and keeps it otherwise.
+    """Forms the group, and forms it again where its members have changed.
 
     Args:
         slots: their number.
-        device: on which buckets are filled.
+        device: the device of the buckets.
         backend: `nccl` or `gloo`.
         host: the address at which members find each other.
         timeout: seconds.
@@ -142,7 +142,7 @@ class BroadcastSenderSlots(SenderSlots):
 
     def _watch(self) -> None:
         if self._given_up:
-            raise DeliveryError("the update was given up while a bucket was under way")
+            raise DeliveryError("the update was cancelled during the transfer of a bucket")
 
     def _drop(self) -> None:
         group, self._group = self._group, None
@@ -152,11 +152,11 @@ class BroadcastSenderSlots(SenderSlots):
 
 
 class BroadcastReceiverSlots(ReceiverSlots):
-    """Joins the group that the sender makes, and stays in it.
+    """Joins the group that the sender forms, and stays in it.
 
     Args:
-        device: on which buckets arrive.
-        backend: as the sender's.
+        device: the device of the received buckets.
+        backend: the sender's backend.
         timeout: seconds.
     """
 
@@ -175,7 +175,7 @@ class BroadcastReceiverSlots(ReceiverSlots):
     def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
         if offer["slot_bytes"] < slot_bytes:
             raise WeightSyncError(
-                f"the sender's buckets hold {offer['slot_bytes']} bytes where {slot_bytes} are due"
+                f"the sender's buckets hold {offer['slot_bytes']} bytes; expected at least {slot_bytes}"
             )
         self._stage.fit(int(offer["slots"]), int(offer["slot_bytes"]))
         if self._group is not None and self._name == offer["group"]:

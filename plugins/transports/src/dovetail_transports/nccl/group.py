@@ -37,20 +37,20 @@ _environment = threading.Lock()
 
 
 class BroadcastGroup:
-    """Processes of which rank 0 sends. Made by all of them at once.
+    """Process group in which rank 0 broadcasts. All members construct it at the same time.
 
     Args:
         backend: `nccl` or `gloo`.
-        store: makes this process's end of the store through which they find each other.
-        rank: this process's, 0 for the sender.
+        store: makes this process's end of the store through which the members find each other.
+        rank: this process's rank, 0 for the sender.
         size: number of processes.
-        device: of the tensors.
+        device: the device of the tensors.
         host: the address that gloo listens at.
         timeout: seconds that the making and each broadcast may take.
         pulse: raises once the others won't come.
 
     Raises:
-        DeliveryError: it could not be made.
+        DeliveryError: the group could not be formed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BroadcastGroup:
             raise DeliveryError(f"a bucket can't be broadcast: {error}") from error
 
     def abort(self) -> None:
-        """Give the group up; a broadcast that is under way in another thread fails. Safe to call twice."""
+        """Abort the group; a broadcast that runs in another thread fails. Safe to call twice."""
         if self._aborted.is_set():
             return
         self._aborted.set()
@@ -122,7 +122,7 @@ class BroadcastGroup:
         while not work.is_completed():
             waited = time.monotonic() - began
             if self._aborted.is_set():
-                raise DeliveryError("the update was given up while a bucket was under way")
+                raise DeliveryError("the update was cancelled during the transfer of a bucket")
             if waited > self._timeout:
                 raise DeliveryError(
                     f"a bucket did not reach all of {self._size - 1} receivers within {self._timeout:g} seconds"
@@ -136,7 +136,7 @@ class BroadcastGroup:
 
 
 def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
-    """Return the sender's end of a store, which listens with this socket and no other; the store closes it."""
+    """Return the sender's end of a store that listens with this socket alone; the store closes it."""
     port = listener.getsockname()[1]
     return _c10d.TCPStore(
         host,
@@ -155,11 +155,11 @@ def store_there(host: str, port: int, timeout: float) -> Any:
 
 
 def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
-    """Call what can't be interrupted in a thread of its own, which is left behind where it takes too long.
+    """Call a function that can't be interrupted in a thread, which is abandoned where it takes too long.
 
     Raises:
-        TimeoutError: it did.
-        Exception: what `act` or `pulse` raised.
+        TimeoutError: the function took longer than `timeout`.
+        Exception: an exception of `act` or `pulse`.
     """
     outcome: Future[T] = Future()
 

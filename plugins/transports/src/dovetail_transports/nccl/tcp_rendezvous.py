@@ -41,7 +41,7 @@ def listen_at(host: str) -> socket.socket:
     """Return a socket that listens at a free port of this address alone.
 
     Raises:
-        ConfigError: it is not an address of this machine.
+        ConfigError: the address is not one of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -56,14 +56,14 @@ def listen_at(host: str) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"rollout.weight_transport.host={host!r} is no address at which this machine can listen: {error}",
+            f"rollout.weight_transport.host={host!r} is not an address at which this machine can listen: {error}",
             hint="name an address of the machine of the trainer's rank 0",
         ) from error
     return listener
 
 
 class TcpSenderRendezvous(SenderRendezvous):
-    """Listens from the first update on. Each connection is read at once, in a thread of its own.
+    """Listens from the first update on. Each connection is read in a separate thread.
 
     Args:
         host: the address to listen at.
@@ -163,14 +163,14 @@ class TcpSenderRendezvous(SenderRendezvous):
 
 
 def call_off(manifest: WeightManifest, reason: str) -> None:
-    """Tell the sender of an update, at its rendezvous, that a receiver will not come; returns when it has heard it.
+    """Notify the sender of an update, at its rendezvous, that a receiver will not connect; returns when it has acknowledged.
 
     Args:
-        manifest: as the sender's `prepare` gave it.
-        reason: the first 1000 bytes of it are told.
+        manifest: the manifest of the sender's `prepare`.
+        reason: the reason, of which the first 1000 bytes are sent.
 
     Raises:
-        WeightSyncError: it is not there, or does not listen.
+        WeightSyncError: the sender is gone, or does not listen.
     """
     message = reason.encode()[:_LONGEST_REASON].decode(errors="ignore")
     place, _, password = (manifest.rendezvous or "").rpartition("/")
@@ -188,8 +188,8 @@ def call_off(manifest: WeightManifest, reason: str) -> None:
             channel.close()
     except (OSError, ValueError, PeerGone) as error:
         raise WeightSyncError(
-            f"the sender of weight update {manifest.version} at {place or 'no place'} can't be told that it is called "
-            f"off: {str(error) or 'it gave no answer'}"
+            f"weight update {manifest.version} is called off, but its sender at {place or 'no place'} could not be told: "
+            f"{str(error) or 'it gave no answer'}"
         ) from error
 
 
@@ -204,7 +204,7 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
     """Connects to the address in the manifest.
 
     Args:
-        who: names the receiver in messages.
+        who: the receiver's name in messages.
     """
 
     hint = (
@@ -280,7 +280,7 @@ class ReceiverRegistry:
         self._off: dict[str, str] = {}
 
     def begin(self, update_id: str) -> None:
-        """Begin an update: receivers may come for it."""
+        """Start an update: receivers may connect for it."""
         with self._lock:
             self._current = update_id
 
@@ -297,12 +297,12 @@ class ReceiverRegistry:
             self._send_away(peer.channel, update_id, reason)
 
     def called_off(self, update_id: str) -> str | None:
-        """Return why a receiver of this update will not come; None where none has said so."""
+        """Return why a receiver of this update will not connect; None where none has announced that."""
         with self._lock:
             return self._off.get(update_id)
 
     def arrivals(self) -> list[Peer]:
-        """Return receivers that have come for the update under way, each once."""
+        """Return the receivers that have connected for the running update, each once."""
         with self._lock:
             found = [peer for wanted, peer in self._waiting if wanted in (None, self._current)]
             self._waiting = [e for e in self._waiting if e[0] not in (None, self._current)]
@@ -325,7 +325,7 @@ class ReceiverRegistry:
             self._send_away(channel, update_id, str(reason))
 
     def close(self) -> None:
-        """Close the channels of those that wait."""
+        """Close the channels of waiting receivers."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for _, peer in waiting:

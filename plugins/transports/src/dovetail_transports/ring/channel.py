@@ -27,8 +27,8 @@ class Channel:
     One thread may send while another receives.
 
     Args:
-        connection: the channel closes it.
-        patience: seconds that the other side may take to read a message.
+        connection: the socket, which the channel closes.
+        patience: seconds that the peer may take to read a message.
     """
 
     def __init__(self, connection: socket.socket, patience: float) -> None:
@@ -39,11 +39,11 @@ class Channel:
         self._descriptors: list[int] = []
 
     def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        """Send a message, and a descriptor with it.
+        """Send a message, optionally with a file descriptor.
 
         Raises:
-            TimeoutError: the other side does not read.
-            PeerGone: it is not there any more.
+            TimeoutError: the peer does not read.
+            PeerGone: the peer has closed the connection.
         """
         body = json.dumps(message).encode()
         data = _LENGTH.pack(len(body)) + body
@@ -56,11 +56,11 @@ class Channel:
             raise PeerGone from error
 
     def receive(self, timeout: float, longest: int = _MOST_BYTES) -> dict[str, Any]:
-        """Return the next message, of at most so many bytes.
+        """Return the next message, of at most `longest` bytes.
 
         Raises:
-            TimeoutError: none came in time.
-            PeerGone: none will come.
+            TimeoutError: no message arrived in time.
+            PeerGone: the peer has closed the connection.
         """
         deadline = time.monotonic() + timeout
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
@@ -69,7 +69,7 @@ class Channel:
         try:
             message = json.loads(self._read(length, deadline))
         except (ValueError, RecursionError) as error:
-            raise PeerGone("a message that is no JSON") from error
+            raise PeerGone("a message that is not JSON") from error
         if not isinstance(message, dict):
             raise PeerGone(f"a message that is a {type(message).__name__}")
         return message
@@ -79,25 +79,25 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def wait_at_most(self, patience: float) -> None:
-        """Limit the seconds that the other side may take from now on to read a message."""
+        """Set the seconds that the peer may take to read a message from now on."""
         self._socket.settimeout(patience)
 
     def waiting(self) -> bool:
-        """Return whether something has come: a message, a part of one, or the news that the other side is gone."""
+        """Return whether data has arrived: a message, a part of one, or the end of the stream."""
         return bool(self._readable.poll(0))
 
     def take_descriptor(self) -> int:
-        """Return the descriptor that came; the caller closes it.
+        """Return the received file descriptor; the caller closes it.
 
         Raises:
-            PeerGone: none came.
+            PeerGone: none was received.
         """
         if not self._descriptors:
             raise PeerGone("no descriptor came")
         return self._descriptors.pop()
 
     def close(self) -> None:
-        """Close the socket, and descriptors that nobody took."""
+        """Close the socket, and descriptors that were not taken."""
         while self._descriptors:
             os.close(self._descriptors.pop())
         self._socket.close()

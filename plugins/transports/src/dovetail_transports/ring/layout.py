@@ -29,7 +29,7 @@ class TensorSlot:
     nbytes: int
 
     def view(self, bucket: Tensor) -> Tensor:
-        """Return the tensor in a bucket's bytes: its own shape and dtype, and no copy."""
+        """Return the tensor in a bucket's bytes as a view, with its own shape and dtype."""
         if not self.nbytes:
             return torch.empty(self.spec.shape, dtype=self.dtype, device=bucket.device)
         octets = bucket.narrow(0, self.offset, self.nbytes)

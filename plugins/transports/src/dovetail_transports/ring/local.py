@@ -61,7 +61,7 @@ class LocalTransport(WeightTransport):
                 directory.leave()
         except OSError as error:
             raise WeightSyncError(
-                f"the sender of weight update {manifest.version} can't be told that it is called off: {error}"
+                f"weight update {manifest.version} is called off, but its sender could not be told: {error}"
             ) from error
 
     def _directory(self, *, several: bool = False) -> RendezvousDirectory:

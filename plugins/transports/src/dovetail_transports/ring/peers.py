@@ -36,10 +36,10 @@ class Peer:
 
 
 class Peers:
-    """Those that take an update.
+    """The receivers of an update.
 
     Args:
-        version: of the update.
+        version: the version of the update.
         timeout: seconds that each may take to answer.
         collective: one that is lost stops the update for all.
     """
@@ -78,7 +78,7 @@ class Peers:
     # -- messages --------------------------------------------------------------------------------
 
     def tell(self, peer: Peer, message: dict[str, Any], descriptor: int | None = None) -> None:
-        """Send one a message, unless it has a fault already."""
+        """Send one receiver a message, unless it has failed."""
         if peer.fault is not None:
             return
         try:
@@ -89,25 +89,27 @@ class Peers:
             peer.fault, peer.lost = f"read nothing for {self._timeout:g} seconds", True
 
     def tell_all(self, message: dict[str, Any]) -> None:
-        """Send it to everyone without a fault."""
+        """Send a message to every receiver that has not failed."""
         for peer in self._peers:
             self.tell(peer, message)
 
     def broke_off(self, reason: str, *, called_off: bool) -> None:
-        """Tell those who still wait that the update broke off; `called_off`: before it began, for a receiver that will not come."""
+        """Notify waiting receivers that the update was aborted; `called_off`: before its start, because of a receiver that will not
+        connect.
+        """
         for peer in self._peers:
             if peer.fault is None:
                 with suppress(PeerGone, TimeoutError):
                     peer.channel.send({"broke_off": reason, "called_off": called_off})
 
     def listen(self) -> None:
-        """Take what has come, without waiting."""
+        """Read what has arrived, without waiting."""
         for peer in self._peers:
             while peer.fault is None and not self._whole(peer) and peer.channel.waiting():
                 self._hear(peer, time.monotonic() + self._timeout)
 
     def check(self) -> None:
-        """Listen, and see that the update can go on.
+        """Read what has arrived, and raise an error where the update can't continue.
 
         Raises:
             ReceiverError: someone is lost, and the update is collective.
@@ -124,7 +126,7 @@ class Peers:
             )
 
     def blame(self, seconds: float) -> None:
-        """Raise the error of the peer that failed, waiting so many seconds to find out which.
+        """Raise the error of the peer that failed, waiting up to `seconds` to find out which.
 
         Raises:
             ReceiverError: as `check`.
@@ -135,10 +137,10 @@ class Peers:
             time.sleep(0.01)
 
     def await_done(self, count: int) -> None:
-        """Wait until everyone who still takes part is done with so many buckets.
+        """Wait until every active receiver has finished `count` buckets.
 
         Raises:
-            ReceiverError: none takes part any more, or as `check`.
+            ReceiverError: no receiver is active any more, or as in `check`.
         """
         deadline = time.monotonic() + self._timeout
         for peer in self._peers:
@@ -154,7 +156,7 @@ class Peers:
             )
 
     def faults(self) -> str:
-        """Return who does not have the update, and why; empty where all have it."""
+        """Return the receivers that do not have the update, with the reason; empty where all have it."""
         return "; ".join(
             f"{peer.who} {peer.fault}" for peer in self._peers if peer.fault is not None
         )

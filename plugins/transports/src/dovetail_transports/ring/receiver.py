@@ -21,13 +21,13 @@ from dovetail_transports.ring.slots import DeliveryError, ReceiverSlots
 
 
 class RingReceiver(WeightReceiver):
-    """Takes the updates that it is asked for.
+    """Receives updates through a ring of buckets.
 
     Tensors are views of memory that the sender fills again: each holds until the next one is asked for, for what the
     current stream of its device has been given by then.
 
     Args:
-        rendezvous: where the sender comes.
+        rendezvous: where the sender connects.
         slots: this end of the ring.
     """
 
@@ -120,7 +120,7 @@ class RingReceiver(WeightReceiver):
         """Wait for a bucket: the digests of its tensors."""
         message = coming.next("bucket")
         if message["bucket"] != number:
-            raise _broken(manifest, f"bucket {message['bucket']} came where bucket {number} is due")
+            raise _broken(manifest, f"bucket {message['bucket']} arrived; expected bucket {number}")
         digests = tuple(int(digest, 16) for digest in message["digests"])
         if self._config.verify and not digests:
             raise WeightSyncError(
@@ -165,7 +165,7 @@ class _Coming:
         """
         message = self._early.popleft() if self._early else self._take(key)
         if key not in message:
-            raise _broken(self._manifest, f"{message} came where a {key} is due")
+            raise _broken(self._manifest, f"{message} arrived; expected a {key}")
         return message["slots"] if key == "slots" else message
 
     def pulse(self) -> None:

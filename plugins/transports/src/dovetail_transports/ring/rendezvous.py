@@ -27,25 +27,25 @@ class SenderRendezvous(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where receivers are awaited, for messages."""
+        """The address at which receivers connect, for messages."""
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
         """Prepare a manifest as `WeightSender.prepare` does."""
         return manifest
 
     def begin(self, manifest: WeightManifest) -> None:
-        """Begin an update: every receiver arrives anew."""
+        """Start an update, for which every receiver connects again."""
 
     def finish(self, manifest: WeightManifest, reason: str) -> None:
-        """End the update, and say why: a receiver that comes for it now comes too late."""
+        """End the update with a reason, which receivers that connect later get."""
 
     def called_off(self, manifest: WeightManifest) -> str | None:
-        """Return why a receiver of this update will not come, where one has said so."""
+        """Return why a receiver of this update will not connect; None where none has announced that."""
         return None
 
     @abstractmethod
     def arrivals(self, patience: float) -> list[Peer]:
-        """Return receivers that have come since the last call, at once; their channels wait so many seconds for a reader."""
+        """Return the receivers that connected since the last call, without waiting; their channels have this patience."""
 
     @abstractmethod
     def close(self) -> None:
@@ -65,11 +65,11 @@ class ReceiverRendezvous(ABC):
 
     @abstractmethod
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:
-        """Return the next sender.
+        """Wait for the next sender, and return its channel.
 
         Raises:
-            TimeoutError: none came in time.
-            WeightSyncError: none can come.
+            TimeoutError: none connected in time.
+            WeightSyncError: no sender can connect.
         """
 
     @abstractmethod
@@ -129,11 +129,11 @@ class LocalSenderRendezvous(SenderRendezvous):
 
 
 class LocalReceiverRendezvous(ReceiverRendezvous):
-    """Listens in the directory from when it is made.
+    """Listens in the directory from its construction on.
 
     Args:
-        directory: joined; it is left when this closes.
-        who: names the receiver in messages.
+        directory: the joined directory; closing this leaves it.
+        who: the receiver's name in messages.
     """
 
     hint = (

@@ -39,9 +39,9 @@ class RendezvousDirectory:
     """Membership in a run's directory.
 
     Args:
-        root: holds the directories of all runs of this user.
+        root: the directory with the directories of all runs of this user.
         key: what both sides know, such as the run's directory.
-        notes: where updates are called off: a directory that all machines of a run see. None: the run's directory here.
+        notes: the directory of called-off updates, shared by all machines of a run. None: the run's directory here.
 
     Raises:
         WeightSyncError: the root belongs to another user or is open to others, or can't be made.
@@ -70,7 +70,7 @@ class RendezvousDirectory:
         """Take away what is ours, and the directory where we were the last; safe to call twice."""
 
     def listen(self, who: str) -> socket.socket:
-        """Return a socket that senders find here; `who` (20 letters of it) and the process tell people whose it is."""
+        """Return a socket that senders find here, named after `who` (its first 20 letters) and the process."""
         name = f"{re.sub(r'[^A-Za-z0-9.]', '_', who)[:20]}-{os.getpid()}-{secrets.token_hex(4)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -91,21 +91,21 @@ class RendezvousDirectory:
         return sorted(self.directory.glob(f"*{_SOCKET}"))
 
     def call_off(self, update_id: str, reason: str) -> None:
-        """Leave word for the sender of an update that a receiver will not come."""
+        """Leave a note for the sender of an update that a receiver will not connect."""
         note = self._notes / f"{update_id}{_NOTE}"
         draft = note.with_suffix(f".{secrets.token_hex(4)}")
         draft.write_text(reason, encoding="utf-8")
         draft.rename(note)  # whole, whenever it is seen
 
     def called_off(self, update_id: str) -> str | None:
-        """Return what `call_off` left for this update; None where none has."""
+        """Return the note that `call_off` wrote for this update; None where there is none."""
         try:
             return (self._notes / f"{update_id}{_NOTE}").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def forget(self, update_id: str) -> None:
-        """Take away the word that was left for an update."""
+        """Remove the note of an update."""
         (self._notes / f"{update_id}{_NOTE}").unlink(missing_ok=True)
 
     def _join(self) -> int:

@@ -30,12 +30,12 @@ _LAST_WORDS_SECONDS = 5.0
 
 
 class RingSender(WeightSender):
-    """Sends to as many receivers as the manifest counts, of its machine where it counts them by machine, or to all that have
-    registered when an update starts.
+    """Sends to as many receivers as the manifest counts (on its machine, where it counts by machine), or to all that have registered when
+    an update starts.
 
     Args:
-        rendezvous: where receivers come.
-        slots: where the buckets lie.
+        rendezvous: where receivers connect.
+        slots: the ring of buckets.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RingSender(WeightSender):
         return self._rendezvous.prepare(manifest)
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send an update, in the manifest's shapes; it returns when every receiver is through with the last bucket.
+        """Send an update, in the manifest's shapes; returns when every receiver has finished the last bucket.
 
         Raises:
             ReceiverError: too few receivers registered, or one did not come, refused the update or ended during it. Where
@@ -210,12 +210,12 @@ def gather_receivers(
     hello: dict[str, Any],
     timeout: float,
 ) -> None:
-    """Greet receivers as they come, until there are as many as the manifest says; without a number, those that came first.
+    """Greet receivers as they connect, until there are as many as the manifest says; without a number, those that have connected so far.
 
     Raises:
-        CalledOffError: a receiver will not come.
-        ReceiverError: too few came in time; it names them.
-        WeightSyncError: nothing says how many to wait for.
+        CalledOffError: a receiver will not connect.
+        ReceiverError: too few connected in time; names them.
+        WeightSyncError: the number of receivers is unknown.
     """
     if manifest.receivers is None and rendezvous.counted:
         raise WeightSyncError(

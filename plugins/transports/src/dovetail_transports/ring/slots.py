@@ -23,7 +23,7 @@ class DeliveryError(WeightSyncError):
 
 @attrs.frozen(kw_only=True)
 class Offer:
-    """What one receiver needs to know of the ring to open it."""
+    """The description with which a receiver opens the ring."""
 
     message: dict[str, Any]
     """JSON."""
@@ -41,19 +41,19 @@ class SenderSlots(ABC):
 
     @abstractmethod
     def fit(self, slot_bytes: int) -> None:
-        """Grow every slot to at least so many bytes.
+        """Grow every slot to at least `slot_bytes`.
 
         Raises:
-            WeightSyncError: there is not so much memory.
+            WeightSyncError: there is not enough memory.
         """
 
     @abstractmethod
     def slot(self, bucket: int) -> Tensor:
-        """Return uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
+        """Return uint8 [slot_bytes]: the slot for the bucket of this number."""
 
     @abstractmethod
     def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
-        """Return what each receiver is told of the ring, given what it said of its own end (`ReceiverSlots.state`)."""
+        """Return the ring's description for each receiver, given the receivers' states (`ReceiverSlots.state`)."""
 
     def pin(self, device: torch.device) -> None:
         """Make copies from this device as fast as they can be."""
@@ -62,17 +62,17 @@ class SenderSlots(ABC):
         """Join the receivers of the update, which have their offers and open their ends now."""
 
     def deliver(self, bucket: int, nbytes: int) -> None:
-        """Bring the first bytes of a bucket that was announced to the receivers; returns when its slot is read.
+        """Deliver the first bytes of an announced bucket to the receivers; returns when its slot has been read.
 
         Raises:
-            DeliveryError: they did not all take it.
+            DeliveryError: not all receivers took it.
         """
 
     def abort(self) -> None:
         """End `deliver` and `join` with an error, since the update has failed. Called from another thread."""
 
     def settle(self) -> None:
-        """Release what came before the ring that was offered last, which every receiver has."""
+        """Free the rings before the last one offered, which every receiver has opened."""
 
     @abstractmethod
     def close(self) -> None:
@@ -86,21 +86,21 @@ class ReceiverSlots(ABC):
     """As that of the sender's: a receiver that gives up takes part to the end all the same."""
 
     def state(self) -> dict[str, Any]:
-        """Return JSON: what the sender needs to know of this end before it makes its offer."""
+        """Return the state of this end as JSON, from which the sender makes its offer."""
         return {}
 
     @abstractmethod
     def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
-        """Open the ring that was offered, unless it is open, for buckets of at most `slot_bytes`.
+        """Open the offered ring, unless it is open, for buckets of at most `slot_bytes`.
 
         Raises:
-            WeightSyncError: it can't be opened, or is too small.
-            PeerGone: the sender is.
+            WeightSyncError: the ring can't be opened, or is too small.
+            PeerGone: the sender has closed the connection.
         """
 
     @abstractmethod
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
-        """Return uint8 [at least nbytes]: the bytes of a bucket that was announced; they hold until `through`."""
+        """Return uint8 [at least nbytes]: the bytes of an announced bucket; valid until `through` is called."""
 
     def through(self) -> None:
         """Return when everything that was queued to read the bucket has read it."""
@@ -111,13 +111,13 @@ class ReceiverSlots(ABC):
 
 
 def numbered(device: torch.device) -> torch.device:
-    """Return the device with its number: that of the current one where it has none."""
+    """Return the device with an index: that of the current device where it has none."""
     if device.type == "cpu" or ":" in str(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def await_readers(device: torch.device) -> None:
-    """Wait for what the current stream of an accelerator has still to do."""
+    """Wait for the pending work of an accelerator's current stream."""
     if device.type != "cpu":
         torch.accelerator.current_stream(device).synchronize()

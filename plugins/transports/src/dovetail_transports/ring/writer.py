@@ -26,15 +26,14 @@ class Written:
     copied: tuple[torch.Event, ...]
 
     def wait(self) -> list[int]:
-        """Wait until the bytes are in the slot; the tensors' digests."""
+        """Wait until the bytes are in the slot, and return the tensors' digests."""
         for event in self.copied:
             event.synchronize()
         return self.digests.result()
 
 
 class BucketCopier:
-    """Copies from a CPU at once, and to or from an accelerator on a stream of its own, beside the gathering of the next
-    tensors.
+    """Copies from a CPU synchronously, and to or from an accelerator on a separate stream, while the next tensors are gathered.
 
     Args:
         verify: whether digests are wanted.
@@ -45,7 +44,7 @@ class BucketCopier:
         self._streams: dict[torch.device, torch.Stream] = {}
 
     def start(self, slots: SenderSlots, number: int) -> BucketWriter:
-        """Begin a bucket; its slot must be free."""
+        """Start a bucket; its slot must be free."""
         return BucketWriter(self, slots, number)
 
     def stream(self, device: torch.device) -> torch.Stream:
@@ -56,7 +55,7 @@ class BucketCopier:
 
     @property
     def verify(self) -> bool:
-        """Whether digests are wanted."""
+        """Whether digests are computed."""
         return self._verify
 
 
@@ -91,7 +90,7 @@ class BucketWriter:
             self._copy()
 
     def finish(self) -> Written:
-        """Note that all tensors have been put."""
+        """Mark the bucket as complete."""
         self._copy()
         self._digests.launch()
         queued = [

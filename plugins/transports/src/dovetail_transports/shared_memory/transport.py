@@ -28,13 +28,13 @@ _HOST_REGISTER_DEFAULT = 0
 
 
 class SharedRing:
-    """Slots that several processes have mapped.
+    """Slots in memory that several processes map.
 
     Args:
-        descriptor: of the memory; the ring does not keep it.
-        slots: their number.
+        descriptor: the descriptor of the memory; the ring does not keep it.
+        slots: the number of slots.
         slot_bytes: the size of each, in whole pages.
-        name: tells one ring from another.
+        name: identifies the ring.
     """
 
     def __init__(self, descriptor: int, slots: int, slot_bytes: int, name: str) -> None:
@@ -53,7 +53,7 @@ class SharedRing:
         self._pinned = False
 
     def slot(self, bucket: int) -> Tensor:
-        """Return uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
+        """Return uint8 [slot_bytes]: the slot for the bucket of this number."""
         if self._octets is None:
             raise WeightSyncError("the shared memory of this transport has been closed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
@@ -69,7 +69,7 @@ class SharedRing:
         self._pinned = int(code) == 0
 
     def close(self) -> None:
-        """Let the memory go; views that somebody still holds keep it mapped."""
+        """Unmap the memory; existing views keep it mapped."""
         if self._pinned and self._octets is not None:
             _cudart().cudaHostUnregister(self._octets.data_ptr())
             self._pinned = False
@@ -81,10 +81,10 @@ class SharedRing:
 
 
 def new_memory(size: int) -> int:
-    """Return the descriptor of so many bytes of memory without a name.
+    """Return the descriptor of `size` bytes of anonymous shared memory.
 
     Raises:
-        WeightSyncError: there is not so much.
+        WeightSyncError: there is not enough memory.
     """
     try:
         if hasattr(os, "memfd_create"):
@@ -107,7 +107,7 @@ def _cudart() -> Any:
 
 
 class SharedSenderSlots(SenderSlots):
-    """Makes the memory, and makes it anew where an update needs larger slots."""
+    """Allocates the shared memory, and allocates it again where an update needs larger slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -165,7 +165,7 @@ class SharedReceiverSlots(ReceiverSlots):
             self.close()
             if offer["slot_bytes"] < slot_bytes:
                 raise WeightSyncError(
-                    f"the sender's buckets hold {offer['slot_bytes']} bytes where {slot_bytes} are due"
+                    f"the sender's buckets hold {offer['slot_bytes']} bytes; expected at least {slot_bytes}"
                 )
             self._ring = SharedRing(
                 descriptor, offer["slots"], offer["slot_bytes"], str(offer["ring"])

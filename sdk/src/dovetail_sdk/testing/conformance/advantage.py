@@ -20,7 +20,7 @@ from dovetail_sdk.testing.ranks import on_ranks
 
 
 class AdvantageConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for advantage estimators: subclass it and set `plugin`."""
 
     kind = "advantage"
     plugin: ClassVar[type[AdvantageEstimator]]
@@ -30,7 +30,7 @@ class AdvantageConformance(PluginConformance):
     """Reward components that every sample has."""
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
-        """Return a random batch with what the estimator requires: groups × n samples of 0 to 12 tokens."""
+        """Return a random batch with the columns that the estimator requires: groups × n samples of 0 to 12 tokens."""
         return random_batch(
             self.plugin.requires(self.make_config()),
             seed=seed,
@@ -41,7 +41,7 @@ class AdvantageConformance(PluginConformance):
         )
 
     def compares_groups(self) -> bool:
-        """Return whether a sample's advantage says how it compares with others of its prompt."""
+        """Return whether a sample's advantage compares it with others of its prompt."""
         least = self.plugin.min_group_size(self.make_config())
         return self.plugin.scope == "group" or least >= 2
 
@@ -167,7 +167,7 @@ class AdvantageConformance(PluginConformance):
         if not self.compares_groups():
             pytest.skip("this estimator compares no samples of one prompt")
         if self.plugin.level == "token" and "several_sequences" in self.plugin.capabilities:
-            pytest.skip("two rows with the same tokens are no sequences of one trajectory")
+            pytest.skip("two rows with the same tokens are not sequences of one trajectory")
         batch = self.columns(0, groups=3, n=4)
         expected = self.flat(batch)
         if self.plugin.level == "sample":

@@ -40,14 +40,14 @@ def draw_episodes(
     n: int = 1,
     tokens: int = 4096,
 ) -> list[Sample]:
-    """Run episodes at once, with a scripted policy and a small tokenizer; the loop is started before, and closed after.
+    """Run episodes concurrently, with a scripted policy and a small tokenizer; starts and closes the loop.
 
     Args:
-        loop: made with a context whose tokenizer is `template_tokenizer(CHATML)`.
-        prompts: rows with messages in `raw`; their tokens are made here.
-        said: returns what the policy says to the prompt with an index: in its turns in order, and from the first again.
-        n: samples a prompt.
-        tokens: that a response may have.
+        loop: an agent loop whose context has the tokenizer `template_tokenizer(CHATML)`.
+        prompts: rows with messages in `raw`; their tokens are computed here.
+        said: returns the policy's turns for the prompt with an index; they repeat from the first when used up.
+        n: the number of samples a prompt.
+        tokens: the token limit of a response.
     """
     tokenizer = template_tokenizer(CHATML)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -86,7 +86,7 @@ def draw_episodes(
 
 
 class AgentLoopConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for agent loops: subclass it and set `plugin`."""
 
     kind = "agent_loop"
     plugin: ClassVar[type[AgentLoop]]
@@ -101,9 +101,9 @@ class AgentLoopConformance(PluginConformance):
         """Run n episodes for each of these prompts at once, with a policy that says `turns`.
 
         Args:
-            n: samples a prompt.
-            indices: of the prompts.
-            tokens: that a response may have.
+            n: the number of samples a prompt.
+            indices: the indices of the prompts.
+            tokens: the token limit of a response.
         """
         loop = self.make(tokenizer=template_tokenizer(CHATML))
         prompts = [Prompt(index=index, raw=list(_PROMPT), **self.row) for index in indices]

@@ -19,7 +19,7 @@ from dovetail_sdk.testing.conformance.engine_value import ValueRoleConformance
 
 
 class EngineConformance(ValueRoleConformance):
-    """Subclass it, set `plugin`, and pytest runs what its capabilities promise."""
+    """Conformance suite for training engines, by their capabilities: subclass it and set `plugin`."""
 
     # -- forward -----------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class ValueRoleConformance(EngineCases):
         return objective_spec("value", clip=CLIP)
 
     def values(self, engine: TrainEngine, batch: Batch) -> np.ndarray:
-        """Return float32 [T]: what the engine says of every token."""
+        """Return float32 [T]: the engine's value of every token."""
         return engine.forward(batch, VALUES)["values"].values
 
     def value_batch(self, engine: TrainEngine, seed: int) -> Batch:

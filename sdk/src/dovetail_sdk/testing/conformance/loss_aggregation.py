@@ -18,7 +18,7 @@ LENGTHS = (3, 0, 7, 5, 1, 12)
 
 
 class LossAggregationConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite. Legend: N samples, T tokens."""
+    """Conformance suite for loss aggregations: subclass it and set `plugin`. Legend: N samples, T tokens."""
 
     kind = "loss_aggregation"
     plugin: ClassVar[type[LossAggregation]]
@@ -44,7 +44,7 @@ class LossAggregationConformance(PluginConformance):
         return aggregation.total(losses_T, mask_T, lengths.cumsum(0))
 
     def denominator(self, samples: list[tuple[Tensor, Tensor]]) -> float:
-        """Return what the sum is divided by; of every sample its losses [t] and mask [t]."""
+        """Return the denominator for samples, each given as losses [t] and mask [t]."""
         mask = Ragged.from_list([mask_T.numpy() for _, mask_T in samples], dtype=np.bool_)
         aggregation: LossAggregation = self.make()
         return aggregation.denominator(mask)

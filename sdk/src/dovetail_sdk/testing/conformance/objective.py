@@ -46,13 +46,13 @@ class ObjectiveCases(PluginConformance):
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Return what the model gives for a mini-batch: numbers [T, …] for every output that the objective names."""
+        """Return random model outputs for a mini-batch: numbers [T, …] for every output that the objective names."""
         raise NotImplementedError
 
     def update(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray], **how: Any
     ) -> ObjectiveUpdate:
-        """Return what the objective makes of a mini-batch and outputs, [T, …] each; `how` goes to `update_of`."""
+        """Compute the objective on a mini-batch and outputs, [T, …] each; `how` goes to `update_of`."""
         return update_of(self.goal(), mini_batch, outputs, scalars=self.scalars, **how)
 
     def same(self, got: ObjectiveUpdate, want: ObjectiveUpdate) -> None:
@@ -117,7 +117,7 @@ class ObjectiveCases(PluginConformance):
 
 
 class ObjectiveConformance(ObjectiveCases):
-    """Subclass it, set `plugin`, and pytest runs the suite. Give `oracle` for the value and the gradient."""
+    """Conformance suite for objectives: subclass it and set `plugin`. Override `oracle` to check value and gradient."""
 
     kind = "objective"
     plugin: ClassVar[type[Objective]]
@@ -140,7 +140,7 @@ class ObjectiveConformance(ObjectiveCases):
         return Batch(columns)
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Return what the model gives for it: random numbers [T, …] for every output that the objective names."""
+        """Return random model outputs for a mini-batch: numbers [T, …] for every output that the objective names."""
         rng = np.random.default_rng([seed, 1])
         tokens = len(mini_batch["response_mask"].values)
         return {

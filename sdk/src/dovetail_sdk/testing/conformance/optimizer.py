@@ -19,7 +19,7 @@ _SHAPES = {"matrix": (64, 128), "tall": (96, 32), "embedding": (64, 96), "norm":
 
 
 class OptimizerConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for optimizers: subclass it and set `plugin`."""
 
     kind = "optimizer"
     plugin: ClassVar[type[Optimizer]]
@@ -52,7 +52,7 @@ class OptimizerConformance(PluginConformance):
         parameters: Mapping[str, nn.Parameter],
         steps: Sequence[int],
     ) -> None:
-        """Take steps with gradients that follow from each step's number; at every second one the bias has none."""
+        """Take steps with gradients that depend on the step number alone; at every second step the bias has no gradient."""
         for step in steps:
             generator = torch.Generator().manual_seed(100 + step)
             for name, parameter in parameters.items():
@@ -157,7 +157,7 @@ class OptimizerConformance(PluginConformance):
 
 
 class ScheduleConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for learning-rate schedules: subclass it and set `plugin`."""
 
     kind = "schedule"
     plugin: ClassVar[type[Schedule]]

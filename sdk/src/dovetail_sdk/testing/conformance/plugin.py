@@ -21,14 +21,14 @@ _KIT = __name__.rpartition(".")[0]
 
 
 class PluginConformance:
-    """Base of every suite. A subclass sets `plugin`, and `config` where the default does not do.
+    """Base of every conformance suite. A subclass sets `plugin`, and `config` where the default is not enough.
 
     A subclass may add tests of its own. It can't replace a standard one: one that can't hold for a plugin is named in
     `expected_failures`, still runs, and is reported with its reason.
 
     Raises:
-        PluginError: when a subclass is made that overrides a standard test, or that expects a test to fail which there
-            is not, or without a reason.
+        PluginError: at the definition of a subclass that overrides a standard test, or expects a test to fail that does
+            not exist, or gives no reason.
     """
 
     kind: ClassVar[str]
@@ -68,7 +68,7 @@ class PluginConformance:
         Args:
             plugin: the class under test.
             config: its config, where the default does not do.
-            attributes: what else a class would set, by name.
+            attributes: further class attributes, by name.
         """
         given = {"plugin": plugin, "config": config, **attributes, "__module__": plugin.__module__}
         return cast("type[Self]", type(f"Test{plugin.__name__}", (cls,), given))

@@ -30,7 +30,7 @@ from dovetail_sdk.testing.conformance.random_batches import beside, inner_of
 
 
 class PolicyLossConformance(ObjectiveCases):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for policy losses: subclass it and set `plugin`."""
 
     kind = "policy_loss"
     plugin: ClassVar[type[PolicyLoss]]
@@ -44,7 +44,7 @@ class PolicyLossConformance(ObjectiveCases):
     def mini_batch(
         self, seed: int, lengths: Sequence[int] = (3, 7, 0, 5, 1, 9, 4, 6), spread: float = 0.3
     ) -> Batch:
-        """Return what the loss requires and prepares from, and the current `log_probs`; policies differ by about `spread` nats."""
+        """Return the columns that the loss requires, and the current `log_probs`; policies differ by about `spread` nats."""
         rng = np.random.default_rng(seed)
         config = self.make_config()
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in lengths], dtype=np.bool_)
@@ -95,7 +95,7 @@ class PolicyLossConformance(ObjectiveCases):
         return {name: mini_batch[name].values for name in names}
 
     def inputs(self, mini_batch: Batch, dtype: torch.dtype = torch.float32) -> LossInputs:
-        """Return all samples as `token_losses` sees them: masked tokens hold 0, and `prepare` has made its columns."""
+        """Return all samples as input of `token_losses`: masked tokens hold 0, and `prepare` has added its columns."""
         plugin: PolicyLoss = self.make()
         prepared = plugin.prepare(mini_batch, LocalReduction())
         mask = mini_batch["response_mask"]

@@ -16,7 +16,7 @@ from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 
 class PresetConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite. The plugins that the preset names must be installed."""
+    """Conformance suite for presets: subclass it and set `plugin`. The plugins that the preset names must be installed."""
 
     kind = "preset"
     plugin: ClassVar[type[Preset]]

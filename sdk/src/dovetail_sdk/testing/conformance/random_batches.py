@@ -24,12 +24,12 @@ def random_batch(
     """Make groups × n samples of 0 to 12 tokens, a fifth of which tools wrote.
 
     Args:
-        required: columns that are there beside `group_id`, `scores`, `token_rewards` and `response_mask`.
-        seed: of everything random.
+        required: columns to add to `group_id`, `scores`, `token_rewards` and `response_mask`.
+        seed: the random seed.
         groups: number of prompts.
         n: samples a prompt.
         declared: the plugin's own columns; floats are drawn from a normal distribution, objects are None.
-        component_names: parts of the reward, where `reward_components` is required.
+        component_names: names of the reward's components, where `reward_components` is required.
 
     Raises:
         ColumnError: the plugin redefines a column.
@@ -62,7 +62,7 @@ def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
     """Return the batch with these rewards: as scores, on the last token of the policy, and as components.
 
     Args:
-        batch: with `response_mask`.
+        batch: a batch with `response_mask`.
         scores_N: float32 [N].
     """
     mask = batch["response_mask"]
@@ -139,7 +139,7 @@ def inner_of(column: Column) -> tuple[int, ...]:
 
 
 def beside(flags_T: Any, values: Any) -> Any:
-    """Return flags [T], an array or a tensor, in a shape that goes with values [T, …]."""
+    """Return flags [T], an array or a tensor, in a shape that broadcasts with values [T, …]."""
     return flags_T.reshape(-1, *(1,) * (values.ndim - 1))
 
 

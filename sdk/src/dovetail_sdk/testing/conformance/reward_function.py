@@ -27,7 +27,7 @@ _ODD_TEXTS = (
 
 
 class RewardFunctionConformance(PluginConformance):
-    """Subclass it, set `plugin`, `right` and `wrong`, and pytest runs the suite."""
+    """Conformance suite for reward functions: subclass it and set `plugin`, `right` and `wrong`."""
 
     kind = "reward_function"
     plugin: ClassVar[type[RewardFunction]]
@@ -37,7 +37,7 @@ class RewardFunctionConformance(PluginConformance):
     """Pairs of response and ground truth that deserve less."""
 
     def needs_examples(self) -> None:
-        """Skip the test where the suite names no right or no wrong answer."""
+        """Skip the test where the suite has no example of a right or of a wrong answer."""
         if not (self.right and self.wrong):
             pytest.skip(
                 "it names no examples: set `right` and `wrong` in a suite, in the package's conformance.py"

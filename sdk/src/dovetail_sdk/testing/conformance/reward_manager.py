@@ -59,7 +59,7 @@ PATIENCE = 120.0
 
 
 class RewardManagerConformance(PluginConformance):
-    """Subclass it, set `plugin` and `config`, and pytest runs the suite.
+    """Conformance suite for reward managers: subclass it and set `plugin` and `config`.
 
     The manager is made with the function of `dovetail_sdk.testing.failing_reward`, which fails as a row asks; its
     score of any sound row is 1 where the response is the ground truth, 0 where it isn't. A manager that scores by a
@@ -83,7 +83,7 @@ class RewardManagerConformance(PluginConformance):
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Keep what must be there while the manager lives."""
+        """Yield while the manager needs its surroundings, such as a server."""
         yield
 
     @contextlib.contextmanager
@@ -126,7 +126,7 @@ class RewardManagerConformance(PluginConformance):
         *,
         endless: Collection[str] = (),
     ) -> dict[str, Outcome]:
-        """Return what the Scorer makes of them. Where the manager scores groups, each sample is one.
+        """Return the samples' outcomes as the Scorer computes them. For managers that score groups, each sample is a group.
 
         Those whose names are `endless` have the time limit of the suite, and with them all others where calls are shared.
         """

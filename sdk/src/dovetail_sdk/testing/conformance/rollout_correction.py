@@ -27,7 +27,7 @@ LENGTHS = (3, 0, 7, 5, 1, 12)
 
 
 class RolloutCorrectionConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for rollout corrections: subclass it and set `plugin`."""
 
     kind = "rollout_correction"
     plugin: ClassVar[type[RolloutCorrection]]
@@ -57,7 +57,7 @@ class RolloutCorrectionConformance(PluginConformance):
         return self.make().correct(inputs, reduction or LocalReduction())
 
     def factors(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Tensor:
-        """Return float32 [T]: what each masked-in token's loss is multiplied by; 0 elsewhere."""
+        """Return float32 [T]: the factor of each masked-in token's loss; 0 elsewhere."""
         done = self.correct(inputs, reduction)
         factors_T = inputs.mask_T.float()
         if done.weights_T is not None:

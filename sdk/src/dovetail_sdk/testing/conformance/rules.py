@@ -10,12 +10,13 @@ from dovetail_sdk.testing.findings import findings_of
 
 
 class RulesConformance:
-    """Subclass it, set what follows, and pytest tries every rule on configs that it is to find and to leave alone.
+    """Conformance suite for preflight rules, tried on configs with and without findings: subclass it and set the attributes.
 
     Attributes:
-        distribution: the package, installed.
-        found: by rule, the `key=value` overrides of configs that it finds something in, each with the severity and words of the message.
-        silent: by rule, the overrides of configs that it leaves alone.
+        distribution: the installed package.
+        found: by rule, `key=value` overrides of configs in which the rule finds something, with the severity and words
+            of the message.
+        silent: by rule, overrides of configs in which the rule finds nothing.
         elsewhere: rules of the package that other tests try.
     """
 

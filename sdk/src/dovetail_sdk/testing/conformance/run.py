@@ -14,17 +14,17 @@ from dovetail.interfaces import Run, StepContext
 
 
 class RunConformance:
-    """Subclass it, override `make_run`, and pytest runs the suite."""
+    """Conformance suite for runs: subclass it and override `make_run`."""
 
     def make_run(
         self, steps: int, *, learn_error: Exception | None = None, max_staleness: int = 0
     ) -> Run:
-        """Make a fresh run of so many steps, in which the same seed gives the same samples.
+        """Return a new run of `steps` steps, in which the same seed gives the same samples.
 
         Args:
-            steps: of the whole run; at most 3.
-            learn_error: what a stage raises, once, in the first `learn`, before any weights have moved.
-            max_staleness: of the run's trainer.
+            steps: the steps of the whole run; at most 3.
+            learn_error: an exception that a stage raises, once, in the first `learn`, before any weights have changed.
+            max_staleness: the max staleness of the run's trainer.
         """
         raise NotImplementedError
 
@@ -44,7 +44,7 @@ class RunConformance:
             raise _RaisedError
 
     def take(self, run: Run) -> None:
-        """Publish the weights and take one whole step."""
+        """Publish the weights and run one complete step."""
         run.publish_weights()
         with self.collected(run):
             pass
@@ -115,7 +115,7 @@ class RunConformance:
     def assert_no_trace(
         self, run: Run, ends: Callable[[Run, StepContext], None], error: type[Exception]
     ) -> None:
-        """Assert that a step that ends so after `collect` raises this error, and that the next has its number and samples."""
+        """Assert that a step that `ends` breaks off after `collect` raises this error, and that the next step has its number and samples."""
         run.publish_weights()
         before = run.position
         samples: list[str] = []
@@ -205,7 +205,7 @@ class RunConformance:
         assert run.position.step == 1
 
     def assert_refused(self, run: Run) -> None:
-        """Assert that a step's `collect` is refused."""
+        """Assert that `collect` of a step is refused."""
         with self.abandoned(run) as step, pytest.raises(PluginBrokenError):
             run.collect(step)
 

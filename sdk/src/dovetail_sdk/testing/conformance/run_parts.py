@@ -30,7 +30,7 @@ from dovetail_sdk.testing.scripted_run import ScriptedRun
 
 
 class KlControllerConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for KL controllers: subclass it and set `plugin`."""
 
     kind = "kl_controller"
     plugin: ClassVar[type[KlController]]
@@ -64,7 +64,7 @@ class KlControllerConformance(PluginConformance):
 
 
 class SamplerConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for samplers: subclass it and set `plugin`."""
 
     kind = "sampler"
     plugin: ClassVar[type[Sampler]]
@@ -84,7 +84,7 @@ class SamplerConformance(PluginConformance):
 
 
 class DatasetConformance(PluginConformance):
-    """Subclass it, set `plugin`, override `write`, and pytest runs the suite."""
+    """Conformance suite for dataset sources: subclass it, set `plugin` and override `write`."""
 
     kind = "dataset"
     plugin: ClassVar[type[DatasetSource]]
@@ -137,14 +137,14 @@ class DatasetConformance(PluginConformance):
 
 
 class TrackerConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for trackers: subclass it and set `plugin`."""
 
     kind = "tracker"
     plugin: ClassVar[type[Tracker]]
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Keep what must be there while the tracker lives, such as a server."""
+        """Yield while the tracker needs its surroundings, such as a server."""
         yield
 
     def test_a_whole_run_is_followed(self, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ class TrackerConformance(PluginConformance):
 
 
 class TrainerConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite: the trainer drives a run that trains nothing."""
+    """Conformance suite for trainers: subclass it and set `plugin`. The trainer drives a run without a model."""
 
     kind = "trainer"
     plugin: ClassVar[type[Trainer]]
@@ -264,7 +264,7 @@ class TrainerConformance(PluginConformance):
         assert {2, 4} <= {*self.steps_at("save", save_every=2)}
 
     def steps_at(self, method: str, **settings: Any) -> list[int]:
-        """Return steps that a run of five had learned from at each call of a method, under further settings of the config."""
+        """Return the finished steps at each call of a method, in a run of five steps under further settings."""
         run = self.scripted(total_steps=5)
         trainer: Any = self.plugin(attrs.evolve(self.make_config(), **settings), PluginContext())
         trainer.run(run)

@@ -29,7 +29,7 @@ from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 
 class RuntimeConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite, with workers that need no model."""
+    """Conformance suite for runtimes, with workers that need no model: subclass it and set `plugin`."""
 
     kind = "runtime"
     plugin: ClassVar[type[Runtime]]
@@ -99,7 +99,7 @@ async def _echoed(replica: Any) -> list[int]:
 
 
 class DispatchModeConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite over meshes of several shapes."""
+    """Conformance suite for dispatch modes, over meshes of several shapes: subclass it and set `plugin`."""
 
     kind = "dispatch_mode"
     plugin: ClassVar[type[DispatchMode]]
@@ -111,11 +111,11 @@ class DispatchModeConformance(PluginConformance):
     """Meshes that the mode can serve."""
 
     def arguments(self, mesh: Mesh) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what a call is given on this mesh."""
+        """Return the arguments of a call on this mesh."""
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """Return the calls and the receipt; a mode for other arguments than the suite's is left alone."""
+        """Return the calls and the receipt; skips the test where the mode takes other arguments than the suite's."""
         try:
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:
@@ -124,7 +124,7 @@ class DispatchModeConformance(PluginConformance):
             )
 
     def expected(self, mesh: Mesh, results: Sequence[Any]) -> Any:
-        """Return what the caller gets; by default whatever `collect` makes of the ranks' results must not fail."""
+        """Return the expected result of a call; by default `collect`'s own result, so that only errors fail."""
         return ...
 
     def test_there_is_a_call_or_none_for_every_rank(self) -> None:

@@ -15,7 +15,7 @@ from dovetail_sdk.testing.conformance.random_batches import draw, random_traject
 
 
 class SampleFilterConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for sample filters: subclass it and set `plugin`."""
 
     kind = "sample_filter"
     plugin: ClassVar[type[SampleFilter]]
@@ -23,7 +23,7 @@ class SampleFilterConformance(PluginConformance):
     """Names of the reward components that the samples have."""
 
     def columns(self, seed: int, groups: int = 6, n: int = 4) -> Batch:
-        """Return a random batch of groups × n samples of 1 to 12 tokens, with rewards of 0 and 1, some groups of one sort."""
+        """Return a random batch of groups × n samples of 1 to 12 tokens, with rewards of 0 and 1, and some groups with equal rewards."""
         rng = np.random.default_rng(seed)
         size = groups * n
         right_share_G = np.resize([0.0, 0.5, 1.0], groups)

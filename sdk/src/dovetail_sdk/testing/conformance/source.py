@@ -80,7 +80,7 @@ class OneByOne(Trainer):
 
 
 class SourceConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite."""
+    """Conformance suite for experience sources: subclass it and set `plugin`."""
 
     kind = "source"
     plugin: ClassVar[type[ExperienceSource]]

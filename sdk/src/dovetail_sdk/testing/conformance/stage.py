@@ -38,7 +38,7 @@ ALWAYS = frozenset(
 
 
 class StageConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite: the stage gets random batches, and models that answer at random.
+    """Conformance suite for stages: subclass it and set `plugin`. The stage gets random batches and random model outputs.
 
     The plugins of a default config must be installed.
     """
@@ -57,14 +57,14 @@ class StageConformance(PluginConformance):
         return plan_facts(self.overrides, frozenset(self.required.items()))
 
     def asked(self, what: str) -> Any:
-        """Return what the class method of this name returns."""
+        """Call the class method of this name, and return its result."""
         return getattr(self.plugin, what)(self.make_config(), self.facts())
 
     def named_columns(self) -> frozenset[str]:
         return frozenset().union(*map(self.asked, ("requires", "provides", "rewrites")))
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
-        """Make a random batch with what the stage requires and rewrites, and with all that rollout and reward give.
+        """Return a random batch with the columns that the stage requires and rewrites, and those of rollout and reward.
 
         `advantages` and `returns` are at the level of the config's estimator, [N] or [T].
         """
@@ -80,7 +80,7 @@ class StageConformance(PluginConformance):
         return batch.drop(self.asked("provides"))
 
     def outputs(self, role: str, batch: Batch, names: frozenset[str | OutputSpec]) -> Batch:
-        """Return what a forward pass of a role's model gives: random columns, alike for the same tokens."""
+        """Return random outputs for a forward pass of a role's model; equal tokens get equal outputs."""
         return random_outputs(role, batch, names)
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:
@@ -102,7 +102,7 @@ class StageConformance(PluginConformance):
     def run(
         self, batch: Batch, *, stage: Stage | None = None, number: int = 1
     ) -> tuple[Batch, StepContext]:
-        """Run the stage over a batch whose arrays can't be written to; return its batch, the one given where it skips, and the step."""
+        """Run the stage on a read-only batch; return its batch, or the given one where it skips, and the step."""
         if stage is None:
             stage = self.started()
         given, step = batch.read_only(), self.step(batch, number=number)
@@ -189,7 +189,9 @@ class StageConformance(PluginConformance):
         self.assert_sound(self.columns(0).drop(absent))
 
     def assert_sound(self, batch: Batch) -> None:
-        """Assert that the same samples come back, unless it changes them, and only declared columns differ, as the glossary says, with finite values."""
+        """Assert that the samples are the same unless the stage changes them, and that only declared columns differ, with finite values as
+        the glossary describes them.
+        """
         before = deepcopy(batch)
         done, _ = self.run(batch)
         assert batch.equals(before), "it changed the batch that it was given"
@@ -223,7 +225,7 @@ class StageConformance(PluginConformance):
                 self.assert_close(mine, expected[name][row])
 
     def assert_close(self, got: Any, expected: Any) -> None:
-        """Assert equality; of floats within the tolerance."""
+        """Assert equality, for floats within the tolerance."""
         if isinstance(got, np.ndarray | np.floating):
             np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)
         else:
@@ -248,7 +250,9 @@ class StageConformance(PluginConformance):
         done, step = self.run(batch, stage=stage)
         stage.step_counted(done, step)
         for name, value in step.metrics.items():
-            assert re.fullmatch(r"[a-z0-9_]+/\S+", name), f"{name!r} is no name such as part/name"
+            assert re.fullmatch(r"[a-z0-9_]+/\S+", name), (
+                f"{name!r} is not a name such as part/name"
+            )
             assert isinstance(value, float | int), f"{name} is a {type(value).__name__}"
             assert math.isfinite(value), f"{name} is {value}"
 

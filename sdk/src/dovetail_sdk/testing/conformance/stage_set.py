@@ -21,7 +21,7 @@ from dovetail_sdk.testing.temporary import temporary_plugins
 
 
 class StageSetConformance(PluginConformance):
-    """Subclass it, set `plugin`, and pytest runs the suite. The stages that the set names must be installed, or be in `plugins`."""
+    """Conformance suite for stage sets: subclass it and set `plugin`. The stages that the set names must be installed, or be in `plugins`."""
 
     kind = "stage_set"
     plugin: ClassVar[type[StageSet]]

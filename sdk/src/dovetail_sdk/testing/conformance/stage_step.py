@@ -58,11 +58,11 @@ def step_batch(
     by_token: bool,
     declared: Sequence[Column] = (),
 ) -> Batch:
-    """Make groups × n samples of 0 to 12 tokens, as a stage gets them.
+    """Return a random batch of groups × n samples of 0 to 12 tokens, as input of a stage.
 
     Args:
-        names: columns that are there, beside `group_id`, `response_mask`, `scores` and `token_rewards`.
-        seed: of everything random.
+        names: columns to add to `group_id`, `response_mask`, `scores` and `token_rewards`.
+        seed: the random seed.
         groups: number of prompts.
         n: samples a prompt.
         by_token: whether `advantages` and `returns` are [T] rather than [N].
@@ -117,16 +117,17 @@ def not_finite(batch: Batch) -> list[str]:
 
 
 def random_outputs(role: str, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
-    """Return random columns that depend on role, output and tokens alone; masked tokens hold 0. Words of a token are 0 to K − 1.
+    """Return random columns that depend on role, output and tokens alone; masked tokens hold 0. Token ids of outputs with K per token are 0
+    to K − 1.
 
     Args:
-        role: whose model it is.
+        role: the role of the model.
         batch: with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
-        outputs: some of `OUTPUTS`; a spec where one has a size to choose.
+        outputs: names of `OUTPUTS`; a spec for an output whose size is chosen.
 
     Raises:
         ColumnError: a column is missing.
-        ConfigError: no model gives such an output.
+        ConfigError: no model gives this output.
     """
     needed = ("prompt_ids", "response_ids", "response_mask", "temperature")
     batch.require(needed, f"a forward pass of {role}")
@@ -206,7 +207,7 @@ class RandomModel:
 
 
 class Roles(dict[str, Any]):
-    """Worker groups by role; a role that is not there raises.
+    """Worker groups by role; an unknown role raises.
 
     Attributes:
         refused: roles that were asked for and are not there.
@@ -226,7 +227,7 @@ class Roles(dict[str, Any]):
 
 
 class ControllerPlugins(dict[str, Any]):
-    """Plugins of the facts by key path; each is made and started when a stage first asks for it."""
+    """Plugins by key path; each is constructed and started on first access."""
 
     def __init__(self, facts: PlanFacts) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ _ODD_VALUES: tuple[Any, ...] = (
 
 
 class ToolConformance(PluginConformance):
-    """Subclass it, set `plugin` and `calls`, and pytest runs the suite."""
+    """Conformance suite for tools: subclass it and set `plugin` and `calls`."""
 
     kind = "tool"
     plugin: ClassVar[type[Tool]]
@@ -59,7 +59,7 @@ class ToolConformance(PluginConformance):
             tool.close()
 
     def called(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return what one call gives in an episode of its own."""
+        """Return the result of one call, in an episode of its own."""
 
         async def work(tools: ToolSet) -> ToolResult:
             async with tools.open(self.episode) as opened:
@@ -152,7 +152,7 @@ _ODD_TEXTS = ("", " ", "\n\n", "\x00", "∑ 字 🦊", "{", "}" * 50, "[" * 200,
 
 
 class ToolParserConformance(PluginConformance):
-    """Subclass it, set `plugin` and `examples`, and pytest runs the suite."""
+    """Conformance suite for tool parsers: subclass it and set `plugin` and `examples`."""
 
     kind = "tool_parser"
     plugin: ClassVar[type[ToolParser]]
@@ -162,7 +162,7 @@ class ToolParserConformance(PluginConformance):
     """A turn with calls, and what it says."""
 
     def parse(self, text: str) -> ParsedTurn:
-        """Take one turn apart."""
+        """Parse one turn."""
         return self.make().parse(text, self.tools)
 
     def test_examples_are_read_as_they_should(self) -> None:

@@ -87,15 +87,15 @@ class ReasoningGymRecipe(DataRecipe):
 
 
 def scored(task: str, answer: str, entry: str) -> float:
-    """Return the score of an answer by the task's own scorer, from 0 to 1.
+    """Return the score of an answer from the task's own scorer, from 0 to 1.
 
     Args:
         task: its name in Reasoning Gym.
-        answer: as text.
+        answer: the answer's text.
         entry: the row that the task made, as Python writes it; only literals are read.
 
     Raises:
-        DataError: the entry is none.
+        DataError: the entry is not one of the task's.
     """
     try:
         row = ast.literal_eval(entry)
@@ -111,7 +111,7 @@ def reasoning_gym() -> Any:
     """Return the package.
 
     Raises:
-        PluginNeedsError: it is not installed.
+        PluginNeedsError: the package is not installed.
     """
     try:
         import reasoning_gym as package

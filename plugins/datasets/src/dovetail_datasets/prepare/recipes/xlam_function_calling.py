@@ -22,7 +22,7 @@ _TYPES = {
 class XlamFunctionCallingRecipe(DataRecipe):
     """xLAM function calling: 60,000 questions with tools and the calls that answer them, as conversations (arXiv 2406.18518).
 
-    Its files are given to those who accept its terms on the hub. A share of the questions is held out.
+    Downloading requires accepting its terms on the hub. A share of the questions is held out.
     """
 
     name = "xlam_function_calling"

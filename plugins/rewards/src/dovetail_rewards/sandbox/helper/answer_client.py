@@ -25,7 +25,7 @@ class TestsError(Exception):
 
 
 class AnswerLostError(BaseException):
-    """The response's process has ended, or sent what is no reply."""
+    """The response's process has ended, or sent an invalid reply."""
 
 
 def refusal(error: BaseException) -> dict[str, str]:
@@ -41,10 +41,10 @@ def refusal(error: BaseException) -> dict[str, str]:
 
 
 class AnswerClient:
-    """Asks the response's process.
+    """Sends requests to the process with the response's code.
 
     Args:
-        channel: to it.
+        channel: the socket to the process.
     """
 
     def __init__(self, channel: MessageSocket) -> None:
@@ -65,13 +65,13 @@ class AnswerClient:
         """What the tests can't do here: there is no score, whatever they caught."""
 
     def ask(self, what: str, /, *args: object, **named: object) -> Any:
-        """Return what the response's process makes of objects of its own and of plain data.
+        """Return the result of an operation in the response's process, on objects of its own and plain data.
 
         Raises:
-            TestsError: an argument is no plain data, or too long.
+            TestsError: an argument is not plain data, or too long.
             NotPlainError: the response's values have a cycle, are nested too deeply or are too long.
-            AnswerLostError: there is no reply.
-            BaseException: what was raised there: of the same type by name, with the same arguments.
+            AnswerLostError: no reply arrived.
+            BaseException: an exception that was raised there, of the same type by name, with the same arguments.
         """
         if what != "change":
             self._write_back()
@@ -169,7 +169,7 @@ class AnswerClient:
 
         Raises:
             TestsError: the request is too long.
-            AnswerLostError: there is no reply.
+            AnswerLostError: no reply arrived.
         """
         if self.lost:
             raise AnswerLostError

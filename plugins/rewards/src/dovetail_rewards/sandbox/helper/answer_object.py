@@ -12,13 +12,14 @@ FIX = "set tests=in_process"
 
 
 class NotPlainError(TypeError):
-    """The tests do with a value of the response what only its own process could do."""
+    """The tests use a value of the response in a way that only its own process could."""
 
 
 class AnswerObject:
-    """Stands for an object of the response's process that is no plain data: a function, an instance, an iterator.
+    """Proxy of an object in the response's process that is not plain data: a function, an instance, an iterator.
 
-    What is asked of it is done there, and gives plain data or another one. It compares with nothing, and has no type here.
+    Calls, attributes and items are evaluated in that process, and return plain data or another proxy. Comparisons and hashing are
+    refused.
     """
 
     __slots__ = ("_client", "_key")
@@ -95,7 +96,7 @@ def _refuse(one: AnswerObject, what: str) -> NoReturn:
     kind = object.__getattribute__(one, "_key")[1]
     client: AnswerClient = object.__getattribute__(one, "_client")
     client.refuse(
-        f"the response gave a value of type {kind}, which is no plain data: the tests' process can't evaluate "
+        f"the response gave a value of type {kind}, which is not plain data: the tests' process can't evaluate "
         f"{what} of it; {FIX} if the response may decide it"
     )
 
@@ -105,7 +106,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 class TypeOfCopy(type):
-    """The tests' `type`: of an object of the response's process there is none here."""
+    """The tests' `type`, which refuses proxies: their types exist only in the response's process."""
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """Return the type of the one argument, or a new class."""

@@ -23,14 +23,14 @@ _SPARE = 4
 
 
 def own_processes(setup: SandboxSetup) -> bool:
-    """Return whether programs live in a process namespace of their own."""
+    """Return whether programs run in a process namespace of their own."""
     return setup["level"] in ("namespaces", "bubblewrap")
 
 
 def private_users() -> int | None:
-    """Return the first of the user ids that runs get, one a slot, where the helper is root; None elsewhere.
+    """Return the first of the user ids for runs, one a slot, where the helper is root; None elsewhere.
 
-    Far above people's ids where the system maps them all; the highest mapped ones in a container with few.
+    These ids are far above those of people. A container that maps only a few ids has its highest ones used.
     """
     if os.geteuid() != 0:
         return None
@@ -44,7 +44,7 @@ def private_users() -> int | None:
 
 
 def open_to_all(paths: list[str]) -> bool:
-    """Return whether a user without any rights of its own can reach and read all of these paths."""
+    """Return whether an unprivileged user can reach and read all of these paths."""
     for path in paths:
         modes = [os.stat(path).st_mode & 0o5]
         parent = os.path.dirname(path)
@@ -59,7 +59,7 @@ def open_to_all(paths: list[str]) -> bool:
 def confine(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> None:
-    """Confine this process for good. The working directory is the only one that it may write to.
+    """Confine this process irrevocably. Only the working directory is writable.
 
     Raises:
         OSError: the kernel refuses a step; the program must not be run.

@@ -1,6 +1,6 @@
 """Assert tests in two processes: the response's evaluates calls, the tests' compares; only plain data passes between them.
 
-The programs of the two are a call of `run_answer` and one of `run_tests`. A value that is no plain data stays in the
+The programs of the two are a call of `run_answer` and one of `run_tests`. A value that is not plain data stays in the
 response's process; the tests hold an `AnswerObject` in its place, which compares with nothing, so that no `__eq__` of the
 response decides a test.
 """
@@ -26,7 +26,7 @@ _MODULE = "solution"
 
 
 def limit(seconds: float, clock_factor: float) -> None:
-    """Let the kernel end this process after so many seconds of CPU, or a multiple of them on the clock."""
+    """Let the kernel end this process after `seconds` of CPU time, or a multiple of them in wall-clock time."""
     for name in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(name, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -37,10 +37,10 @@ def limit(seconds: float, clock_factor: float) -> None:
 
 
 class AnswerServer:
-    """Does what the tests ask with the objects of the response's module.
+    """Carries out the tests' operations on objects of the response's module.
 
     Args:
-        module: the response's.
+        module: the response's module.
         task: `seconds` and `clock` of a test.
     """
 
@@ -149,7 +149,7 @@ def _lineage(kind: type) -> list[Any]:
 
 
 def run_answer(task: Mapping[str, Any]) -> NoReturn:
-    """Run `prelude` and `source` of the task, and then do what the tests ask until they end."""
+    """Run `prelude` and `source` of the task, and then serve the tests' requests until they end."""
     channel = MessageSocket()
     os.dup2(2, 1)
     module = _module()

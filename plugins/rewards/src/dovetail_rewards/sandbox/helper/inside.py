@@ -32,7 +32,7 @@ def place(descriptors: list[int]) -> None:
 def first_process(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> NoReturn:
-    """Start the program and wait for it; every process that it leaves behind ends with this one or with its supervisor."""
+    """Start the program and wait for it; processes that it leaves behind end with this one or with its supervisor."""
     try:
         pid = os.fork()
     except OSError as error:
@@ -64,7 +64,7 @@ def _become(
 
 
 def fault(error: BaseException) -> NoReturn:
-    """Report what kept the program from starting, and leave."""
+    """Report why the program could not start, and exit."""
     os.write(REPORT, FAULT + f"{type(error).__name__}: {error}"[:2000].encode())
     os._exit(1)
 

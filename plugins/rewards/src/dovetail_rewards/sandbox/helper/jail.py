@@ -38,7 +38,7 @@ def readable(extra: list[str]) -> list[str]:
 
 
 def links(paths: list[str], folders: list[str]) -> dict[str, str]:
-    """Return links into the box, by place; none where a readable path lies below."""
+    """Return the links inside the jail, by place; none where a readable path lies below."""
     return {
         link: target
         for link, target in {**_LINKS, **{each: f"{WORK}{each}" for each in folders}}.items()
@@ -47,7 +47,7 @@ def links(paths: list[str], folders: list[str]) -> dict[str, str]:
 
 
 def build(paths: list[str], folders: list[str]) -> None:
-    """Move this process into a root of its own, in its own mount namespace; all but the box is read-only.
+    """Move this process into a file system root and mount namespace of its own, in which only the box is writable.
 
     Raises:
         OSError: the kernel refuses one of the mounts.
@@ -75,7 +75,7 @@ def build(paths: list[str], folders: list[str]) -> None:
 
 
 def fill_box(size: int, user: int, group: int) -> None:
-    """Mount a fresh box of `size` bytes that belongs to a user; it goes with the mount namespace."""
+    """Mount an empty file system of `size` bytes, owned by a user, for the program's files; it ends with the mount namespace."""
     data = f"mode=0755,size={size},nr_inodes={MOST_FILES}"
     sc.mount("tmpfs", BOX, "tmpfs", sc.NO_SUID | sc.NO_DEV, data)
     for name in FOLDERS:

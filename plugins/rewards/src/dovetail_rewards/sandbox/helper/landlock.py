@@ -26,7 +26,7 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the kernel's Landlock version; 0 where there is none."""
+    """Return the kernel's Landlock version; 0 where it has none."""
     try:
         return syscall("landlock", _CREATE, None, 0, 1)
     except OSError:
@@ -34,7 +34,7 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave this process, and all that it starts, these paths and what is below them; no TCP, no signals outwards.
+    """Restrict this process and its children to these paths and everything below them; no TCP, no signals to other processes.
 
     A path that is not there is left out: a link to nowhere grants nothing.
     """

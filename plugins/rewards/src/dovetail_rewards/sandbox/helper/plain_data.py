@@ -58,8 +58,8 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
 
     Args:
         value: any object.
-        keep: returns what stands for a value that is no plain data, or raises.
-        exact: subclasses of the plain types are no plain data; otherwise they become what they derive from.
+        keep: returns a placeholder for a value that is not plain data, or raises.
+        exact: whether subclasses of the plain types are refused; otherwise they become their base type.
     """
     kind: Any = type(value)
     if kind in _ATOMS:
@@ -101,7 +101,7 @@ def _encoded_array(value: Any) -> list[Any]:
 
 
 def decode(data: Any, kept: Callable[..., object]) -> Any:
-    """Return the value that `encode` made this of; `kept` gives the object that a reference or an import stands for."""
+    """Return the value that `encode` encoded; `kept` returns the object behind a reference or an import."""
     if not isinstance(data, list):
         return data
     name, *parts = data
@@ -119,7 +119,7 @@ def decode(data: Any, kept: Callable[..., object]) -> Any:
 
 
 def change(ours: Any, theirs: Any) -> None:
-    """Change a mutable value as the other process changed its copy of it; any other stays as it is."""
+    """Apply the other process's changes of a copied mutable value to the original; other values are unchanged."""
     if isinstance(ours, (list, bytearray)):
         ours[:] = theirs
     elif isinstance(ours, (dict, set, collections.deque)):
@@ -144,7 +144,7 @@ class MessageSocket:
         """Send a message.
 
         Raises:
-            ValueError: it has more than `MAX_MESSAGE_BYTES`.
+            ValueError: the message has more than `MAX_MESSAGE_BYTES`.
             OSError: the other process has ended.
         """
         data = memoryview(json.dumps(message).encode() + b"\n")
@@ -154,15 +154,15 @@ class MessageSocket:
             data = data[os.write(self._fd, data) :]
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None where there is none.
+        """Return the next message; None at the end of the stream.
 
         Raises:
-            ValueError: it is no message.
+            ValueError: the bytes are not a message.
         """
         line = self._file.readline(MAX_MESSAGE_BYTES + 1)
         if not line:
             return None
         message = json.loads(line) if line.endswith(b"\n") else None
         if not isinstance(message, dict):
-            raise ValueError("it is no message")  # noqa: TRY004 - as JSON that is none
+            raise ValueError("it is not a message")  # noqa: TRY004 - as JSON that is none
         return message

@@ -41,7 +41,7 @@ def write_files(payload: Payload) -> None:
 
 
 def run(payload: Payload, packages: list[str]) -> NoReturn:
-    """Run it; never returns."""
+    """Run the program in this process; never returns."""
     work = os.getcwd()
     os.environ.update(HOME=work, TMPDIR=work)
     if "argv" in payload:

@@ -176,7 +176,7 @@ def build(*, only_itself: int | None, may_fork: bool, shared_files: bool) -> lis
 
 
 def install(*, only_itself: int | None, may_fork: bool, shared_files: bool) -> None:
-    """Put this process, and all that it starts, under the filter for good."""
+    """Install the seccomp filter for this process and its children, irrevocably."""
     program = build(only_itself=only_itself, may_fork=may_fork, shared_files=shared_files)
     filters = (_Filter * len(program))(*(_Filter(*step) for step in program))
     prctl(SET_NO_NEW_PRIVS, 1)

@@ -28,7 +28,7 @@ _MOST_BYTES, _DESCRIPTORS = 1 << 14, 5
 
 
 def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
-    """Bring this process into the state from which every run starts; what programs may read.
+    """Bring this process into the initial state of every run, and return the paths that programs may read.
 
     Raises:
         OSError: the level is not to be had here.

@@ -21,10 +21,10 @@ class Supervisor:
 
     Args:
         setup: the helper's.
-        request: the run's.
+        request: the run's request.
         descriptors: status socket, stdin, stdout, stderr, payload.
         procfs: a descriptor of /proc.
-        readable: what programs may read.
+        readable: the paths that programs may read.
         user: the private user of this run; None where the helper is not root.
     """
 

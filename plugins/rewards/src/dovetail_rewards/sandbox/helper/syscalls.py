@@ -66,7 +66,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 
 def unmount(target: str) -> None:
-    """Unmount (umount2(2)) lazily: what is under it is detached as a whole."""
+    """Unmount (umount2(2)) lazily, with everything mounted below."""
     checked(_libc.umount2(target.encode(), DETACH), f"unmount of {target}")
 
 

@@ -28,13 +28,13 @@ MOST_FILES = 10_000
 
 
 class Watch:
-    """The run's figures, and whether one is past its limit.
+    """Measures a run, and compares it with its limits.
 
     Args:
         request: the limits.
         procfs: a descriptor of /proc as the supervisor's process namespace sees it.
-        disk: the directory whose size is watched; None where the kernel bounds it.
-        box: where the programs' own root has a file system in memory, whose files are counted; None where the kernel does.
+        disk: the directory whose size is limited; None where the kernel limits it.
+        box: the file system in memory whose files are counted; None where the kernel counts them.
     """
 
     def __init__(self, request: Request, procfs: int, *, disk: str | None, box: str | None) -> None:
@@ -53,7 +53,7 @@ class Watch:
         return time.monotonic() - self._began
 
     def reason(self) -> str | None:
-        """Return which limit is passed now, or None."""
+        """Return the limit that is exceeded now, or None."""
         if self.wall_s > _STARVED * self._request["wall_s"]:
             return "starved"
         cpu, memory, files = cpu_of_children(), 0, 0
@@ -186,7 +186,7 @@ def end_all(procfs: int) -> None:
 
 
 def make_directory(base: str) -> tuple[str, int]:
-    """Make a throw-away directory below another; its path, and a descriptor of it that holds its lock.
+    """Create a temporary directory below another, and return its path and a descriptor that holds its lock.
 
     The kernel drops the lock with this process and its children, however they end: `remove_stale` then takes the directory.
     """
@@ -201,7 +201,7 @@ def make_directory(base: str) -> tuple[str, int]:
 
 
 def remove_stale(base: str, procfs: int) -> None:
-    """Remove the throw-away directories whose supervisors were killed, as far as this user may."""
+    """Remove the temporary directories of killed supervisors, as far as this user may."""
     for name in os.listdir(base):
         if re.fullmatch(f"{_PREFIX}[a-z0-9_]{{8}}", name):  # as mkdtemp names them
             with contextlib.suppress(OSError):

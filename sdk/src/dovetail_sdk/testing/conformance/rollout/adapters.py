@@ -26,7 +26,7 @@ EVERY_LAYER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 class AdapterCases(RolloutSuite):
-    """Needs the capability `lora`, and a config that makes room for adapters where the engine wants to know before."""
+    """Tests of the capability `lora`. The config must reserve room for adapters where the engine needs it at its start."""
 
     adapter_rank: ClassVar[int] = 4
     """Of the adapters that are sent."""
@@ -169,7 +169,7 @@ class AdapterCases(RolloutSuite):
         return adapter.manifest.version
 
     def assert_serves(self, engine: BaseRollout, model: PlainModel, version: int) -> None:
-        """Assert that what the engine generates and scores is this model's, all of it under this version."""
+        """Assert that the engine generates and scores with this model's weights, all under this version."""
         completion = self.greedy(engine, LONG)
         self.assert_greedy(completion, LONG, model)
         assert set(completion.weight_versions.tolist()) == {version}

@@ -24,7 +24,7 @@ async def collected(engine: BaseRollout, request: RolloutRequest) -> list[Comple
 
 
 async def begun(engine: BaseRollout, request: RolloutRequest, tokens: int = 4) -> None:
-    """Wait until a request that was just submitted has about so many tokens: a short one beside it has them."""
+    """Wait until a request that was just submitted has generated about `tokens` tokens."""
     short = attrs.evolve(
         request,
         request_id=f"{request.request_id}.beside",
@@ -38,8 +38,8 @@ def order_of_waiting(engine: BaseRollout, request: RolloutRequest) -> list[int]:
     """Return the priorities of four requests that wait behind eight others, in the order in which they end.
 
     Args:
-        engine: started; it runs eight samples at once.
-        request: of one sample.
+        engine: a started engine, which runs eight samples at once.
+        request: the request of one sample.
     """
     ended: list[int] = []
 
@@ -86,7 +86,7 @@ async def interrupted(
 
 
 def versions_of(completion: Completion) -> dict[int, int]:
-    """Return how many tokens each version of the weights produced, in the order in which they came."""
+    """Return the number of tokens of each weight version, in the order of first use."""
     counts: dict[int, int] = {}
     for version in completion.weight_versions.tolist():
         counts[version] = counts.get(version, 0) + 1

@@ -21,7 +21,7 @@ from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, Rollou
 
 
 class InterruptionCases(RolloutSuite):
-    """Abort, pause, resume, and samples that go on under newer weights."""
+    """Tests of abort, pause, resume, and samples that continue under newer weights."""
 
     def test_an_aborted_request_yields_its_samples_as_far_as_they_came(
         self, engine: BaseRollout

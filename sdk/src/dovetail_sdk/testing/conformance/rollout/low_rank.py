@@ -19,7 +19,7 @@ _BEFORE = "base_model.model."
 
 @attrs.frozen
 class PlainAdapter:
-    """An adapter as it travels.
+    """An adapter in the layout of weight updates.
 
     Legend: r rank; an adapted layer's weight is [out, in].
     """
@@ -45,14 +45,14 @@ class PlainAdapter:
         """Return an adapter drawn at random.
 
         Args:
-            base: the model that it fits.
-            version: of the update.
-            modules: last parts of the names of the layers that it adapts, such as `q_proj`.
+            base: the base model.
+            version: the version of the update.
+            modules: last parts of the names of the adapted layers, such as `q_proj`.
             rank: r.
             alpha: the numerator of the scale s.
             rank_stabilised: s = alpha / √r instead of alpha / r (arXiv 2312.03732).
             strength: standard deviation of B's entries; A's have 1.
-            seed: of the draw; the version where it is None.
+            seed: the random seed; by default the version.
         """
         generator = torch.Generator().manual_seed(version if seed is None else seed)
         tensors: dict[str, Tensor] = {}

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 
 class PlainModel:
-    """A causal language model and what it finds likely, without a cache and without a batch."""
+    """A causal language model with its log-probabilities, computed without a cache or a batch."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
@@ -27,7 +27,7 @@ class PlainModel:
         return cls(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
 
     def changed(self) -> PlainModel:
-        """Return one whose every weight is another: 1.5 w + 0.01."""
+        """Return a model in which every weight w is 1.5 w + 0.01."""
         model = copy.deepcopy(self._model)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -35,7 +35,7 @@ class PlainModel:
         return PlainModel(model)
 
     def plus(self, added: Mapping[str, torch.Tensor]) -> PlainModel:
-        """Return one whose weights of these names have these tensors, of the same shapes, added to them."""
+        """Return a model with these tensors added to the weights of the same names and shapes."""
         model = copy.deepcopy(self._model)
         with torch.no_grad():
             for name, tensor in added.items():
@@ -81,15 +81,16 @@ class PlainModel:
         response_ids_T: np.ndarray,
         versions_T: np.ndarray,
     ) -> np.ndarray:
-        """Return float32 [T], nats: of a response whose keys and values stay as each version made them, where another one took over.
+        """Return float32 [T], nats: log-probabilities of a response during which weights changed, with each token's keys and values as the
+        version of that token computed them.
 
-        A token is what its version's weights make of the keys and values before it, and of the token before it, whose own they compute.
+        The weights of a token's version process the token before it, on top of the keys and values computed so far.
 
         Args:
-            models: by version.
+            models: the models by version.
             prompt_ids_P: the prompt, under the first token's version.
             response_ids_T: int64.
-            versions_T: int64, ascending: of each token.
+            versions_T: int64, ascending: the version of each token.
         """
         whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
         cache, begin, logits = DynamicCache(), 0, []
@@ -107,7 +108,7 @@ class PlainModel:
     def behind_T(
         self, prompt_ids_P: Sequence[int] | np.ndarray, response_ids_T: np.ndarray
     ) -> np.ndarray:
-        """Return float32 [T], nats: by how much each token of a response is less likely than the most likely one in its place."""
+        """Return float32 [T], nats: the log-probability of the most likely token minus that of the response's token, at each position."""
         whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
         with torch.no_grad():
             logits_LV = self._model(whole_1L, use_cache=False).logits[0]

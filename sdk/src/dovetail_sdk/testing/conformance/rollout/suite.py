@@ -81,7 +81,7 @@ class RolloutSuite(PluginConformance):
     # -- what an engine may override -----------------------------------------------------------
 
     def transport(self, run_directory: Path) -> WeightTransport:
-        """Return the weight transport of one engine; its ends meet in `run_directory`, which no other engine has."""
+        """Return the weight transport of one engine; its ends meet in `run_directory`, which no other engine uses."""
         config = self.weight_transport
         ref = PluginRef(kind="weight_transport", name=str(config.name), config=config)
         transport = make_plugin(ref, PluginContext(run_directory=run_directory))
@@ -117,7 +117,7 @@ class RolloutSuite(PluginConformance):
         """Send an update, in the manifest's shapes, while the engine receives, as a run with several processes does.
 
         Raises:
-            WeightSyncError: it did not arrive whole; the engine's own error where it has one.
+            WeightSyncError: the update did not arrive completely; the engine's own error where it raised one.
         """
         send_weights(engine, self.sender(engine), manifest, tensors)
 
@@ -138,7 +138,7 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def changed(cls, plain: PlainModel) -> PlainModel:
-        """Return the reference with other weights, which say other things."""
+        """Return the reference model with other weights, which give other responses."""
         changed = plain.changed()
         for prompt in PROMPTS:
             assert changed.greedy(prompt, 8).tolist() != plain.greedy(prompt, 8).tolist()
@@ -147,7 +147,7 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
-        """Yield one started engine for all cases that leave it as it is."""
+        """Yield one started engine, shared by all tests that do not change it."""
         suite = cls()
         engine = suite.start(model_directory)
         yield engine
@@ -192,7 +192,7 @@ class RolloutSuite(PluginConformance):
         return manifest.version
 
     def torn_update(self, engine: BaseRollout, model: PlainModel, fault: str) -> None:
-        """Send an update that must not be taken.
+        """Send an update that the engine must refuse.
 
         Args:
             engine: started.
@@ -200,7 +200,7 @@ class RolloutSuite(PluginConformance):
             fault: it `breaks off` in the middle; or its manifest `lacks a tensor` of the model, or `names another`.
 
         Raises:
-            WeightSyncError: as the engine told of it.
+            WeightSyncError: the engine's error.
         """
         tensors = model.weights(self.weights_device)
         last = next(reversed(tensors))
@@ -214,7 +214,7 @@ class RolloutSuite(PluginConformance):
         self.send(engine, manifest, list(tensors.items())[:count])
 
     def request(self, prompt: int, n: int = 4, **sampling: Any) -> RolloutRequest:
-        """Return N samples of prompt number `prompt`, 8 tokens each where nothing else is said."""
+        """Return a request for N samples of prompt number `prompt`, 8 tokens each by default."""
         settings = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
         return RolloutRequest(
             request_id=f"prompt{prompt}",
@@ -241,7 +241,7 @@ class RolloutSuite(PluginConformance):
         return self.generate(engine, request)[request.request_id][0]
 
     def assert_greedy(self, completion: Completion, prompt: int, model: PlainModel) -> None:
-        """Assert that the completion is this model's greedy response."""
+        """Assert that the completion is the model's greedy response."""
         ids_T = completion.response_ids
         if self.dtype == "float32":
             np.testing.assert_array_equal(ids_T, model.greedy(PROMPTS[prompt], len(ids_T)))
@@ -251,7 +251,7 @@ class RolloutSuite(PluginConformance):
     def assert_likely(
         self, completion: Completion, prompt: int, model: PlainModel, temperature: float = 1.0
     ) -> None:
-        """Assert that the completion's log-probabilities are this model's."""
+        """Assert that the completion's log-probabilities are the model's."""
         assert completion.log_probs is not None
         assert completion.log_probs.dtype == np.float32
         expected_T = model.log_probs(PROMPTS[prompt], completion.response_ids, temperature)

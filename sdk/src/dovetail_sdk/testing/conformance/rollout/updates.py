@@ -15,7 +15,7 @@ from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, Rollou
 
 
 class UpdateCases(RolloutSuite):
-    """Updates, whole and torn."""
+    """Tests of complete and partial updates."""
 
     @pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
     def test_new_weights_arrive_and_are_versioned(
@@ -54,7 +54,7 @@ class UpdateCases(RolloutSuite):
         self.assert_greedy_is(self.greedy(fresh, 1), 1, changed, version)
 
     def assert_everything_is_refused(self, engine: BaseRollout) -> None:
-        """Assert that no request is answered."""
+        """Assert that the engine refuses every request."""
         for prompt in range(len(PROMPTS)):
             with pytest.raises(DovetailError):
                 self.generate(engine, self.request(prompt, n=1))
@@ -65,7 +65,7 @@ class UpdateCases(RolloutSuite):
     def assert_greedy_is(
         self, completion: Completion, prompt: int, model: PlainModel, version: int
     ) -> None:
-        """Assert that the response is the model's greedy one, all of it under this version."""
+        """Assert that the response is the model's greedy one, with every token under this version."""
         count = len(completion.response_ids)
         self.assert_greedy(completion, prompt, model)
         assert versions_of(completion) == {version: count}

@@ -47,7 +47,7 @@ class EndsOfATransport(PluginConformance):
         return tmp_path
 
     def make(self, *, timeout: float = PATIENCE, **context: Any) -> Any:
-        """Return a transport of the test's run, whose ends wait so many seconds for each other."""
+        """Return a transport of the test's run, whose ends wait for each other for `timeout` seconds."""
         fields = {"run_directory": self._run_directory, "device": self.device, **context}
         return self.plugin(self._waiting(timeout), PluginContext(**fields))
 
@@ -57,7 +57,7 @@ class EndsOfATransport(PluginConformance):
     def ends(
         self, receivers: int = 1, *, timeout: float = PATIENCE
     ) -> Iterator[tuple[WeightSender, list[WeightReceiver]]]:
-        """Yield a sender and receivers in this process, which wait so many seconds for each other."""
+        """Yield a sender and receivers in this process, which wait for each other for `timeout` seconds."""
         transport = self.make(timeout=timeout)
         with ExitStack() as closing:
             made = []
@@ -77,14 +77,14 @@ class EndsOfATransport(PluginConformance):
         *,
         at_once: bool = True,
     ) -> tuple[WeightSyncError | None, list[Outcome]]:
-        """Send one update, and return the sender's error, and what each receiver got or its error.
+        """Send one update, and return the sender's error, and each receiver's tensors or error.
 
         Args:
-            sender: as `ends` gives it.
-            receivers: theirs, all of which take part.
-            manifest: of the tensors.
-            tensors: what is sent, in the manifest's shapes.
-            at_once: the receivers begin while it is sent; else afterwards, when there is nothing left to wait for.
+            sender: a sender of `ends`.
+            receivers: the receivers of `ends`, all of which take part.
+            manifest: the manifest of the tensors.
+            tensors: the tensors, in the manifest's shapes.
+            at_once: whether the receivers start during the sending; else afterwards.
         """
         manifest = self.prepared(sender, manifest, len(receivers))
         with ThreadPoolExecutor(len(receivers)) as threads:
@@ -107,12 +107,12 @@ class EndsOfATransport(PluginConformance):
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors, in their shapes, as a trainer gathers them: each made just before it is asked for, and gone after it."""
+        """Yield tensors, in their shapes, as a trainer gathers them: each created on request, and dropped after it."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 
     def place(self) -> TransportPlace:
-        """Return what ends in processes of their own need."""
+        """Return the arguments that ends in processes of their own need."""
         return TransportPlace(
             plugin=self.plugin,
             config=self._waiting(PATIENCE),
@@ -122,7 +122,7 @@ class EndsOfATransport(PluginConformance):
 
     @property
     def meets(self) -> bool:
-        """Whether both ends of an update must be there at once: then each learns what became of the other."""
+        """Whether both ends of an update must be there at the same time: then each learns of the other's failure."""
         return "ends_meet" in self.plugin.capabilities
 
     def needs_processes(self) -> None:
@@ -136,7 +136,7 @@ class EndsOfATransport(PluginConformance):
 
 
 def outcome_of(receiver: WeightReceiver, manifest: WeightManifest) -> Outcome:
-    """Return what a receiver got of an update, or its error."""
+    """Return the tensors that a receiver got, or its error."""
     try:
         return contents(receiver.receive(manifest))
     except WeightSyncError as error:

@@ -25,7 +25,7 @@ from dovetail_sdk.testing.transport_ends import case_tensors, contents, manifest
 
 
 class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
-    """Subclass it, set `plugin` and, where the default does not do, `config`, and pytest runs the suite.
+    """Conformance suite for weight transports: subclass it and set `plugin`, and `config` where the default is not enough.
 
     The suite sets the config's `timeout` itself, for how long ends wait for each other. A config without one should
     give up after about ten seconds.

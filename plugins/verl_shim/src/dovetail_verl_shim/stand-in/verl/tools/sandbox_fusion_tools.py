@@ -55,7 +55,7 @@ class SandboxFusionTool(BaseTool):  # type: ignore[misc]
     def execute_code(
         self, instance_id: str, code: str, timeout: float = 30, language: str = "python"
     ) -> ToolResponse:
-        """Return what the code printed, and its errors; or why it could not be run."""
+        """Return the code's output and errors, or why it could not be run."""
         asked = {
             "code": code,
             "language": language,

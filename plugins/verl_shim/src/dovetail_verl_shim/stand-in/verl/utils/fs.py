@@ -7,10 +7,10 @@ from typing import Any
 
 
 def copy_to_local(src: str, *_: Any, **__: Any) -> str:
-    """Return the path as it is.
+    """Return the path unchanged.
 
     Raises:
-        ValueError: it is one of HDFS.
+        ValueError: it is an HDFS path.
     """
     if src.startswith("hdfs:"):
         raise ValueError(f"{src} is on HDFS; copy it to a disk first")

@@ -17,11 +17,11 @@ def last_boxed_only_string(string: str) -> str | None:
 
 
 def remove_boxed(s: str) -> str:
-    """Return what a box holds.
+    """Return the content of a box.
 
     Raises:
-        AssertionError: the text is no box.
+        AssertionError: the text is not a box.
     """
-    assert s.startswith(_OPEN), f"{s!r} is no box"
-    assert s.endswith("}"), f"{s!r} is no box"
+    assert s.startswith(_OPEN), f"{s!r} is not a box"
+    assert s.endswith("}"), f"{s!r} is not a box"
     return s[len(_OPEN) : -1]
