@@ -81,8 +81,10 @@ test-trackers: $(TRACKERS_READY)
 test-sglang: $(SGLANG_READY)
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly")
 
-proofs: $(PROOFS_READY) .venv-harbor/.ready .venv-openenv/.ready .venv-textarena/.ready .venv-verifiers/.ready ## Programs on real clients and agent frameworks, and published environments, as they are trained
+proofs: $(PROOFS_READY) .venv-harbor/.ready .venv-openenv/.ready .venv-textarena/.ready .venv-verifiers/.ready .venv-trl/.ready .venv-verl/.ready ## Programs on real clients and agent frameworks, published environments, and numerics against verl and TRL
 	.venv-proofs/bin/python -m pytest -m proofs
+	.venv-trl/bin/python -m pytest -m trl
+	.venv-verl/bin/python -m pytest -m verl
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
 # less than an hour each on two cores; without PART they follow each other.
@@ -224,6 +226,13 @@ PYTHON_312 ?= $(shell for each in python3.12 python3.13 python3.14 $(wildcard $(
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv --without-pip .venv-trl
 	.venv-trl/bin/python tests/see_environment.py $(VENV)
 	.venv-trl/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement benchmarks/peers/requirements-trl.txt
+	touch $@
+
+# What verl's algorithms import, at versions of their own; its pins of torch and transformers are not followed.
+.venv-verl/.ready: $(VENV)/.ready tests/end_to_end/requirements-verl.txt
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv --without-pip .venv-verl
+	.venv-verl/bin/python tests/see_environment.py $(VENV)
+	.venv-verl/bin/python $(PIP_INSTALL) --no-deps --requirement tests/end_to_end/requirements-verl.txt
 	touch $@
 
 clean:

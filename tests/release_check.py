@@ -118,8 +118,13 @@ def light(dist: Path) -> None:
     python = environment(LIGHT)
     pip = (python, "-m", "pip", "install", "--quiet", "--no-index")
     run(*pip, "--no-deps", *sorted(dist.glob("*.whl")))
-    listed = "import importlib.metadata as m; print(*m.requires('dovetail-core'), sep='\\n')"
-    needs = [n for n in run(python, "-c", listed).split("\n") if n and not n.startswith("torch")]
+    requires = "import importlib.metadata as m; print(*m.requires({!r}), sep='\\n')"
+    needs = {
+        need
+        for name in ("dovetail-core", "dovetail-algorithms")
+        for need in run(python, "-c", requires.format(name)).splitlines()
+        if not need.startswith(("dovetail", "torch")) and "extra ==" not in need
+    }
     run(*pip, "--find-links", wheelhouse(python, LIGHT, *needs), *needs)
     for command in LIGHT_COMMANDS:
         run(python.with_name("dovetail"), *command, cwd=PLACE)
