@@ -43,7 +43,7 @@ _IMPORTED = {
 """What templates import, and the kinds whose templates do."""
 
 # A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
-# without one of its own; `package` holds what a package has besides its plugin. A package that brings a kind has the kind's
+# without one of its own; `package` holds what a package has besides its plugin, `repository` what its repository has. A package that brings a kind has the kind's
 # folder in its folder `scaffold`.
 _TEMPLATES = Environment(
     loader=ChoiceLoader(
@@ -70,7 +70,9 @@ KINDS = tuple(
 """Kinds that have a template: all of core, those that packages bring with one, and most of `EXTENSIONS`."""
 
 
-def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]) -> Path:
+def new_plugin(
+    kind: str, name: str, parent: Path, *, licence: str = LICENCES[0], repository: bool = False
+) -> Path:
     """Write the package `dovetail-<name>` below `parent` and return its directory.
 
     What it writes builds, installs, and passes its own tests, lint and type check as it stands.
@@ -80,6 +82,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
         name: the plugin's name, `[a-z][a-z0-9_]*`.
         parent: where the package's directory goes; made where it does not exist.
         licence: one of `LICENCES`.
+        repository: add what a repository of its own has: workflows for tests and releases, hooks, a changelog.
 
     Raises:
         PluginError: there is no such kind or licence, the name is no plain word, or the directory exists or can't be made.
@@ -105,7 +108,8 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     words = {**_words(kind, name, package), "distribution": directory.name, "licence": licence}
     texts = {
         file.replace("PACKAGE", package): _TEMPLATES.get_template(template).render(words)
-        for file, template in _files("package")
+        for folder in ("package", *(("repository",) if repository else ()))
+        for file, template in _files(folder)
     }
     for file, text in rendered(kind, name, package).items():
         texts[f"tests/{file}" if is_test(file) else f"src/{package}/{file}"] = text
