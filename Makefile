@@ -40,7 +40,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint site release-check bench records records-run table wheels manifests messages changelog clean
+.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 coverage style lint site release-check bench records records-run table tiers wheels manifests messages changelog clean
 
 setup: $(VENV)/.ready
 
@@ -84,6 +84,7 @@ test-sglang: $(SGLANG_READY)
 proofs: $(PROOFS_READY) .venv-harbor/.ready .venv-openenv/.ready .venv-textarena/.ready .venv-verifiers/.ready .venv-trl/.ready .venv-verl/.ready ## Programs on real clients and agent frameworks, published environments, and numerics against verl and TRL
 	.venv-proofs/bin/python -m pytest -m proofs
 	.venv-trl/bin/python -m pytest -m trl
+	$(PYTEST) tests/end_to_end/test_trl_losses.py
 	.venv-verl/bin/python -m pytest -m verl
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
@@ -105,6 +106,10 @@ nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) $(PROOFS_READY)
 nightly-3: setup .venv-trl/.ready
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
 	.venv-trl/bin/python -m pytest -m trl
+
+# Lines that run in processes which tests start do not count.
+coverage: setup ## The tests of the pool, with the lines that they run: coverage/index.html
+	$(PYTEST) $(TOGETHER) -m "not nightly and not ray" --cov --cov-report=html:coverage --cov-report=term:skip-covered
 
 style: setup
 	$(BIN)/ruff check .
@@ -129,6 +134,9 @@ messages: setup ## Record anew what commands answer to bad inputs, in tests/end_
 
 changelog: setup ## Print what the fragments in */changes say; with VERSION=0.2.0 put it on top of CHANGELOG.md and remove them
 	$(BIN)/python tests/changelog.py $(VERSION)
+
+tiers: setup ## Run the conformance suite of every plugin, and record its tier in docs/tiers.json
+	$(BIN)/python tests/tiers.py docs/tiers.json
 
 table: setup ## Print the table of the architecture: sizes, boundaries, and what a step enters
 	$(BIN)/python tests/architecture/table.py --step
@@ -237,4 +245,4 @@ PYTHON_312 ?= $(shell for each in python3.12 python3.13 python3.14 $(wildcard $(
 
 clean:
 	test ! -e .records/base || git worktree remove --force .records/base
-	rm -rf .records .release dist site demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .records .release coverage dist site demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
