@@ -50,9 +50,6 @@ from dovetail_stages.numerics.loss_aggregation import (
     TokenSum,
 )
 
-core_algos = pytest.importorskip(
-    "verl.trainer.ppo.core_algos", reason="verl is not installed here; `make proofs` has it"
-)
 pytestmark = pytest.mark.verl
 
 GROUPS = (0, 0, 0, 0, 1, 1, 1, 2, 2)
@@ -187,6 +184,14 @@ APART = ("optimal_token_baseline", True)
 """With tool tokens verl's lengths leave them out and its positions do not; Dovetail's both count them."""
 
 
+@pytest.fixture(scope="module")
+def core_algos() -> Any:
+    """verl's module of advantages, losses and KL estimates."""
+    return pytest.importorskip(
+        "verl.trainer.ppo.core_algos", reason="verl is not installed here; `make proofs` has it"
+    )
+
+
 def close(found: np.ndarray, expected: torch.Tensor, mask: np.ndarray) -> None:
     """Compare what is at the policy's tokens."""
     np.testing.assert_allclose(
@@ -209,7 +214,9 @@ def spread(rows: Rows, column: Any) -> np.ndarray:
     ("name", "tools"),
     [(name, tools) for name in ESTIMATES for tools in (False, True) if (name, tools) != APART],
 )
-def test_advantages_and_returns_equal_those_of_verl(name: str, tools: bool, seed: int) -> None:
+def test_advantages_and_returns_equal_those_of_verl(
+    name: str, tools: bool, seed: int, core_algos: Any
+) -> None:
     case, rows = ESTIMATES[name], Rows.random(seed, tools=tools)
     batch = rows.batch()
     if case.outcome:
@@ -234,7 +241,7 @@ def test_advantages_and_returns_equal_those_of_verl(name: str, tools: bool, seed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gdpo_equals_that_of_verl(seed: int) -> None:
+def test_gdpo_equals_that_of_verl(seed: int, core_algos: Any) -> None:
     rows = Rows.random(seed, tools=False)
     config = estimators.GdpoConfig(components=("right", "short"), weights=(1.0, 0.5))
     estimator = GdpoEstimator(config, PluginContext())
@@ -308,7 +315,9 @@ def aggregation(cls: Any) -> Any:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("tools", [False, True], ids=["answers", "with tool tokens"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_and_gradients_equal_those_of_verl(name: str, tools: bool, seed: int) -> None:
+def test_losses_and_gradients_equal_those_of_verl(
+    name: str, tools: bool, seed: int, core_algos: Any
+) -> None:
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
     case, rows = LOSSES[name], Rows.random(seed, tools=tools)
@@ -356,7 +365,7 @@ def test_losses_and_gradients_equal_those_of_verl(name: str, tools: bool, seed: 
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_aggregations_equal_those_of_verl(mode: str) -> None:
+def test_aggregations_equal_those_of_verl(mode: str, core_algos: Any) -> None:
     rows = Rows.random(0, tools=True)
     summed, mask = aggregation(AGGREGATIONS[mode]), rows.packed(rows.mask, bool)
     values = rows.packed(rows.matrices["values"], np.float64)
@@ -373,7 +382,7 @@ def test_aggregations_equal_those_of_verl(mode: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "k1+", "k3+"])
-def test_kl_estimates_and_gradients_equal_those_of_verl(estimator: str) -> None:
+def test_kl_estimates_and_gradients_equal_those_of_verl(estimator: str, core_algos: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = -8 * torch.rand((2, 200), generator=generator)
     results = []
