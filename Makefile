@@ -40,7 +40,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 coverage style lint site release-check bench records records-run table tiers wheels manifests messages changelog clean
+.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 coverage style lint site release-check bench records records-run table wheels manifests messages changelog clean
 
 setup: $(VENV)/.ready
 
@@ -134,9 +134,6 @@ messages: setup ## Record anew what commands answer to bad inputs, in tests/end_
 
 changelog: setup ## Print what the fragments in */changes say; with VERSION=0.2.0 put it on top of CHANGELOG.md and remove them
 	$(BIN)/python tests/changelog.py $(VERSION)
-
-tiers: setup ## Run the conformance suite of every plugin, and record its tier in docs/tiers.json
-	$(BIN)/python tests/tiers.py docs/tiers.json
 
 table: setup ## Print the table of the architecture: sizes, boundaries, and what a step enters
 	$(BIN)/python tests/architecture/table.py --step

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
 """Where a page written by hand wants a table."""
-TIERS = ROOT / "docs" / "tiers.json"
-"""What `make tiers` found: the tier of each plugin, or why its suite did not run."""
 TARGETS = {
     "make test": "`make test`",
     "make nightly": "`make nightly`",
@@ -126,7 +124,7 @@ def tables(name: str, page: str) -> list[str]:
     if name == "cases":
         return cases_table(collected()["counts"])
     if name == "conformance":
-        return conformance_table(collected()["suites"], json.loads(TIERS.read_text()))
+        return conformance_table(collected()["suites"])
     lines = plugin_table(
         name, plugins(), posixpath.relpath("plugins", posixpath.dirname(page) or ".") + "/"
     )
@@ -161,20 +159,17 @@ def cases_table(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     return table(("what", *TARGETS.values()), rows)
 
 
-def conformance_table(
-    suites: Mapping[str, Mapping[str, int]], tiers: Mapping[str, str]
-) -> list[str]:
-    """Return the tier of each plugin, and how many cases of its suite run where."""
+def conformance_table(suites: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return how many cases of its kind's suite each plugin has, by what runs them."""
     rows = [
         (
             f"[`{kind}/{name}`](plugins/{kind}/{name}.md)",
-            tiers.get(f"{kind}/{name}", ""),
             *(str(suites.get(f"{kind}/{name}", {}).get(target, "")) for target in TARGETS),
         )
         for kind, name in sorted(plugins())
         if kind != "preflight"
     ]
-    return table(("plugin", "tier", *TARGETS.values()), rows)
+    return table(("plugin", *TARGETS.values()), rows)
 
 
 def config_page() -> str:

@@ -1,4 +1,4 @@
-"""The numbers of the page on evidence: cases are counted as they run, and every plugin has a tier."""
+"""The numbers of the page on evidence: cases are counted as they run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from dovetail.plugins.index import default_index
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = """
@@ -42,23 +38,3 @@ def test_cases_are_counted_by_plugin_and_by_what_runs_them(tmp_path: Path) -> No
     assert found["suites"] == {}
     assert cases["make test"] == cases["gpu"] > 20
     assert found["counts"] == {"kills": {"make test": cases["make test"] + 1, "gpu": cases["gpu"]}}
-
-
-def test_every_plugin_has_a_tier() -> None:
-    recorded = json.loads((ROOT / "docs" / "tiers.json").read_text())
-    there = {
-        f"{entry.kind}/{entry.name}"
-        for entry in default_index().entries()
-        if entry.distribution.startswith("dovetail-") and entry.distribution != "dovetail-core"
-    }
-    assert recorded.keys() == there, "make tiers"
-    assert "none" not in recorded.values()
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3000)
-def test_tiers_are_those_that_suites_earn(tmp_path: Path) -> None:
-    command = [sys.executable, "tests/tiers.py", str(tmp_path / "tiers.json")]
-    subprocess.run(command, cwd=ROOT, check=True)
-    found = json.loads((tmp_path / "tiers.json").read_text())
-    assert found == json.loads((ROOT / "docs" / "tiers.json").read_text())
