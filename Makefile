@@ -40,7 +40,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint site release-check bench records records-run table wheels manifests messages changelog clean
+.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 coverage style lint site release-check bench records records-run table wheels manifests messages changelog clean
 
 setup: $(VENV)/.ready
 
@@ -81,8 +81,11 @@ test-trackers: $(TRACKERS_READY)
 test-sglang: $(SGLANG_READY)
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly")
 
-proofs: $(PROOFS_READY) .venv-harbor/.ready .venv-openenv/.ready .venv-textarena/.ready .venv-verifiers/.ready ## Programs on real clients and agent frameworks, and published environments, as they are trained
+proofs: $(PROOFS_READY) .venv-harbor/.ready .venv-openenv/.ready .venv-textarena/.ready .venv-verifiers/.ready .venv-trl/.ready .venv-verl/.ready ## Programs on real clients and agent frameworks, published environments, and numerics against verl and TRL
 	.venv-proofs/bin/python -m pytest -m proofs
+	.venv-trl/bin/python -m pytest -m trl
+	$(PYTEST) tests/end_to_end/test_trl_losses.py
+	.venv-verl/bin/python -m pytest -m verl
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
 # less than an hour each on two cores; without PART they follow each other.
@@ -103,6 +106,10 @@ nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) $(PROOFS_READY)
 nightly-3: setup .venv-trl/.ready
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
 	.venv-trl/bin/python -m pytest -m trl
+
+# Lines that run in processes which tests start do not count.
+coverage: setup ## The tests of the pool, with the lines that they run: coverage/index.html
+	$(PYTEST) $(TOGETHER) -m "not nightly and not ray" --cov --cov-report=html:coverage --cov-report=term:skip-covered
 
 style: setup
 	$(BIN)/ruff check .
@@ -226,6 +233,13 @@ PYTHON_312 ?= $(shell for each in python3.12 python3.13 python3.14 $(wildcard $(
 	.venv-trl/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement benchmarks/peers/requirements-trl.txt
 	touch $@
 
+# What verl's algorithms import, at versions of their own; its pins of torch and transformers are not followed.
+.venv-verl/.ready: $(VENV)/.ready tests/end_to_end/requirements-verl.txt
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv --without-pip .venv-verl
+	.venv-verl/bin/python tests/see_environment.py $(VENV)
+	.venv-verl/bin/python $(PIP_INSTALL) --no-deps --requirement tests/end_to_end/requirements-verl.txt
+	touch $@
+
 clean:
 	test ! -e .records/base || git worktree remove --force .records/base
-	rm -rf .records .release dist site demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .records .release coverage dist site demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

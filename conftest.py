@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-APART = ("ray", "vllm", "sglang", "trackers", "proofs", "trl")
+APART = ("ray", "vllm", "sglang", "trackers", "proofs", "trl", "verl")
 """Marks of tests that a target of the Makefile runs apart from the others."""
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import itertools
+import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin
@@ -35,6 +39,21 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
 """Where a page written by hand wants a table."""
+TARGETS = {
+    "make test": "`make test`",
+    "make nightly": "`make nightly`",
+    "make proofs": "`make proofs`",
+    "gpu": "on a GPU, by hand",
+}
+"""What runs a case, with its heading."""
+TOPICS = {
+    "kills": "kills: a run killed at random instants and at every named point, a damaged checkpoint, a full or read-only disk (`tests/end_to_end/test_kills*.py`)",
+    "attacks": "attacks on the sandbox (`plugins/rewards/tests/attacks`)",
+    "bad_inputs": "bad inputs, whose exit code and message are recorded (`tests/end_to_end/test_bad_inputs.py`)",
+    "verl": "numerics against verl (`tests/end_to_end/test_verl_numerics.py`)",
+    "trl": "numerics against TRL (`tests/end_to_end/test_trl_losses.py`)",
+}
+"""What `tests/evidence.py` counts, as the page says it."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -92,7 +111,7 @@ def tables(name: str, page: str) -> list[str]:
     """Return the lines of the table that a page asks for.
 
     Args:
-        name: `engines`, `interfaces`, or a kind of plugin.
+        name: `engines`, `interfaces`, `cases`, `conformance`, or a kind of plugin.
         page: where the page is on the site.
 
     Raises:
@@ -102,14 +121,55 @@ def tables(name: str, page: str) -> list[str]:
         return list(engine_tables(projects()))
     if name == "interfaces":
         return docs_interfaces.interface_table()
+    if name == "cases":
+        return cases_table(collected()["counts"])
+    if name == "conformance":
+        return conformance_table(collected()["suites"])
     lines = plugin_table(
         name, plugins(), posixpath.relpath("plugins", posixpath.dirname(page) or ".") + "/"
     )
     if not lines:
         raise ValueError(
-            f"{page} asks for a table {name!r}; expected engines, interfaces or a kind of plugin"
+            f"{page} asks for a table {name!r}; expected engines, interfaces, cases, conformance or a kind of plugin"
         )
     return lines
+
+
+@cache
+def collected() -> dict[str, dict[str, dict[str, int]]]:
+    """Return the cases of all tests, as `tests/evidence.py` counts them.
+
+    Raises:
+        RuntimeError: tests can't be collected.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        command = [sys.executable, "tests/evidence.py", file.name]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 - our own script
+        if done.returncode:
+            raise RuntimeError(f"tests/evidence.py failed:\n{done.stdout}{done.stderr}")
+        return json.loads(Path(file.name).read_text())
+
+
+def cases_table(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return how many cases each topic has, by what runs them."""
+    rows = [
+        (meaning, *(str(counts[topic].get(target, "")) for target in TARGETS))
+        for topic, meaning in TOPICS.items()
+    ]
+    return table(("what", *TARGETS.values()), rows)
+
+
+def conformance_table(suites: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return how many cases of its kind's suite each plugin has, by what runs them."""
+    rows = [
+        (
+            f"[`{kind}/{name}`](plugins/{kind}/{name}.md)",
+            *(str(suites.get(f"{kind}/{name}", {}).get(target, "")) for target in TARGETS),
+        )
+        for kind, name in sorted(plugins())
+        if kind != "preflight"
+    ]
+    return table(("plugin", *TARGETS.values()), rows)
 
 
 def config_page() -> str:

@@ -2,7 +2,8 @@
 
 `make release-check` builds DIST. Then: `twine check --strict`; on Python 3.11 and 3.12 an environment from DIST and a folder of
 downloaded wheels, without the index, in which `dovetail demo` runs; on Python 3.13 what needs neither torch nor transformers.
-Environments and downloads are below `.release/`, and what was downloaded is kept.
+Environments and downloads are below `.release/`, and what was downloaded is kept: of torch the CPU build, where pip knows of an index that has it
+(`PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`), else that for CUDA, with 2.7 GB a Python.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def whole(version: str, dist: Path) -> None:
     folder = wheelhouse(python, version, "dovetail-rl", "dovetail-sdk")
     for stale in folder.glob("dovetail*"):
         stale.unlink()
-    install = (python, "-m", "pip", "install", "--quiet", "--no-index")
+    install = (python, "-m", "pip", "install", "--quiet", "--no-compile", "--no-index")
     run(*install, "--find-links", dist, "--find-links", folder, "dovetail-rl", "dovetail-sdk")
     run(python, "-m", "pip", "check")
     away = PLACE / f"away-{version}"
@@ -116,10 +117,15 @@ def whole(version: str, dist: Path) -> None:
 def light(dist: Path) -> None:
     """List, check and estimate where neither torch nor transformers is installed."""
     python = environment(LIGHT)
-    pip = (python, "-m", "pip", "install", "--quiet", "--no-index")
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-compile", "--no-index")
     run(*pip, "--no-deps", *sorted(dist.glob("*.whl")))
-    listed = "import importlib.metadata as m; print(*m.requires('dovetail-core'), sep='\\n')"
-    needs = [n for n in run(python, "-c", listed).split("\n") if n and not n.startswith("torch")]
+    requires = "import importlib.metadata as m; print(*m.requires({!r}), sep='\\n')"
+    needs = {
+        need
+        for name in ("dovetail-core", "dovetail-algorithms")
+        for need in run(python, "-c", requires.format(name)).splitlines()
+        if not need.startswith(("dovetail", "torch")) and "extra ==" not in need
+    }
     run(*pip, "--find-links", wheelhouse(python, LIGHT, *needs), *needs)
     for command in LIGHT_COMMANDS:
         run(python.with_name("dovetail"), *command, cwd=PLACE)

@@ -94,6 +94,17 @@ def test_the_page_on_engines_says_what_is_in_an_image(image: Path) -> None:
     assert Version("3.12") in SpecifierSet(row[3])
 
 
+@pytest.mark.parametrize("file", ["Dockerfile", "dovetail.def"])
+def test_a_container_installs_beside_the_newest_image_of_its_engine(file: str) -> None:
+    text = (ROOT / "examples" / "containers" / file).read_text()
+    named = re.findall(r"(?:vllm-openai|sglang):v([\d.]+\d)", text)
+    assert named
+    for engine in ("vllm", "sglang"):
+        newest = max((p.stem.partition("-")[2] for p in IMAGES if p.stem.startswith(engine)), key=Version)  # fmt: skip
+        if f"{engine}-openai:" in text or f"{engine}:" in text:
+            assert newest in named
+
+
 @pytest.mark.nightly
 def test_pip_finds_versions_of_all_else_beside_an_image(image: Path, tmp_path: Path) -> None:
     """Downloads metadata alone. An index that can't be reached fails it."""

@@ -266,7 +266,7 @@ def read_pandas(templated: Any) -> Any:
 
 
 TOOLS = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ':' + m.content }}"
+    "{% if tools is not none %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ':' + m.content }}"
     "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %};{% endfor %}"
 )
 WEATHER, CLOCK = ({"type": "function", "function": {"name": name}} for name in ("weather", "clock"))

@@ -23,6 +23,7 @@ class Engine:
         self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True))
         self.asleep: frozenset[str] = frozenset()
         self.paused = False
+        self.dropped: list[str] = []
 
     async def collective_rpc(self, method: str, args: Any = ()) -> list[int]:
         return [len(self.asleep)]
@@ -38,7 +39,11 @@ class Engine:
         self.paused = False
 
     async def reset_prefix_cache(self) -> bool:
-        return True
+        self.dropped.append("prefixes")
+        return len(self.dropped) > 1
+
+    async def reset_encoder_cache(self) -> None:
+        self.dropped.append("images")
 
     async def wake_up(self, tags: list[str]) -> None:
         if self.asleep.issuperset(tags):
@@ -106,3 +111,9 @@ def test_what_an_earlier_run_left_asleep_and_paused_is_undone() -> None:
     asyncio.run(act())
     assert engine.asleep == frozenset()
     assert not engine.paused
+
+
+def test_neither_prefixes_nor_encoded_images_of_old_weights_stay_cached() -> None:
+    engine = Engine()
+    asyncio.run(EngineDriver(engine).reset_cache())
+    assert engine.dropped == ["prefixes", "prefixes", "images"]

@@ -14,7 +14,11 @@ from dovetail.interfaces import PluginContext, StepContext
 from dovetail.sections import TrainerSection
 from dovetail_sdk.testing.scripted_run import PROMPTS, ScriptedRun
 from dovetail_trainers.config import StreamingConfig
-from dovetail_trainers.conformance import TestStreaming  # noqa: F401
+from dovetail_trainers.conformance import (  # noqa: F401
+    TestOnPolicy,
+    TestStreaming,
+    TestSupervised,
+)
 from dovetail_trainers.on_policy import OnPolicyTrainer
 from dovetail_trainers.streaming import StreamingTrainer
 

@@ -41,6 +41,11 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
     help="The package's licence.",
 )
 @click.option(
+    "--repository",
+    is_flag=True,
+    help="Add what a repository of its own has: workflows for tests and releases, hooks, a changelog.",
+)
+@click.option(
     "--into",
     metavar="PACKAGE_DIR",
     type=click.Path(path_type=Path, file_okay=False),
@@ -48,11 +53,18 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
 )
 @click.pass_context
 def new(
-    ctx: click.Context, kind: str, name: str, directory: Path, licence: str, into: Path | None
+    ctx: click.Context,
+    kind: str,
+    name: str,
+    directory: Path,
+    licence: str,
+    repository: bool,
+    into: Path | None,
 ) -> None:
     """Write a package with a small working plugin NAME of KIND, or add one to a package that there is."""
     if into is not None:
-        given = [key for key in ("directory", "licence") if ctx.get_parameter_source(key) is _GIVEN]
+        options = ("directory", "licence", "repository")
+        given = [key for key in options if ctx.get_parameter_source(key) is _GIVEN]
         if given:
             raise click.UsageError(
                 f"--into and --{given[0]} don't go together: the package is there"
@@ -63,10 +75,12 @@ def new(
             render.line(f"  {file}")
         render.line(f"next:\n  {_next(into)}")
         return
-    package = new_plugin(kind, name, directory, licence=licence)
+    package = new_plugin(kind, name, directory, licence=licence, repository=repository)
     parts = "tests" if kind in EXTENSIONS else "config, manifest and tests"
     render.line(f"{package}: {name!r} of kind {kind} with its {parts}; next:")
     render.line(f"  {_next(package)}")
+    if repository:
+        render.line(f"  git -C {package} init && git -C {package} add .")
 
 
 def _next(package: Path) -> str:

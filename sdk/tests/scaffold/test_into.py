@@ -102,8 +102,10 @@ def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
         add_plugin("advantage", "other", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("given", [("--licence", "MIT"), ("--directory", "elsewhere")])
-def test_what_a_package_has_can_not_be_asked_for(tmp_path: Path, given: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "given", [("--licence", "MIT"), ("--directory", "elsewhere"), ("--repository",)]
+)
+def test_what_a_package_has_can_not_be_asked_for(tmp_path: Path, given: tuple[str, ...]) -> None:
     arguments = ["plugins", "new", "advantage", "x", "--into", str(tmp_path), *given]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2

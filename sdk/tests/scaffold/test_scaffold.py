@@ -8,6 +8,7 @@ import tomllib
 
 import attrs
 import pytest
+import yaml
 
 from dovetail.errors import PluginError
 from dovetail.sections import EpisodeSection, PluginSection
@@ -168,6 +169,28 @@ def test_the_tests_of_a_stage_install_the_plugins_of_a_default_config(tmp_path):
         project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
         extra = project["optional-dependencies"]["test"]
         assert any(name.startswith("dovetail-rl") for name in extra) == needed
+
+
+@pytest.mark.parametrize("kind", ["advantage", "cli"])
+def test_a_repository_has_workflows_that_run_what_the_package_has(tmp_path, kind):
+    plain = new_plugin(kind, "plain", tmp_path)
+    package = new_plugin(kind, "whole", tmp_path, repository=True)
+    added = {p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file()}
+    added = {name for name in added if not (plain / name.replace("whole", "plain")).exists()}
+    workflows = package / ".github" / "workflows"
+    assert added == {".github/workflows/release.yml", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md"}  # fmt: skip
+    described = kind not in EXTENSIONS
+    for file in workflows.iterdir():
+        document = yaml.safe_load(file.read_text())
+        assert document["permissions"] == {"contents": "read"}
+        assert all(job["timeout-minutes"] for job in document["jobs"].values())
+    tests = yaml.safe_load((workflows / "test.yml").read_text())["jobs"]
+    ran = [step.get("run", "") for job in tests.values() for step in job["steps"]]
+    assert "pytest" in ran
+    assert (f"dovetail plugins check {kind}/whole" in ran) == described
+    assert any("manifest --check" in command for command in ran) == described
+    [hooks] = yaml.safe_load((package / ".pre-commit-config.yaml").read_text())["repos"]
+    assert ("manifest" in [hook["id"] for hook in hooks["hooks"]]) == described
 
 
 def test_an_existing_directory_is_left_alone(tmp_path):

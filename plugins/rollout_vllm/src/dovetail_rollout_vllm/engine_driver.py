@@ -98,14 +98,19 @@ class EngineDriver:
         return list(await asyncio.gather(*map(one, sequences)))
 
     async def reset_cache(self) -> None:
-        """Drop cached prefixes; requests that run compute theirs again.
+        """Drop cached prefixes and what images were encoded to; requests that run compute theirs again.
 
         Raises:
             RolloutError: vLLM holds on to them.
         """
         if self._running:
             await self._engine.reset_prefix_cache(reset_running_requests=True)
-            return
+        else:
+            await self._forget_prefixes()
+        # Images are cached by their digests, whatever weights encoded them.
+        await self._engine.reset_encoder_cache()
+
+    async def _forget_prefixes(self) -> None:
         deadline = time.monotonic() + _RESET_SECONDS
         # What was ended a moment ago keeps its blocks until the step that was under way is over.
         while not await self._engine.reset_prefix_cache():

@@ -48,7 +48,7 @@ _TESTED_WITH_TORCH = (
 """Kinds whose suites need the SDK's extra `torch`."""
 
 # A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
-# without one of its own; `package` holds what a package has besides its plugin. A package that brings a kind has the kind's
+# without one of its own; `package` holds what a package has besides its plugin, `repository` what its repository has. A package that brings a kind has the kind's
 # folder in its folder `scaffold`.
 _TEMPLATES = Environment(
     loader=ChoiceLoader(
@@ -75,7 +75,9 @@ KINDS = tuple(
 """Kinds that have a template: all of core, those that packages bring with one, and most of `EXTENSIONS`."""
 
 
-def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]) -> Path:
+def new_plugin(
+    kind: str, name: str, parent: Path, *, licence: str = LICENCES[0], repository: bool = False
+) -> Path:
     """Write the package `dovetail-<name>` below `parent` and return its directory.
 
     What it writes builds, installs, and passes its own tests, lint and type check as it stands.
@@ -85,6 +87,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
         name: the plugin's name, `[a-z][a-z0-9_]*`.
         parent: the parent of the package's directory; created where missing.
         licence: one of `LICENCES`.
+        repository: add what a repository of its own has: workflows for tests and releases, hooks, a changelog.
 
     Raises:
         PluginError: there is no such kind or licence, the name is not a plain word, or the directory exists or can't be made.
@@ -110,7 +113,8 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     words = {**_words(kind, name, package), "distribution": directory.name, "licence": licence}
     texts = {
         file.replace("PACKAGE", package): _TEMPLATES.get_template(template).render(words)
-        for file, template in _files("package")
+        for folder in ("package", *(("repository",) if repository else ()))
+        for file, template in _files(folder)
     }
     for file, text in rendered(kind, name, package).items():
         texts[f"tests/{file}" if is_test(file) else f"src/{package}/{file}"] = text
