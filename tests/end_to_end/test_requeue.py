@@ -162,7 +162,7 @@ def test_a_new_run_that_has_nothing_left_to_do_is_refused(begun: Path, run: Path
 
 def test_a_run_whose_config_is_gone_is_not_continued(begun: Path, run: Path) -> None:
     (run / "config.yaml").unlink()
-    with pytest.raises(RunDirectoryError, match=r"config\.yaml is not there"):
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml is missing"):
         train(begun, [LONGER])
 
 

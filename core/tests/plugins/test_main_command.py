@@ -168,7 +168,6 @@ def test_no_color_is_honoured(failing, value, coloured) -> None:
     "show",
     [
         render.line,
-        render.paragraph,
         render.dump_json,
         lambda text: render.table((text,), [(text,)]),
         lambda text: render.fields([(text, text)]),

@@ -305,10 +305,10 @@ def test_the_plan_names_the_preset_and_ends_with_what_rules_find(
 
 
 def test_the_preset_stands_at_the_head_of_the_plan(build: Build, capsys) -> None:
-    from dovetail.cli.plan import render
+    from dovetail.cli.plan_text import render_plan
 
     config = build("algorithm.preset=dapo").config
-    render(make_plan(config), config)
+    render_plan(make_plan(config))
     assert capsys.readouterr().out.splitlines()[0] == "algorithm: preset 'dapo'"
 
 

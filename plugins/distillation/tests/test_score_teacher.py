@@ -191,7 +191,7 @@ def test_fewer_words_than_are_compared_are_refused(batch, student, server):
         return 200, answer
 
     server.alter = few
-    with pytest.raises(TeacherError, match=r" [12] words .* 4"):
+    with pytest.raises(TeacherError, match=r" [12] alternatives .* 4"):
         stage.run(batch, step_of())
 
 

@@ -302,7 +302,7 @@ def test_an_interpreter_without_openenv_is_told_how_to_get_it() -> None:
     ("given", "message"),
     [
         ({}, "neither project"),
-        ({"project": "x", "url": "http://127.0.0.1:1"}, "one of the"),
+        ({"project": "x", "url": "http://127.0.0.1:1"}, "project and url"),
         ({"url": "127.0.0.1:8000"}, "http://HOST:PORT"),
     ],
 )

@@ -17,7 +17,7 @@ GAE = {"algorithm": {"advantage": "gae"}}
             "data.train_files names a.jsonl more",
         ),
         ({"train_files": ["t"], "val_files": ["v", "v"]}, "data.val_files names"),
-        ({"train_files": ["t", "u"], "val_files": ["x/../t"]}, "both name x/../t: validation asks"),
+        ({"train_files": ["t", "u"], "val_files": ["x/../t"]}, "both name x/../t"),
     ],
 )
 def test_a_file_that_is_read_twice_is_named(judge: Any, data: dict[str, Any], words: str) -> None:

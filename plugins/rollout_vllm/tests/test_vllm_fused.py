@@ -91,5 +91,5 @@ def test_a_checkpoint_with_other_names_excuses_nothing(tmp_path: Path) -> None:
 
 def test_an_update_smaller_than_the_one_before_is_refused() -> None:
     refuse_shrunk(2, NAMES | {"more"}, NAMES)
-    with pytest.raises(WeightSyncError, match=r"update 2 has nothing for model\.layers\.0\.mlp"):
+    with pytest.raises(WeightSyncError, match=r"update 2 lacks model\.layers\.0\.mlp"):
         refuse_shrunk(2, NAMES - {n for n in NAMES if "mlp.gate." in n}, NAMES)

@@ -142,5 +142,5 @@ def test_models_without_one_alone_are_refused(tiny, make_engine, tmp_path):
         critic.export_adapter(tmp_path, tmp_path / "out")
     full.save(tmp_path / "state")
     engine = adapted(make_engine, tiny)
-    with pytest.raises(CheckpointError, match=r"no tensor .*adapter"):
+    with pytest.raises(CheckpointError, match=r"not a tensor .*adapter"):
         engine.export_adapter(tmp_path / "state", tmp_path / "out")

@@ -137,7 +137,7 @@ def test_columns_that_hold_no_words_are_refused(tiny, make_engine, worded):
     words = worded["words"]
     shifted = Ragged.from_list([row[1:] for row in words], np.int32, inner=(K,))
     for column, said in (
-        (words.with_values(words.values + VOCABULARY), "holds the word .*, and the model has 300"),
+        (words.with_values(words.values + VOCABULARY), "token id .* 300"),
         (words.with_values(words.values.astype(np.float32)), "float32.*expected integers"),
         (words.with_values(words.values[:, :2]), r"int32 \[T, 2\]; expected integers \[T, 5\]"),
         (shifted, "does not line up"),
@@ -150,7 +150,7 @@ def test_columns_that_hold_no_words_are_refused(tiny, make_engine, worded):
 
 def test_more_words_than_there_are_and_no_number_of_words_are_refused(tiny, make_engine, worded):
     engine = make_engine(tiny)
-    with pytest.raises(ConfigError, match=r"301 words .* 300"):
+    with pytest.raises(ConfigError, match=r"301 token ids .* 300"):
         engine.forward(worded, frozenset({OUTPUTS["top_ids"].sized(301)}))
     with pytest.raises(ConfigError, match=r"'top_ids' as int32 \[\?\] a token"):
         engine.forward(worded, frozenset({"top_ids"}))

@@ -98,7 +98,7 @@ def test_an_update_under_way_with_all_its_receivers_goes_on(make: Make) -> None:
 def test_who_can_not_be_told_is_named() -> None:
     transport = NcclTransport(NcclConfig(name="nccl", backend="gloo"), PluginContext())
     manifest = attrs.evolve(manifest_of(TENSORS), rendezvous="127.0.0.1:1/password")
-    with pytest.raises(WeightSyncError, match=r"weight update 1 at 127\.0\.0\.1:1"):
+    with pytest.raises(WeightSyncError, match=r"weight update 1 .*127\.0\.0\.1:1"):
         transport.call_off(manifest, "gone")
 
 

@@ -53,7 +53,7 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
     for who, one in (("the sender", ours), *(("a receiver", theirs) for theirs in receivers)):
         if one.get("backend") != ours["backend"]:
             raise WeightSyncError(
-                f"a receiver uses {_in_words(one.get('backend'))} and the sender  "
+                f"a receiver uses {_in_words(one.get('backend'))} and the sender "
                 f"{_in_words(ours['backend'])}",
                 hint="set rollout.weight_transport.backend on both sides, and give both environments the same NCCL",
             )

@@ -148,6 +148,11 @@ class StageConformance(PluginConformance):
     def test_a_column_is_provided_or_rewritten_and_not_both(self) -> None:
         assert not self.asked("provides") & self.asked("rewrites")
 
+    def test_a_column_that_no_training_changes_is_not_rewritten(self) -> None:
+        constant = self.plugin.constant(self.make_config(), self.facts())
+        assert isinstance(constant, frozenset)
+        assert not constant & self.asked("rewrites")
+
     def test_a_column_that_it_provides_is_one_of_core_or_its_own(self) -> None:
         own = glossary(self.plugin.columns)
         assert self.asked("provides") <= own.keys(), "declare it in the class attribute `columns`"
