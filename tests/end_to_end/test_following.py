@@ -115,7 +115,10 @@ def test_the_plan_says_who_follows(config: Path, planned) -> None:
         (["roles.second={update: {}, objective: policy}"], "of its own"),
         (["roles.second={update: {}, head: value}"], "value head"),
         ([KL, "ref={update: {}, engine: {name: fsdp2, lora: {rank: 2}}}"], "adapters"),
-        ([KL, "ref.update={}", "actor.engine.lora={rank: 2}", "ref.path={other}"], "base models differ"),
+        (
+            [KL, "ref.update={}", "actor.engine.lora={rank: 2}", "ref.path={other}"],
+            "base models differ",
+        ),
         ([KL, "ref.update={}", "ref.engine=megatron"], "'follows'"),
     ],
 )
