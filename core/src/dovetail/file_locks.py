@@ -22,6 +22,8 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
         DovetailError: see `system_locks`.
     """
     fcntl = system_locks()
+    # Not `lockf`: its exclusive locks need a file open for writing, which a directory can't be, and
+    # they end as soon as this process closes any descriptor of the file.
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     try:
         fcntl.flock(file, kind)

@@ -56,6 +56,7 @@ class LoopThread:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
+            # This task was not cancelled, so the coroutine was: by `close`, in the loop's thread.
             raise RolloutError("the engine was closed during the call") from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:

@@ -36,6 +36,7 @@ class ChildProcess:
     def call(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
         """Run a command and return its exit code, which is below 0 where a signal killed it."""
         sys.stdout.flush()
+        # Not the terminal as input: reading it would stop the group, which is in the background.
         apart: dict[str, Any] = {"process_group": 0, "stdin": subprocess.DEVNULL, "env": env}
         with subprocess.Popen(command, **apart) as self._running:  # noqa: S603 - this command, on the caller's arguments
             if self.received is not None:  # while it was being started

@@ -223,6 +223,7 @@ class WorkerPool:
         async with self._places:
             starting = asyncio.get_running_loop().run_in_executor(self._threads, self._ready)
             try:
+                # A thread can't be cancelled: the process that it starts serves a later episode.
                 worker = await asyncio.shield(starting)
             except asyncio.CancelledError:
                 starting.add_done_callback(self._unused)

@@ -233,6 +233,7 @@ class Scheduler:
         with self._lock:
             closed = self._closed
             if not (closed or self._jobs or self._has_work()):
+                # Under the lock, so that a job that `call` adds from here on starts a new thread.
                 self._thread = None
                 return False
             self._taken, self._jobs = self._jobs, deque()

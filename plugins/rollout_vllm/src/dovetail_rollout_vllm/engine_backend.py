@@ -217,6 +217,7 @@ class EngineBackend(Backend):
                     task.cancel()
                     raise FAILURES.death("its engine process ended", self.log)
         except asyncio.CancelledError:
+            # The driver aborts the request in vLLM when it is cancelled: wait until it has.
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise

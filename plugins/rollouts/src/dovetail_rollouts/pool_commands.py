@@ -88,6 +88,7 @@ class PoolCommands:
 
     async def _add(self, address: str) -> AsyncIterator[Answer]:
         address = address.rstrip("/")
+        # A replica is listed once it has started: two commands at once would add one server twice.
         async with self._adding:
             known = next((m for m in self._pool.replicas.all if m.address == address), None)
             if known is not None:

@@ -388,6 +388,8 @@ class RolloutService:
 
         self._rescues.append(done)
         self._calls.put(call)
+        # `close` clears `rescue`, then cancels what is listed; this lists first and then looks at
+        # `rescue`, so that one of the two cancels it.
         if self._pool.rescue is None:  # closed meanwhile
             done.cancel()
         done.result()

@@ -84,6 +84,7 @@ class Health:
                     ray.get(call)
                 except Exception as error:  # noqa: BLE001 - whatever Ray says of the process that it lost
                     if not self._over.is_set():
+                        # Outside the lock, which the callback may take by `fail`.
                         watched[call](error)
 
 

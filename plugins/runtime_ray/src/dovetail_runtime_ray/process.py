@@ -36,6 +36,7 @@ from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFail
 CONTROL = "control"
 """The concurrency group whose methods run while a call is under way."""
 CONTROL_THREADS = 3
+"""`watch` never returns, `finish_save` may take long, and one is left for `stacks`."""
 
 
 class Process:

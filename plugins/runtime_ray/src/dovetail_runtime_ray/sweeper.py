@@ -66,6 +66,7 @@ def watch(parent: int, directory: str) -> None:
 
 
 if __name__ == "__main__":
+    # It has to outlive the driver, also where a signal is sent to every process of a job.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watch(int(sys.argv[1]), sys.argv[2])

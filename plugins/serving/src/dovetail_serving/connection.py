@@ -230,6 +230,7 @@ class ServerConnection:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_over())
         try:
+            # Shielded, so that `_die`, which cancels the task, differs from a cancelled caller.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():

@@ -36,6 +36,7 @@ def refuse_used(port: int, engine: str) -> None:
         RolloutError: somebody listens there.
     """
     with socket.socket() as probe:
+        # Connections of an earlier server that linger (TIME_WAIT) do not make the port used.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))

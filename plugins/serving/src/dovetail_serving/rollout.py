@@ -145,6 +145,7 @@ class ServingRollout(BaseRollout):
             await self._running().abort(running)
             await asyncio.wait({emptied}, timeout=_AGAIN_SECONDS)
             running = self._gate.kept_out()
+        # Shielded: a cancelled future would make `set_result` fail in the last sample that leaves.
         await asyncio.shield(emptied)
 
     async def resume(self) -> None:

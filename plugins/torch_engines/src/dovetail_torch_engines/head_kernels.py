@@ -125,6 +125,7 @@ def _row_scores(  # noqa: C901 - every branch is settled when it is compiled
         weight = tl.exp(away)
         sum_lane = sum_lane * shrink + weight
         if ENTROPIES:
+            # Past the vocabulary, and at logits of −∞, `away * weight` is −∞ · 0, which is NaN.
             moment_lane += tl.where(weight > 0, away * weight, 0.0)
         if SQUARES:
             square_lane = square_lane * shrink * shrink + weight * weight
@@ -169,6 +170,7 @@ def _into_gradient(
     given = tl.load(grad_log_probs + row)
     grad = -given * p
     if ENTROPIES:
+        # A logit of −∞ has p = 0 and log p = −∞, whose product is NaN.
         away = tl.where(p > 0, log_p + tl.load(entropies + row), 0.0)
         grad -= tl.load(grad_entropies + row) * p * away
     grad += tl.where(column == tl.load(targets + row), given, 0.0)

@@ -84,11 +84,13 @@ class ProfilerRange:
 
     def start(self) -> None:
         """Start the range."""
+        # Kernels that were queued before the range must not be recorded in it.
         self._module.synchronize()
         self._module.profiler.start()
 
     def stop(self, stem: Path) -> None:
         """End the range; Nsight Systems writes the file."""
+        # Kernels that were queued in the range may still run, and belong to it.
         self._module.synchronize()
         self._module.profiler.stop()
 

@@ -99,6 +99,7 @@ class ShardedOptimizer:
         value, finite_here = torch.stack([norm, finite.to(norm)]).tolist()
         broken = float(not finite_here)
         if self._ranks.size > 1:
+            # `replicas` ranks hold each shard, which counts once.
             squared, broken = self._ranks.sums([value**2 / self._replicas, broken])
             value = math.sqrt(squared) if squared >= 0 else math.nan
             norm = norm.new_tensor(value)

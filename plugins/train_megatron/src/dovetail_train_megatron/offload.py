@@ -26,6 +26,7 @@ class TensorOffloader:
         if optimizer is None:
             self._network.module.to("cpu")
         else:
+            # The cache is emptied once, below, when all is freed.
             optimizer.module.offload_grad_buffers(synchronize=True, empty_cache=False)
             for buffer in _buffers(optimizer):
                 self._empty(buffer.param_data)

@@ -187,6 +187,7 @@ class ScoringWorkers:
                 await self._leave(place)
 
     async def _leave(self, place: _Place) -> None:
+        # Before the wait for the lock, which a cancellation may end: the place is free in any case.
         place.running -= 1
         async with self._changed:
             self._changed.notify_all()

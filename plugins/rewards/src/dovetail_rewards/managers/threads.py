@@ -48,7 +48,7 @@ class HungCalls:
 
 
 class DaemonThreads:
-    """Runs calls in daemon threads, unlike concurrent.futures.
+    """Runs calls in daemon threads, unlike concurrent.futures, whose threads are joined at exit.
 
     Python cannot stop a thread. A call that is cancelled keeps its thread, which ends when the call returns.
     """
@@ -102,4 +102,5 @@ class DaemonThreads:
                 return
             except RuntimeError:  # the loop was closed, and with it who waits
                 return
+            # The sample and its outcome must not live as long as the thread waits for another call.
             del job, call, future, outcome

@@ -32,6 +32,7 @@ def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
     """
     device, block_bytes = keys_B.device, len(keys_B) * 4
     sums_N = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    # The table below holds addresses alone: the copies must live until the kernel is queued.
     kept = [
         tensor.detach().clone() if tensor.data_ptr() % _ALIGNMENT else tensor for tensor in tensors
     ]
@@ -41,7 +42,8 @@ def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
     table = torch.from_numpy(table_P4)
     if device.type != "cpu":
         table = table.pin_memory().to(device, non_blocking=True)
-    # On the CPU only under Triton's interpreter, in tests.
+    # Triton launches on the current device, which may be another than the tensors'. On the CPU only
+    # under Triton's interpreter, in tests.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
         _sum_blocks[(len(table_P4),)](
             table, keys_B, sums_N, BLOCK=len(keys_B), TILE=min(_TILE, len(keys_B)), num_warps=_WARPS
@@ -101,4 +103,5 @@ def _sum_blocks(table, keys, sums, BLOCK: tl.constexpr, TILE: tl.constexpr):
         key = tl.load(keys + count, mask=size % 4 > 0, other=0)
         total += tl.where(tile == 0, last * key, 0)
     mixed = tl.sum(total, 0).to(tl.uint64) ^ _mix(tl.load(row + 2).to(tl.uint64))
+    # Relaxed: no program reads the sums, and integer sums are the same in any order.
     tl.atomic_add(sums + tl.load(row + 3), _mix(mixed).to(tl.int64), sem="relaxed")

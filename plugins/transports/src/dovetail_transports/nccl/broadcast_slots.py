@@ -36,6 +36,7 @@ class _Stage:
         """Have so many, of at least so many bytes."""
         if self._octets is not None and self.slots == slots and self.slot_bytes >= slot_bytes:
             return
+        # Freed first: the old slots and the new ones need not fit into memory together.
         self._octets = None
         self._octets = torch.empty(slots * slot_bytes, dtype=torch.uint8, device=self.device)
         self.slots, self.slot_bytes = slots, slot_bytes
@@ -91,6 +92,7 @@ class BroadcastSenderSlots(SenderSlots):
         if not kept or members != self._members:
             self._drop()
             self._members, self._name = members, secrets.token_hex(8)
+            # A new store as well: the old one still has the keys by which the former group met.
             listener = listen_at(self._host)
             self._port = int(listener.getsockname()[1])
             self._store = store_at(self._host, listener, self._timeout)

@@ -30,10 +30,11 @@ _SPIN_SECONDS = 0.002
 _POLL_SECONDS = 0.0005
 _ABORT_SECONDS = 10.0
 _WATCHDOG_FACTOR = 10.0
-"""How much longer torch's own limit is than ours."""
+"""How much longer torch's own limit is than ours, so that a wait always ends by ours."""
 _WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """Read when a group is made: no tearing down of this process, and no monitor that does so."""
 _environment = threading.Lock()
+"""The environment is the whole process's: two groups made at once would restore wrong values."""
 
 
 class BroadcastGroup:
@@ -138,6 +139,7 @@ class BroadcastGroup:
 def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
     """Return the sender's end of a store that listens with this socket alone; the store closes it."""
     port = listener.getsockname()[1]
+    # Nothing waits for the receivers here: the offer with this address is sent to them afterwards.
     return _c10d.TCPStore(
         host,
         port,

@@ -262,7 +262,9 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
 
 
 def _set_up(connection: socket.socket) -> None:
+    # Messages are small and the other side waits for them: the kernel must not hold one back.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A machine that fails closes no connection: only unanswered probes show that it is gone.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 

@@ -168,7 +168,10 @@ def _open_members(directory: Path) -> int:
 
 
 def _is_there(lock: int, directory: Path) -> bool:
-    """Whether the file that was locked is still the one of the directory."""
+    """Whether the file that was locked is still the one of the directory.
+
+    The last member may have removed the directory between the file's opening and its locking.
+    """
     try:
         return os.path.samestat(os.fstat(lock), (directory / _MEMBERS).stat())
     except FileNotFoundError:

@@ -128,6 +128,7 @@ class RingSender(WeightSender):
                 peers.blame(_LAST_WORDS_SECONDS)
                 raise
             except BaseException as error:
+                # Where only a tensor failed, all announced buckets are delivered: the ring is kept.
                 if not source.failed or isinstance(error, ReceiverError):
                     self._slots.abort()
                 raise

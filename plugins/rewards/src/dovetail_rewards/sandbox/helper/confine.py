@@ -78,6 +78,7 @@ def confine(
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     sc.set_capabilities(keep)
+    # Set again here: the fork has cleared it, and so has a change of user.
     sc.prctl(sc.SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.SET_NO_NEW_PRIVS, 1)
     if setup["level"] == "subprocess":

@@ -21,6 +21,7 @@ STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
 
 def place(descriptors: list[int]) -> None:
     """Move stdin, stdout, stderr, payload and report to their places, and close all others."""
+    # Above all of them first: a place may be the number of a descriptor that is not moved yet.
     free = max(len(descriptors), *descriptors) + 1
     for offset, fd in enumerate(descriptors):
         os.dup2(fd, free + offset, inheritable=True)

@@ -44,10 +44,12 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
         namespaces.enter_jail(procfs, readable, setup["folders"])
     elif setup["level"] == "subprocess":
         if os.geteuid() != 0:
+            # Programs have this user id here: this closes the helper's memory and files to them.
             sc.prctl(sc.SET_DUMPABLE, 0)
         if landlock.version() == 0:
             raise OSError("this kernel has no Landlock (Linux 5.13, or switched off)")
         watch.remove_stale(setup["base"], procfs)
+    # Programs run in forks: a collection there would write to the pages that they share.
     gc.collect()
     gc.freeze()
     return readable
@@ -66,6 +68,7 @@ def main() -> None:
         control.send(f"{type(error).__name__}: {error}".encode())
         return
     control.send(b"ready")
+    # The kernel reaps supervisors, for which nothing waits; each waits for its own children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, _DESCRIPTORS)
