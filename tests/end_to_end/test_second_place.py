@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError, ConfigError
 from dovetail.run.run import train
-from dovetail.run.second_place import SecondPlace
+from dovetail.run.second_place import CheckpointCopies, SecondPlace
 
 
 def test_a_run_whose_directory_is_gone_continues_from_the_second_place(
@@ -70,3 +71,22 @@ def test_a_damaged_copy_is_refused_and_leaves_nothing(
 def test_an_unknown_file_system_is_one_error() -> None:
     with pytest.raises(ConfigError, match=r"copy_to = nowhere://x can't be used"):
         SecondPlace("nowhere://x", "math/grpo")
+
+
+def test_a_run_that_ends_while_a_copy_begins_does_not_wait_for_another(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = CheckpointCopies(
+        SecondPlace(str(tmp_path / "bucket"), "math/grpo"), store, logging.getLogger()
+    )
+    wanted, clear = copies._wanted, copies._wanted.clear
+
+    def ends() -> None:
+        copies._ending = True
+        wanted.set()
+        clear()
+
+    monkeypatch.setattr(wanted, "clear", ends)
+    copies.run_started()
+    copies._thread.join(20)
+    assert not copies._thread.is_alive()

@@ -154,8 +154,8 @@ class CheckpointCopies:
     def _work(self) -> None:
         while True:
             self._wanted.wait()
+            self._wanted.clear()  # before it is asked: the run may end in between
             ending = self._ending
-            self._wanted.clear()
             self._try()
             if ending:
                 return
