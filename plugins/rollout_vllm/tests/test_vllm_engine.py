@@ -138,7 +138,7 @@ class TestEngine:
         weights = PlainModel.of(tiny).changed().weights()
         acts.send(engine, manifest_of(weights, 5), weights)
         del weights["model.norm.weight"]
-        with pytest.raises(WeightSyncError, match=r"nothing for model\.norm\.weight"):
+        with pytest.raises(WeightSyncError, match=r"lacks model\.norm\.weight"):
             engine.check_manifest(6, manifest_of(weights, 6))
 
     def test_stop_strings_end_responses(self, acts, engine) -> None:
