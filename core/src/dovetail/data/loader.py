@@ -221,7 +221,7 @@ class PromptLoader:
         return self._order[1:]
 
     def _fingerprint(self) -> str:
-        """Of the prompts' rows, tokens and images, and of examples' answers, in order."""
+        """Digest of the prompts' rows, tokens and images, and of examples' answers, in order."""
         if self._digest is None:
             prompts = self._prompts
             self._digest = (

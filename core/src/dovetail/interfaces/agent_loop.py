@@ -162,7 +162,8 @@ class Session(ABC):
         """
         if not math.isfinite(by):
             raise EpisodeError(
-                FailureKind.HARNESS, f"{name!r} is counted by {by}; expected a finite number"
+                FailureKind.HARNESS,
+                f"the counter {name!r} is increased by {by}; expected a finite number",
             )
         self.counts[name] = self.counts.get(name, 0.0) + float(by)
 

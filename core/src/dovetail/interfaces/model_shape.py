@@ -11,7 +11,7 @@ import attrs
 from dovetail.sections.adapter import PlannedAdapter
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of a number of each dtype that `model.dtype` may name."""
+"""Bytes of one number, for each dtype that `model.dtype` may name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +48,7 @@ class ModelShape:
     parameters: int
     """All of them, each once; buffers are not counted."""
     head_parameters: int
-    """Of them, those of an output layer that shares its weight with no embedding."""
+    """Those of the parameters that belong to an output layer whose weight is not tied to an embedding."""
     layers: Mapping[str, WeightLayer]
     """Every layer with one weight matrix, by its name."""
     modules: frozenset[str]

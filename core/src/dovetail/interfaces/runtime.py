@@ -113,7 +113,7 @@ class Runtime(Plugin):
         )
 
     def device(self) -> str:
-        """Return the torch device of workers in this process, or the kind of device of those elsewhere."""
+        """Return the torch device of the workers; of workers in other processes only its type, such as `cpu`."""
         return "cpu"
 
     def address(self) -> str:

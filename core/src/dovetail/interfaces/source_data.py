@@ -41,7 +41,7 @@ class DatasetShape:
     """The sizes of a dataset that the order of an epoch depends on."""
 
     name: str = ""
-    """Of a mixture's dataset. Places of an epoch are then numbered within it, since a row may come several times; else rows are."""
+    """The name of a mixture's dataset. If set, samples are numbered by place in the epoch, since a row may occur several times; else by row."""
     size: int
     """Rows."""
     weight: float | None = None

@@ -17,7 +17,7 @@ MessageCall: TypeAlias = Mapping[str, Any]
 
 
 _LEVELS = 150
-"""Of what a turn holds: `ToolParser` refuses arguments of more than 100, and code that writes it calls itself at each."""
+"""Maximum depth of a turn's JSON value: `ToolParser` refuses arguments of more than 100 levels, and the code that writes them is recursive."""
 
 
 class EpisodeEnd(StrEnum):

@@ -20,7 +20,7 @@ _ESCAPED = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029, *range(0xD
 _LEVELS = 100
 """Containers in containers that are written; Python's own limit would end in an error."""
 _BITS = 10_000
-"""Of an integer that is written as a number: Python makes no decimals of a longer one, and reads none."""
+"""Maximum bits of an integer that is written as a number: Python neither prints nor parses longer ones in decimal."""
 
 
 def plain(value: object, level: int = 0) -> Any:

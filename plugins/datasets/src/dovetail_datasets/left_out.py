@@ -76,7 +76,7 @@ class LeftOut:
         self._render, self._own_tools = render, own_tools
         self._kinds: dict[Hashable, frozenset[str]] = {}
         self.tally = Tally()
-        """Of the rows so far."""
+        """Counts over the rows so far."""
 
     def of(self, conversations: Sequence[TrainedConversation], where: str) -> frozenset[str]:
         """Return the parts of a row that are left out, to add to `tally`.

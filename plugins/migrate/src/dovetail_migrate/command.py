@@ -127,8 +127,8 @@ def finish(
     if not report.importable and not partial:
         count = report.count(KeyOutcome.REFUSED) + report.count(KeyOutcome.UNKNOWN)
         raise ConfigError(
-            f"nothing is written: {count} keys are refused or unknown{', and so is the job' if report.problems else ''}; see above",
-            hint="correct them, or write what can be said without them: --partial",
+            f"no config is written: {count} keys are refused or unknown{', and the job as a whole is refused' if report.problems else ''}; see above",
+            hint="correct them, or write a config without them by --partial",
         )
     command = f"dovetail check {target} && dovetail train {target}"
     header = f"Imported from {source} by dovetail import.\n  {command}"

@@ -120,7 +120,7 @@ class CallTimeouts:
     """How long calls may take, in seconds."""
 
     start: float
-    """Of all processes that are started together, models loaded."""
+    """Limit for all processes that are started together, loading of models included."""
     default: float
     methods: Mapping[str, float]
     grace: float

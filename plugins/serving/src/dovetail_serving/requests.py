@@ -68,7 +68,7 @@ def _log_probs_problem(
 
 
 def with_ends(sampling: SamplingParams, facts: ModelFacts) -> SamplingParams:
-    """Return the same, with the model's end-of-sequence tokens among the stop tokens unless they are to be ignored."""
+    """Return the parameters with the model's end-of-sequence tokens added to the stop tokens, unless `ignore_eos` is set."""
     if sampling.ignore_eos:
         return sampling
     stops = dict.fromkeys((*sampling.stop_token_ids, *facts.eos_token_ids))

@@ -111,7 +111,7 @@ class Comparison:
         return rows[order[means[order] > 0]]
 
     def only(self, chosen_K: np.ndarray) -> Comparison:
-        """Return the same, of some of the tokens."""
+        """Return the comparison of a part of the tokens."""
         parts: dict[str, Any] = {
             field.name: value[chosen_K]
             for field in attrs.fields(Comparison)

@@ -54,7 +54,7 @@ class PreparedUpdate:
     prepared: Batch
     """Its columns that micro-batches need."""
     denominators: Mapping[str, float]
-    """Of the whole mini-batch."""
+    """Denominators of the whole mini-batch."""
 
 
 class TorchEngine(TrainEngine):

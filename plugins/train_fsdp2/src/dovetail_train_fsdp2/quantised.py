@@ -87,7 +87,7 @@ def quantisable(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[str,
 
 
 def make_room(model: nn.Module, head: nn.Module | None) -> dict[str, Nf4Linear]:
-    """Put layers that wait for their 4-bit weights in the place of frozen linear ones, and return them by the names of their modules."""
+    """Replace the frozen linear layers by 4-bit layers whose weights are not loaded yet, and return these by module name."""
     made = {name: Nf4Linear(module) for name, module in quantisable(model, head)}
     for name, layer in made.items():
         parent, _, own = name.rpartition(".")

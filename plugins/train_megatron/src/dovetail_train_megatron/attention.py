@@ -31,11 +31,11 @@ class Fed:
     """A pack as attention needs it."""
 
     sequences: Sequences
-    """Of all ranks that share it."""
+    """The sequences of the whole pack, over all ranks that share it."""
     cos_T1D: Tensor
     """In the model's dtype [T, 1, D], of the tokens of this rank; each angle twice, for both halves of a head."""
     sin_T1D: Tensor
-    """The same of sines."""
+    """Sines, in the same dtype, shape and order [T, 1, D]."""
 
 
 class PackRegistry:

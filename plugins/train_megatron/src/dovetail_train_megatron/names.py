@@ -34,7 +34,7 @@ class Entry:
     holders: tuple[int, ...]
     """The ranks of its first copy that have its parts, in the order of the parts; one where it is not divided."""
     shape: tuple[int, ...]
-    """Of one part."""
+    """Shape of one part."""
     dim: int | None
     """The dimension that is divided; None: every rank has it whole."""
     adapted: bool = False

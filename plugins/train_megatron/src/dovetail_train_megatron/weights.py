@@ -236,7 +236,7 @@ def _passed(
 
 
 def _dtype(entry: Entry, network: Network) -> torch.dtype:
-    """Of a tensor on the wire."""
+    """Dtype in which a tensor is sent."""
     return torch.float32 if entry.name.startswith(VALUE_HEAD) else network.architecture.dtype
 
 

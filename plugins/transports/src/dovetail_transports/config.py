@@ -40,7 +40,7 @@ class SharedMemoryConfig(LocalConfig):
 
 @attrs.frozen(kw_only=True)
 class CudaIpcConfig(LocalConfig):
-    """Weights through memory of the trainer's GPU, which rollouts on the same or other GPUs of the machine open."""
+    """Weights through memory of the trainer's GPU, which rollouts of the same machine open by CUDA IPC, on that GPU or another."""
 
 
 @attrs.frozen(kw_only=True)

@@ -85,9 +85,9 @@ class TransportPlace:
     config: PluginConfig
     run_directory: Path
     device: str = "cpu"
-    """Of the sender and its tensors."""
+    """Device of the sender and its tensors."""
     receiver_devices: tuple[str, ...] = ()
-    """Of the receivers, by their rank; the sender's where there are none."""
+    """Devices of the receivers, by rank; empty: all use the sender's."""
 
     def transport(self, side: Literal["sender", "receiver"], rank: int = 0) -> WeightTransport:
         """Return the transport in this process, for an end of this side and rank."""

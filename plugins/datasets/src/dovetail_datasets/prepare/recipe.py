@@ -56,7 +56,7 @@ class DataRecipe(Plugin):
     repository: ClassVar[str] = ""
     """The dataset on the hub, such as `openai/gsm8k`; empty where the recipe makes its rows."""
     licence: ClassVar[str]
-    """Of the dataset, as its card says; what the card of the files at hand says takes its place."""
+    """The dataset's licence as its card gives it; the card of the downloaded files takes precedence."""
     train_files: ClassVar[str] = ""
     """A pattern of the files to train on, below the repository; `{field}` is a field of the config."""
     validation_files: ClassVar[str] = ""

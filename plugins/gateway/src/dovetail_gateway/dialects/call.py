@@ -72,7 +72,7 @@ class ModelAnswer:
     tokens: int
     """That the policy produced."""
     log_probs: Sequence[tuple[str, float]] = ()
-    """Of each of its tokens: text, nats."""
+    """Text and log-probability (nats) of each of its tokens."""
 
     @property
     def message(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def read_override(word: str) -> Override:
     match = _OVERRIDE.fullmatch(word.removeprefix("--"))
     if match is None or (match["value"] is None and match["sign"] != "~"):
         raise ConfigError(
-            f"{word!r} is not an override of Hydra's; expected key=value",
+            f"{word!r} is not a Hydra override; expected key=value",
             hint="quote it as one word",
         )
     sign: Any = match["sign"]
@@ -144,6 +144,6 @@ class _Reader:
 
     def _error(self, why: str) -> ConfigError:
         return ConfigError(
-            f"{self.whole!r} can't be read as an override of Hydra's: {why}",
+            f"{self.whole!r} can't be read as a Hydra override: {why}",
             hint="quote lists and mappings as one word of the shell, such as 'trainer.logger=[console,wandb]'",
         )

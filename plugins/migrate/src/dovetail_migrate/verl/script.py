@@ -78,7 +78,7 @@ STAND_INS = [
 ]
 """Programs that are not started: their names and arguments are taken down."""
 SECONDS = 20.0
-"""Of CPU that a script may take; three times that on the clock."""
+"""CPU seconds that a script may use; its wall time is limited to three times that."""
 _RECORDER = """#!/bin/sh
 name=${0##*/}
 printf '%s\\000' "$#" "$name" "$@" > /box/tmp/call.$$

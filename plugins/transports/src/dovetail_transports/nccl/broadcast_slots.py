@@ -128,7 +128,7 @@ class BroadcastSenderSlots(SenderSlots):
     def deliver(self, bucket: int, nbytes: int) -> None:
         group = self._group
         if group is None:
-            raise DeliveryError("the group of the sender and its receivers has been given up")
+            raise DeliveryError("the process group of the sender and its receivers has been closed")
         if nbytes:
             group.broadcast(self.slot(bucket).narrow(0, 0, nbytes), self._watch)
 
@@ -197,7 +197,7 @@ class BroadcastReceiverSlots(ReceiverSlots):
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
         slot = self._stage.slot(bucket)
         if self._group is None:
-            raise DeliveryError("the group of the sender and its receivers has been given up")
+            raise DeliveryError("the process group of the sender and its receivers has been closed")
         if nbytes:
             try:
                 self._group.broadcast(slot.narrow(0, 0, nbytes), pulse)
