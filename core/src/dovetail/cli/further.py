@@ -81,7 +81,7 @@ def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.C
         return None
     if len(claims) > 1:
         raise PluginConflictError(
-            f"the command {name!r} comes from {' and '.join(owner for _, owner in claims)}",
+            f"the command {name!r} is defined by {' and '.join(owner for _, owner in claims)}",
             hint="uninstall all but one",
         )
     entry_point, owner = claims[0]

@@ -38,7 +38,7 @@ class ConfigLayer:
     is_preset: bool = False
     """Whether the layer holds a preset's settings."""
     raw: Mapping[KeyPath, str] = attrs.field(factory=dict)
-    """An override's key and its value before it was parsed; a field of verbatim text takes this value where the parsed one is not a string."""
+    """An override's key and its unparsed value, which a field of verbatim text takes where the parsed value is not a string."""
 
     def at(self, path: KeyPath) -> str:
         """Return the place at which the layer gives a key: the layer's name, with the line where known."""

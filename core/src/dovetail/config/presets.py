@@ -88,7 +88,7 @@ class PresetLayer:
             )
 
     def _overruled(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
-        """Yield a warning for each part of the algorithm for which the file that names the preset selects another plugin than the preset."""
+        """Yield a warning for each part of the algorithm for which the file that names the preset overrides its choice."""
         for part in ("advantage", "policy_loss"):
             preset = value_at(self.layer.tree, (SECTION, part))
             preset = preset.get("name") if is_mapping(preset) else preset

@@ -118,7 +118,7 @@ class UpdateSize:
 
 @attrs.frozen(kw_only=True)
 class WorkingMemory:
-    """What a rank takes while it computes, besides weights, gradients and the optimizer's state."""
+    """The memory that a rank uses while it computes, besides weights, gradients and the optimizer's state."""
 
     parts: Mapping[str, int]
     """Bytes by purpose, such as `activations`."""
@@ -128,7 +128,7 @@ class WorkingMemory:
 
 @attrs.frozen(kw_only=True)
 class MemoryRules:
-    """When an engine of a source is on a rank's accelerator, and how much of it it takes."""
+    """When an engine of a source is on a rank's accelerator, and how much of its memory the engine uses."""
 
     sleeps: bool = False
     """Whether it leaves the accelerator while models compute."""

@@ -117,7 +117,7 @@ class Runtime(Plugin):
         return "cpu"
 
     def address(self) -> str:
-        """Return the address of this machine by which its task workers reach it: the loopback's where all of them are on it."""
+        """Return the address at which task workers reach this machine; the loopback address if all of them run on it."""
         return "127.0.0.1"
 
     def before_exit(self) -> None:

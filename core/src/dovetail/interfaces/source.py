@@ -205,7 +205,7 @@ class ExperienceSource(SourceDescription):
     @classmethod
     def age(cls, config: PluginConfig, facts: PlanFacts) -> int:
         """Return the most steps between the weights that made a sample and the step that trains on it. `PlanFacts.age` is the
-        larger of it and the trainer's `max_staleness`.
+        larger of this value and the trainer's `max_staleness`.
         """
         return 0
 

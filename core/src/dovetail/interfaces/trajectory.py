@@ -17,7 +17,7 @@ MessageCall: TypeAlias = Mapping[str, Any]
 
 
 _LEVELS = 150
-"""Maximum depth of a turn's JSON value: `ToolParser` refuses arguments of more than 100 levels, and the code that writes them is recursive."""
+"""Maximum depth of a turn's JSON value: `ToolParser` refuses more than 100 levels of arguments, and writing them recurses."""
 
 
 class EpisodeEnd(StrEnum):

@@ -78,7 +78,7 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
         raise _broken(
             source,
             problem,
-            "`ask.groups` says how many; a group that is not to be trained on stands in `reasons` with why, and each has a key of its own",
+            "give `ask.groups` groups, each with a key of its own; list a group that is not trained on in `reasons`, with the reason",
         )
     return batch
 

@@ -116,7 +116,7 @@ class RolloutSection(PluginSection):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Modules that its start imports into the worker's process, where it may start beside others."""
+        """Modules that the rollout imports when it starts in a worker's process, beside other roles."""
         return ()
 
     @property

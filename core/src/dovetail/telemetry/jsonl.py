@@ -46,7 +46,7 @@ def plain(value: object, level: int = 0) -> Any:
 
 
 def dump_json(value: object, indent: int | None = None) -> str:
-    """Return JSON that UTF-8 can hold, whatever text is in it, and that every reader takes for one line where it is not indented."""
+    """Return JSON that UTF-8 can encode whatever text it contains, and that every reader treats as one line unless indented."""
     return json.dumps(plain(value), indent=indent, ensure_ascii=False).translate(_ESCAPED)
 
 

@@ -31,7 +31,7 @@ _TOOLS = "functions in 'tools'"
 
 @attrs.define
 class Tally:
-    """What is left out of rows: how many of them, and where the first one is."""
+    """Counts of rows by the part that the chat template leaves out, with the first row of each."""
 
     total: int = 0
     """Rows that were checked."""

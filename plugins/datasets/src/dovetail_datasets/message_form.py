@@ -63,8 +63,8 @@ class MessageForm:
     def taken(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages in this form.
 
-        Texts become lists of text parts, or the reverse, where the template reads only one of the two; likewise arguments of calls, mappings
-        or JSON text. Reasoning in a field that the template does not read moves to the field that it reads.
+        Texts become lists of text parts, or the reverse, where the template reads only one of the two; likewise arguments of calls,
+        mappings or JSON text. Reasoning in a field that the template does not read moves to the field that it reads.
 
         Raises:
             DataError: the arguments of a call are not a JSON object, and the template accepts nothing else.

@@ -31,7 +31,7 @@ class EnvironmentTask:
 
 @attrs.frozen(kw_only=True)
 class EpisodeScore:
-    """What an episode has earned."""
+    """The score of an episode."""
 
     reward: float
     """Finite in float32."""

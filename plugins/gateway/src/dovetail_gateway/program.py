@@ -36,7 +36,7 @@ _SHOWN = 300
 
 @attrs.frozen
 class ProgramRun:
-    """What is to run."""
+    """A program to run, with its environment and limits."""
 
     command: list[str]
     folder: str

@@ -165,7 +165,7 @@ def _jobs(
 ) -> list[Job]:
     first = Path(words[0])
     if first.suffix in (".yaml", ".yml") and not first.is_file():
-        raise ConfigError(f"there is no file {first}", hint="a config of verl's own goes by --config-name NAME in a command")  # fmt: skip
+        raise ConfigError(f"there is no file {first}", hint="for a config of verl itself, import a command with --config-name NAME")  # fmt: skip
     if first.suffix in (".yaml", ".yml"):
         return [job_of_file(first, version, [read_override(word) for word in words[1:]])]
     if arguments_only and all(is_override(word) for word in words):

@@ -106,7 +106,7 @@ def _judge(
 def _vocabulary(
     directory: Path, section: ModelSection, template: str | None = None
 ) -> _Vocabulary | None:
-    """The vocabulary of the tokenizer in a directory, with the given chat template or its own; None where no tokenizer there lists its tokens."""
+    """The vocabulary of the tokenizer in a directory, with the given chat template or its own; None where it can't be listed."""
     from dovetail_datasets import load_tokenizer
 
     there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=template)

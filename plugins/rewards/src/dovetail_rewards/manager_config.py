@@ -20,7 +20,7 @@ def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class CachingConfig(PluginSection):
-    """What managers that call reward functions have in common."""
+    """Settings common to all managers that call reward functions."""
 
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
     """Scores kept of functions that say that they are pure, by content; 0 keeps none."""

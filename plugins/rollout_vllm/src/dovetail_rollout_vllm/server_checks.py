@@ -59,7 +59,7 @@ def _refuse_replaced(
         else "a part of an update, or none at all"
     )
     raise RolloutError(
-        f"the vLLM server at {url} has no longer the weights that it was started with: since {since} it holds {what}, "
+        f"the vLLM server at {url} no longer has the weights that it was started with: since {since} it holds {what}, "
         "and this run sends no whole weights",
         hint=f"end it, and {fitting(config, context, url)}",
     )

@@ -22,9 +22,9 @@ _NO_NOTICE = "connection error code 2"
 
 
 class Health:
-    """What is known of every process, and the error that ended the run's calls, once there is one.
+    """The state of every process, and the error that ended the run's calls, if any.
 
-    A thread waits on a call that every process holds open: a process that dies is known within a moment, whether or
+    A thread waits on a call that every process holds open, so a process that dies is detected at once, whether or
     not it was computing.
     """
 

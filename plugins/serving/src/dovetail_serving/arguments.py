@@ -21,7 +21,7 @@ def merged_arguments(
 ) -> dict[str, Any]:
     """Merge Dovetail's engine arguments over the user's `engine_args`; mappings under the same name are merged recursively.
 
-    One warning names every argument of which both had something else to say, with both values.
+    One warning names every argument on which the two differ, with both values.
 
     Args:
         theirs: `rollout.engine_args`.

@@ -99,7 +99,7 @@ def call_for(
         prompt_ids: P token ids, the same list for all samples of a request.
         sampling: the sampling of the whole sample, ends of sequence included.
         stream: the sample's stream.
-        earlier: the T₀ tokens that are there; keys and values of theirs are computed anew.
+        earlier: the T₀ tokens generated before; their keys and values are computed again.
         seeded: whether the sample has a seed of its own.
         media: the prompt's images.
         priority: the request's priority.

@@ -69,7 +69,7 @@ def quantised(weight: Tensor) -> Tensor:
 
 
 def dequantised(tensor: Tensor) -> Tensor:
-    """Return a quantised weight [out, in] as it is computed with, in its dtype; any other tensor as it is."""
+    """Return a quantised weight [out, in] dequantised, in its original dtype; any other tensor unchanged."""
     original = getattr(tensor, "get_original_weight", None)
     return tensor if original is None else cast("Tensor", original())
 

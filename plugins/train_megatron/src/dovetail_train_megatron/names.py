@@ -78,7 +78,7 @@ class TensorTable:
 
     @property
     def kept(self) -> list[Entry]:
-        """What a training state holds: all tensors, or the adapter and a value head above a frozen base."""
+        """The tensors that a training state holds: all of them, or the adapter and a value head above a frozen base."""
         if not self.adapter:
             return self.entries
         return self.adapter + [e for e in self.entries if e.name.startswith(VALUE_HEAD)]

@@ -144,8 +144,8 @@ class TransportEnd:
         """Begin to send `case_tensors(seed)`; `answer` waits for the end.
 
         Args:
-            manifest: theirs.
-            seed: theirs.
+            manifest: the manifest of these tensors.
+            seed: the seed of `case_tensors`.
             hang_before: a tensor that is never gathered: the end waits before it until it is killed.
         """
         self._pipe.send(("send", manifest, seed, hang_before))

@@ -34,7 +34,7 @@ _ORDER: tuple[Split, ...] = ("test", "validation", "train")
 
 @attrs.define
 class WrittenSplits:
-    """What was written."""
+    """The files that a recipe wrote."""
 
     rows: dict[Split, int]
     """Number of rows of each file, by split."""

@@ -83,7 +83,7 @@ class _Reader:
     def expect_end(self) -> None:
         self._skip()
         if self.at < len(self.text):
-            raise self._error("it goes on after its end")
+            raise self._error("it has text after its end")
 
     def _pair(self) -> tuple[Any, Any]:
         key = self.value(":")

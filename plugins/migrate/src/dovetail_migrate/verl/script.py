@@ -118,7 +118,7 @@ WHAT_IT_MAY_DO = """The script {script} runs confined, to find the commands that
 
 @attrs.frozen
 class ScriptRun:
-    """What a script did."""
+    """The result of running a script."""
 
     commands: tuple[tuple[str, ...], ...]
     """The words of every stand-in that it called, in order."""

@@ -96,7 +96,7 @@ class PluginConformance:
         return self.plugin.requires(config) | self.plugin.provides(config)
 
     def known_columns(self) -> dict[str, Column]:
-        """Return columns that it may read, by name: core's, its own, and those that installed plugins declare."""
+        """Return the columns that the plugin may read, by name: core's, the plugin's own, and those that installed plugins declare."""
         known = glossary(self.plugin.columns)
         for entry in default_index().entries():
             if entry.usable and entry.manifest is not None:

@@ -152,7 +152,7 @@ class AnswerClient:
                 self._imported += given
 
     def import_module(self, name: str, namespace: dict[str, Any]) -> None:
-        """Import a module that the tests use into a namespace, even where the response has defined the name; does nothing where there is no such module."""
+        """Import a module that the tests use into a namespace, if it exists, even where the response has defined its name."""
         try:
             namespace[name] = importlib.import_module(_ALIASES.get(name, name))
         except ImportError:

@@ -115,7 +115,7 @@ def cpu_of_children() -> float:
 
 
 def descendants(procfs: int, pid: int) -> Iterator[int]:
-    """Yield process ids of all children of a process, theirs, and so on."""
+    """Yield the process ids of all descendants of a process."""
     try:
         threads = os.listdir(task := os.open(f"{pid}/task", os.O_RDONLY, dir_fd=procfs))
         os.close(task)
