@@ -183,7 +183,7 @@ class AgentLoop(Plugin):
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return kind and section of every plugin that its config selects, by key path below it, for plan and lock."""
+        """Return kind and section of every plugin that `config` selects, by key path below that config, for plan and lock."""
         return {}
 
     def chat_tools(self) -> Sequence[Mapping[str, Any]]:

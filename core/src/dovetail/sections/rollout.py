@@ -109,8 +109,8 @@ class RolloutSection(PluginSection):
 
     @property
     def starts_beside(self) -> bool:
-        """Whether it may start while training models load in the same process or on the same accelerators: it measures what
-        is free there only in its turn (`dovetail.workers.loading`), or not at all.
+        """Whether the rollout may start while training models load in the same process or on the same accelerators. Then it measures
+        free memory only while it holds the turn to load (`dovetail.workers.loading`), or not at all.
         """
         return False
 

@@ -42,7 +42,7 @@ def refuse_unfit(
 
 
 def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
-    """Return how to start a server that fits, for a hint."""
+    """Return a hint with the command that starts a server suited to this config."""
     return f"start it with: {TOKEN_VARIABLE}=… {command_by_hand(config, context, port=port_of(url, 8000))}"
 
 

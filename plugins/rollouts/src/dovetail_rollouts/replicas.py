@@ -68,7 +68,7 @@ class ReplicaSet:
 
     @property
     def all(self) -> tuple[Replica, ...]:
-        """All replicas, and those that are added at the next version boundary."""
+        """All replicas, including those that join at the next version boundary."""
         return (*self._members, *self._added)
 
     @property

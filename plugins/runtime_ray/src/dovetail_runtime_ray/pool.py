@@ -82,7 +82,7 @@ class PoolProcesses:
 
     @property
     def size(self) -> int:
-        """R."""
+        """The number of processes, R."""
         return len(self._actors)
 
     def begin(self, rendezvous: str | None) -> None:

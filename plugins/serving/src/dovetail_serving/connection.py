@@ -197,7 +197,7 @@ class ServerConnection:
         return await self._http.get(path, timeout=CONNECT_SECONDS)
 
     async def close(self) -> None:
-        """Let all connections go."""
+        """Close all connections."""
         if self._watch is not None:
             self._watch.cancel()
         await self._http.aclose()

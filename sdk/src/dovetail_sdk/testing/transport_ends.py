@@ -33,7 +33,7 @@ Contents = list[tuple[str, str, tuple[int, ...], bytes]]
 
 
 def case_tensors(seed: int = 0) -> dict[str, Tensor]:
-    """Return tensors of several dtypes: large and small ones, an empty and a scalar one, two that are one (tied)."""
+    """Return tensors of several dtypes: large and small ones, an empty one, a scalar, and two names of one tensor (tied)."""
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(37, 5, generator=generator)
     return {

@@ -32,7 +32,7 @@ from dovetail_stages import all_finite, loss_share, mean_metric, on_device, pair
 
 
 class BradleyTerry(Objective):
-    """−log σ of how much higher the chosen response is scored than the rejected one."""
+    """L = −log σ(r_chosen − r_rejected), with r the score of a response."""
 
     name = "bradley_terry"
     api = ">=1.0,<2"

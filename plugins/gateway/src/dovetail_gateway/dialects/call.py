@@ -124,7 +124,7 @@ class Dialect(ABC):
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that nothing else has."""
+    """Return a unique id that begins with the prefix."""
     return f"{prefix}{uuid.uuid4().hex}"
 
 

@@ -27,7 +27,7 @@ class Question:
         config: has the templates.
 
     Raises:
-        ConfigError: a template has errors, or names what there is not.
+        ConfigError: a template has errors, or uses an unknown variable.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
