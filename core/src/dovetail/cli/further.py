@@ -21,7 +21,7 @@ class ExtensibleGroup(click.Group):
     Args:
         group: the entry-point group in which a name is a command.
         own: its own commands: name → (`module:attribute`, what `--help` says of it).
-        attributes: of `click.Group`.
+        attributes: attributes of `click.Group`.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ class Session(ABC):
 
         Args:
             value: finite; added to the turn's reward.
-            turn: its number; the latest where absent.
+            turn: the number of the turn; by default the latest.
         """
 
     def completion(self) -> Completion:

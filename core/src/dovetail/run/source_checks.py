@@ -45,8 +45,8 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
     step.
 
     Args:
-        source: gave them.
-        step: its experience has them.
+        source: the source that gave the columns.
+        step: the step, whose experience holds the columns.
         known: the glossary, with the columns of the run's plugins.
 
     Raises:

@@ -183,7 +183,7 @@ def serving(
     """Start rollout replicas that serve a model from disk, and close them after the block.
 
     Args:
-        config: has the engine and its placement.
+        config: the config, with the engine and its placement.
         model: the model to load.
         tokenizer: the tokenizer of the model.
 

@@ -56,7 +56,7 @@ class ModelServer:
         """Connect to a server and ask for its model.
 
         Args:
-            url: its address, with or without `/v1`.
+            url: the server's address, with or without `/v1`.
             model: the name of one of its models; needed where it has several.
             auth_env: environment variable that holds its key.
 

@@ -70,8 +70,8 @@ class Measured:
     Attributes:
         name: the name of the run.
         plan: the plan of the run.
-        steps: their metrics.
-        lengths: the lengths of their responses in tokens, step by step.
+        steps: the metrics of each step.
+        lengths: the lengths of the responses in tokens, step by step.
     """
 
     name: str

@@ -46,7 +46,7 @@ class PackRegistry:
 
         Args:
             frequencies: float32 [D / 2], rotary ones (arXiv 2104.09864).
-            dtype: of queries and keys.
+            dtype: the dtype of queries and keys.
             device: the device of the model.
         """
         self._frequencies, self._dtype, self._device = frequencies.to(device), dtype, device

@@ -306,7 +306,7 @@ def refuse_misshapen(
 
     Args:
         tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.
-        table: has the composition of the entry.
+        table: the table with the composition of the entry.
         entry: the entry of the table, not a value head.
         section: the section with the checkpoint's path.
 

@@ -82,7 +82,7 @@ class DataRecipe(Plugin):
 
         Args:
             row: the row of the dataset, by column.
-            where: its file and number, for messages.
+            where: the row's file and number, for messages.
 
         Returns:
             Of prompts: `prompt` (messages), `data_source`, `reward_model` with `ground_truth`; and optional `response`, a reference
@@ -182,7 +182,7 @@ def wrong(where: str, column: str, value: object, expected: str) -> DataError:
 
     Args:
         where: file and row.
-        column: its name.
+        column: the name of the column.
         value: the found value.
         expected: the expected value.
     """

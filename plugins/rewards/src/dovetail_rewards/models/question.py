@@ -24,7 +24,7 @@ class Question:
     change what it is given.
 
     Args:
-        config: has the templates.
+        config: the config, with the templates.
 
     Raises:
         ConfigError: a template has errors, or uses an unknown variable.

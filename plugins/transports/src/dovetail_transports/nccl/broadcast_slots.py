@@ -47,7 +47,7 @@ class _Stage:
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         self._octets = None
 
 
@@ -55,7 +55,7 @@ class BroadcastSenderSlots(SenderSlots):
     """Forms the group, and forms it again where its members have changed.
 
     Args:
-        slots: their number.
+        slots: the number of slots.
         device: the device of the buckets.
         backend: `nccl` or `gloo`.
         host: the address at which members find each other.

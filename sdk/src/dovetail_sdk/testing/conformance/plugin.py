@@ -67,7 +67,7 @@ class PluginConformance:
 
         Args:
             plugin: the class under test.
-            config: its config, where the default does not do.
+            config: the plugin's config, where the default is not enough.
             attributes: further class attributes, by name.
         """
         given = {"plugin": plugin, "config": config, **attributes, "__module__": plugin.__module__}

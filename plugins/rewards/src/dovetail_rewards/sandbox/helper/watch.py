@@ -220,7 +220,7 @@ def remove(directory: str, top: int, procfs: int) -> None:
     name is drawn at random now that every program has ended, so that none could take it before.
 
     Args:
-        directory: its path.
+        directory: the path of the directory.
         top: a descriptor of it, opened before any program ran.
         procfs: a descriptor of /proc.
     """
