@@ -27,8 +27,8 @@ class PluginConformance:
     `expected_failures`, still runs, and is reported with its reason.
 
     Raises:
-        PluginError: at the definition of a subclass that overrides a standard test, or expects a test to fail that does
-            not exist, or gives no reason.
+        PluginError: at the definition of a subclass that overrides a standard test, or whose `expected_failures` name an unknown
+            test or lack a reason.
     """
 
     kind: ClassVar[str]
