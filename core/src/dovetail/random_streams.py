@@ -59,7 +59,7 @@ class SampleStream:
     attempt: int = 0
     turn: int = 0
     fork: str = ""
-    """Of a further sequence of an episode, its path: `0.2` is the third fork of the first. Turns count within it."""
+    """The path of a forked sequence of an episode: `0.2` is the third fork of the first. Turns are counted within the sequence."""
     offset: int = 0
     """Token offset at which this request begins: 0, or the tokens kept from an aborted one."""
 

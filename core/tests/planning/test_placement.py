@@ -319,7 +319,7 @@ def test_a_transport_within_a_machine_serves_several_where_each_has_a_rank_that_
         return
     with pytest.raises(PlanError, match=refused) as caught:
         placed(runtime, rollout, transport=transport, actor=1)
-    assert "('disk' is taken)" in str(caught.value.hint)
+    assert "('disk' is then used)" in str(caught.value.hint)
 
 
 def test_a_collective_between_accelerators_needs_others_for_the_rollout() -> None:

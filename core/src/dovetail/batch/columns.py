@@ -149,7 +149,7 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
     """
     if complaints := complaints_about(batch, glossary):
         raise ColumnError(
-            "the batch is not as the glossary says: " + "; ".join(complaints),
+            "the batch differs from the glossary of columns: " + "; ".join(complaints),
             hint="a plugin declares columns of its own in its `columns` attribute"
             if any("unknown" in complaint for complaint in complaints)
             else None,

@@ -72,7 +72,9 @@ def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
         return weights_N, np.arange(len(weights_N))
     units_N = np.asarray(units_N)
     if units_N.shape != weights_N.shape:
-        raise ColumnError(f"{units_N.shape} unit ids do not fit weights of {weights_N.shape}")
+        raise ColumnError(
+            f"the unit ids have shape {units_N.shape}; expected {weights_N.shape}, that of the weights"
+        )
     _, first, inverse = np.unique(units_N, return_index=True, return_inverse=True)
     index_N = np.argsort(np.argsort(first))[inverse]
     return np.bincount(index_N, weights=weights_N, minlength=len(first)), index_N

@@ -84,7 +84,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def stored(cls, source: StoredArray, offsets: np.ndarray) -> RaggedRows:
-        """Return the N rows of a stored array [T, …], which `offsets` (int64 [N + 1]) cut it into from its first value to its last."""
+        """Return the N rows of a stored array [T, …]; row i is source[offsets[i] : offsets[i + 1]], with offsets int64 [N + 1]."""
         count = len(offsets) - 1
         return cls(
             (source,),

@@ -21,7 +21,7 @@ class ExtensibleGroup(click.Group):
     Args:
         group: the entry-point group in which a name is a command.
         own: its own commands: name → (`module:attribute`, what `--help` says of it).
-        attributes: of `click.Group`.
+        attributes: attributes of `click.Group`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.C
         return None
     if len(claims) > 1:
         raise PluginConflictError(
-            f"the command {name!r} comes from {' and '.join(owner for _, owner in claims)}",
+            f"the command {name!r} is defined by {' and '.join(owner for _, owner in claims)}",
             hint="uninstall all but one",
         )
     entry_point, owner = claims[0]

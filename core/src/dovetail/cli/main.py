@@ -70,7 +70,7 @@ class CommandLine(ExtensibleGroup):
     """All commands, with what ends one that fails: a message, and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command as click does, and report a full disk or a refused path as an error of ours."""
+        """Run a command as click does, and report a full disk or a path without permission as a Dovetail error."""
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_traceback
         drop_import_messages()

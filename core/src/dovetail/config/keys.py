@@ -58,7 +58,7 @@ def parse_path(text: str) -> KeyPath:
             path.append(match["plain"])
         position = match.end()
     if not path or isinstance(path[0], int):
-        raise ValueError(f"{text!r} is not a key path: it starts with a section's name")
+        raise ValueError(f"{text!r} is not a key path; expected a section's name first")
     if len(path) > MAX_DEPTH:
         raise ValueError(f"a key path has at most {MAX_DEPTH} levels, not {len(path)}")
     return tuple(path)

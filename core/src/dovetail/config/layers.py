@@ -38,7 +38,7 @@ class ConfigLayer:
     is_preset: bool = False
     """Whether the layer holds a preset's settings."""
     raw: Mapping[KeyPath, str] = attrs.field(factory=dict)
-    """Of an override, its key and its value before it was parsed; verbatim texts take it where it is not a YAML string."""
+    """An override's key and its unparsed value, which a field of verbatim text takes where the parsed value is not a string."""
 
     def at(self, path: KeyPath) -> str:
         """Return the place at which the layer gives a key: the layer's name, with the line where known."""

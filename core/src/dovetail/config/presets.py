@@ -50,9 +50,9 @@ class PresetLayer:
     """Keys of another preset, named before it, that the layers of that time hold and that nothing gives anew."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
-        """Return the layers with the preset's directly below those that give its name.
+        """Return all layers, with the preset's inserted directly below the layer that names the preset.
 
-        Keys given beside the name, or later, win over the preset; the preset wins over keys of earlier layers.
+        Keys of that layer and of later ones win over the preset; the preset wins over keys of earlier layers.
         """
         rank = self.named_by.rank
         below = [layer for layer in layers if layer.rank < rank]
@@ -88,7 +88,7 @@ class PresetLayer:
             )
 
     def _overruled(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
-        """Of the parts that make the algorithm, those for which the file that names the preset chooses otherwise."""
+        """Yield a warning for each part of the algorithm for which the file that names the preset overrides its choice."""
         for part in ("advantage", "policy_loss"):
             preset = value_at(self.layer.tree, (SECTION, part))
             preset = preset.get("name") if is_mapping(preset) else preset
@@ -114,8 +114,8 @@ def preset_layer(
         resolver: finds the preset's Config class.
 
     Returns:
-        The preset's layer, and what is wrong with its settings. There is no layer where no preset is selected, nor
-        where its section is wrong in itself: its faults are found when the config that holds it is structured.
+        The preset's layer, and the problems of its settings. The layer is None where no preset is selected, or the
+        preset's section is invalid; the faults of an invalid section are reported later, with those of the whole config.
     """
     choices = [
         (layer, choice) for layer in layers if (choice := value_at(layer.tree, PATH)) is not ABSENT

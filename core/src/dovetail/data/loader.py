@@ -150,7 +150,7 @@ class PromptLoader:
         if state["data"] != self._fingerprint():
             raise DataError(
                 f"the training prompts are not those of the checkpoint: {len(self._prompts)} prompts with "
-                f"digest {self._fingerprint()}, then {state['data']}",
+                f"digest {self._fingerprint()}; expected {state['data']}",
                 hint="resume with the same files, tokenizer, chat template with its arguments, and limits",
             )
         self._epoch = state["epoch"]
@@ -221,7 +221,7 @@ class PromptLoader:
         return self._order[1:]
 
     def _fingerprint(self) -> str:
-        """Of the prompts' rows, tokens and images, and of examples' answers, in order."""
+        """Digest of the prompts' rows, tokens and images, and of examples' answers, in order."""
         if self._digest is None:
             prompts = self._prompts
             self._digest = (

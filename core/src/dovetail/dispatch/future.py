@@ -101,9 +101,9 @@ class Future(Generic[T]):
             return error
 
     def then(self, convert: Callable[[T], U]) -> Future[U]:
-        """Return a future of the converted result. `convert` runs once: now where the result is there, else at the first `result`.
+        """Return a future of the converted result. `convert` runs once: now if the result is available, else at the first `result`.
 
-        A failure that is there now, and that nobody asks for, is logged.
+        A failure that has already occurred, and whose result is never requested, is logged.
         """
         converted = Future(lambda timeout: convert(self.result(timeout)), done=self.done)
         if self.done():

@@ -40,8 +40,8 @@ class ProfileSpec:
 
 
 class ProfiledWorker(Worker):
-    """A worker that can be profiled: `StepProfile` calls these around the steps that the config names, the learner `memory`
-    around every update.
+    """A worker that can be profiled. `StepProfile` calls its methods around the steps that the config names; the learner calls
+    `memory` around every update.
     """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

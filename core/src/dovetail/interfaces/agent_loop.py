@@ -111,7 +111,7 @@ class Session(ABC):
 
         Args:
             value: finite; added to the turn's reward.
-            turn: its number; the latest where absent.
+            turn: the number of the turn; by default the latest.
         """
 
     def completion(self) -> Completion:
@@ -162,7 +162,8 @@ class Session(ABC):
         """
         if not math.isfinite(by):
             raise EpisodeError(
-                FailureKind.HARNESS, f"{name!r} is counted by {by}; expected a finite number"
+                FailureKind.HARNESS,
+                f"the counter {name!r} is increased by {by}; expected a finite number",
             )
         self.counts[name] = self.counts.get(name, 0.0) + float(by)
 
@@ -182,7 +183,7 @@ class AgentLoop(Plugin):
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return kind and section of every plugin that its config selects, by key path below it, for plan and lock."""
+        """Return kind and section of every plugin that `config` selects, by key path below that config, for plan and lock."""
         return {}
 
     def chat_tools(self) -> Sequence[Mapping[str, Any]]:

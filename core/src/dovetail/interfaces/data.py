@@ -77,7 +77,7 @@ class RowGroups(ABC):
         """Yield a group's rows, each preceded by its file and row number for messages.
 
         Args:
-            group: its number.
+            group: the number of the group.
             start: the first row to yield, counted within the group.
 
         Raises:
@@ -161,7 +161,7 @@ class DatasetSource(Plugin):
         """Write the rows of a Python program to a file, and return it; its name follows from its content, and `read` reads it.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             rows: all rows.
             folder: the directory of the file; created where missing.
 

@@ -239,10 +239,10 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             self.close()
 
     def export_adapter(self, saved: Path, directory: Path) -> None:
-        """Write the low-rank adapter of a training state to `directory` in peft's form, by an engine that was not started.
+        """Write the low-rank adapter of the training state `saved` to `directory`, in peft's format; the engine need not be started.
 
         Raises:
-            ConfigError: the model is trained without an adapter, as by engines that do not override this.
+            ConfigError: the model is trained without an adapter, or the engine does not override this method.
             CheckpointError: the state is damaged, or the directory can't be written.
         """
         raise ConfigError(

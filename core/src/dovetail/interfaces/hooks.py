@@ -45,7 +45,7 @@ class HookSpec:
         """Handle the end of a stage, with its input and its output `Batch`."""
 
     def update_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of all updates, after which the step counts; `metrics` are theirs (`actor/…`, `critic/…`)."""
+        """Handle the end of all updates, after which the step counts; `metrics` are those of the updates (`actor/…`, `critic/…`)."""
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """Handle a complete checkpoint, written to `path` after `step` finished steps."""

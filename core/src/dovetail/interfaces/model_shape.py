@@ -11,7 +11,7 @@ import attrs
 from dovetail.sections.adapter import PlannedAdapter
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of a number of each dtype that `model.dtype` may name."""
+"""Bytes of one number, for each dtype that `model.dtype` may name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +48,7 @@ class ModelShape:
     parameters: int
     """All of them, each once; buffers are not counted."""
     head_parameters: int
-    """Of them, those of an output layer that shares its weight with no embedding."""
+    """Those of the parameters that belong to an output layer whose weight is not tied to an embedding."""
     layers: Mapping[str, WeightLayer]
     """Every layer with one weight matrix, by its name."""
     modules: frozenset[str]
@@ -118,7 +118,7 @@ class UpdateSize:
 
 @attrs.frozen(kw_only=True)
 class WorkingMemory:
-    """What a rank takes while it computes, besides weights, gradients and the optimizer's state."""
+    """The memory that a rank uses while it computes, besides weights, gradients and the optimizer's state."""
 
     parts: Mapping[str, int]
     """Bytes by purpose, such as `activations`."""
@@ -128,7 +128,7 @@ class WorkingMemory:
 
 @attrs.frozen(kw_only=True)
 class MemoryRules:
-    """When an engine of a source is on a rank's accelerator, and how much of it it takes."""
+    """When an engine of a source is on a rank's accelerator, and how much of its memory the engine uses."""
 
     sleeps: bool = False
     """Whether it leaves the accelerator while models compute."""

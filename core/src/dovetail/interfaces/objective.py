@@ -52,7 +52,7 @@ class ObjectiveSpec:
     """
 
     plugin: PluginRef
-    """Of kind `objective`, with its resolved config."""
+    """A plugin of kind `objective`, with its resolved config."""
     requires: frozenset[str]
     """Columns that every mini-batch must carry."""
     outputs: tuple[OutputSpec, ...]

@@ -105,7 +105,7 @@ class Score:
     """float32 [T]: a reward for each token of `Sample.response_ids`, where the function gives them; sums to `value`. 0 on tokens of
     an episode that the policy did not produce."""
     turn_rewards: tuple[float, ...] | None = None
-    """Of an episode, a reward for each turn, in place of `token_rewards`: it sits on the turn's last token. They sum to `value`."""
+    """A reward for each turn of an episode, in place of `token_rewards`: each is placed on its turn's last token. They sum to `value`."""
     components: Mapping[str, float] = attrs.field(factory=dict)
     """Named parts of the reward, logged apart."""
     extras: Mapping[str, Any] = attrs.field(factory=dict)

@@ -85,8 +85,8 @@ class RolloutRequest:
     """The prompt's images by reference, in the order in which its tokens stand for them: only given to engines with the
     capability `images`. `prompt_ids` holds as many tokens for each as it has in the model."""
     priority: int = 0
-    """Of requests that wait, those with the lowest number begin first, and of these the one that came first. None that runs is
-    interrupted for one that waits. An engine without priorities begins them as they came."""
+    """Waiting requests with the lowest number begin first; among equals, the one that arrived first. A waiting request never
+    interrupts a running one. An engine without priorities begins requests in their order of arrival."""
 
     @property
     def n(self) -> int:

@@ -83,6 +83,6 @@ class RolloutCorrection(ColumnPlugin):
         """Correct whole samples: the whole batch, or those of a micro-batch.
 
         Args:
-            inputs: their log-probabilities.
+            inputs: the log-probabilities of the samples.
             reduction: sums over the ranks that hold the rest of the batch.
         """

@@ -113,11 +113,11 @@ class Runtime(Plugin):
         )
 
     def device(self) -> str:
-        """Return the torch device of workers in this process, or the kind of device of those elsewhere."""
+        """Return the torch device of the workers; of workers in other processes only its type, such as `cpu`."""
         return "cpu"
 
     def address(self) -> str:
-        """Return the address of this machine by which its task workers reach it: the loopback's where all of them are on it."""
+        """Return the address at which task workers reach this machine; the loopback address if all of them run on it."""
         return "127.0.0.1"
 
     def before_exit(self) -> None:

@@ -176,7 +176,7 @@ class ExperienceSource(SourceDescription):
         selected.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts of the run, with all plugins but the source's own.
         """
         return {}
@@ -205,7 +205,7 @@ class ExperienceSource(SourceDescription):
     @classmethod
     def age(cls, config: PluginConfig, facts: PlanFacts) -> int:
         """Return the most steps between the weights that made a sample and the step that trains on it. `PlanFacts.age` is the
-        larger of it and the trainer's `max_staleness`.
+        larger of this value and the trainer's `max_staleness`.
         """
         return 0
 
@@ -226,7 +226,7 @@ class ExperienceSource(SourceDescription):
         """Return the placement of the source's processes.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts of the run.
             pools: the pools of its roles.
 
@@ -257,7 +257,7 @@ class ExperienceSource(SourceDescription):
         """Return the tokenizer of the run's model, with its chat template.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts that `load` gets.
 
         Raises:
@@ -271,7 +271,7 @@ class ExperienceSource(SourceDescription):
         """Return the training rows and the held-out rows, checked.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts of the run, with its trainer and its source alone as plugins.
             tokenizer: the tokenizer that `read_tokenizer` returned.
 
@@ -288,7 +288,7 @@ class ExperienceSource(SourceDescription):
         check`.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts that `load` gets.
             data: the data that `load` returned; None where it failed.
             reward: the caller's function that scores every row; None where there is none.
@@ -357,7 +357,7 @@ class ExperienceSource(SourceDescription):
         """Record which samples of a step were trained on or dropped.
 
         Args:
-            step: its number.
+            step: the number of the step.
             trained: the keys of the prompts that were trained on.
             left_out: the keys of the prompts that were left out, with the reason.
         """
@@ -367,7 +367,7 @@ class ExperienceSource(SourceDescription):
         """Take back the samples of a step that ended early, for the next step.
 
         Args:
-            step: its number.
+            step: the number of the step.
             sound: whether it was stopped. After a failure, whose cause its samples may be, no checkpoint keeps them.
         """
 

@@ -41,7 +41,7 @@ class DatasetShape:
     """The sizes of a dataset that the order of an epoch depends on."""
 
     name: str = ""
-    """Of a mixture's dataset. Places of an epoch are then numbered within it, since a row may come several times; else rows are."""
+    """Name of the dataset in a mixture. If set, samples are numbered by place in the epoch, since a row may recur; else by row."""
     size: int
     """Rows."""
     weight: float | None = None
@@ -95,7 +95,7 @@ class RowSet:
     datasets: tuple[DatasetShape, ...] = ()
     """What they are made of, where that is a mixture or streamed."""
     left_out: tuple[str, ...] = ()
-    """What the chat template leaves out of the rows, a sentence each."""
+    """The parts of the rows that the chat template leaves out, one sentence each."""
     bad: tuple[BadRow, ...] = ()
     """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
     streamed: str = ""
@@ -151,7 +151,7 @@ class SourceData:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What the chat template leaves out of the rows, a sentence each."""
+        """The parts of the rows that the chat template leaves out, one sentence each."""
         val = () if self.val is None else self.val.left_out
         return (*self.train.left_out, *(f"held-out rows: {what}" for what in val))
 

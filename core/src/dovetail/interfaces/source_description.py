@@ -61,7 +61,7 @@ class SourceDescription(Plugin):
         """Return the seconds that each step of a plan will take, predicted from the measurements of an earlier run.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             plan: the plan of the run to come.
             run: the run directory of the earlier run.
 
@@ -81,7 +81,7 @@ class SourceDescription(Plugin):
         """Return the plugins that rows of the data select by themselves, which the lock of the run keeps.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts that `load` gets.
             data: the data that `load` returned.
         """
@@ -94,7 +94,7 @@ class SourceDescription(Plugin):
         """Yield the scores of the rows' own reference answers, for `dovetail data`; rows without one are skipped.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts that `load` gets.
             rows: the rows of the dataset, numbered, as `dovetail data` reads them.
 

@@ -241,7 +241,7 @@ class Stage(Plugin):
         """Check what a run depends on before its start; yield a line for each thing that was checked, and problems, for `dovetail check`.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts of the finished plan.
             data: the data that the source's `load` returned: `data.prompts` yields all rows, each with its
                 `data_source`.

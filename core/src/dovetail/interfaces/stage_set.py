@@ -48,7 +48,7 @@ class StageSet(Plugin):
         """Check the config against the active stages.
 
         Args:
-            config: its own config.
+            config: the plugin's own config.
             facts: the facts with the finished list of stages.
             stages: the active stages of the plan: `name`, `reads`, `provides`, `rewrites` and others.
 

@@ -43,7 +43,7 @@ def _check_reward(_: object, __: object, reward: float | None) -> None:
 
 @attrs.frozen(kw_only=True)
 class ToolResult:
-    """What a call returned.
+    """The result of a tool call.
 
     Raises:
         TypeError: the content is neither text nor a list of parts.

@@ -17,7 +17,7 @@ MessageCall: TypeAlias = Mapping[str, Any]
 
 
 _LEVELS = 150
-"""Of what a turn holds: `ToolParser` refuses arguments of more than 100, and code that writes it calls itself at each."""
+"""Maximum depth of a turn's JSON value: `ToolParser` refuses more than 100 levels of arguments, and writing them recurses."""
 
 
 class EpisodeEnd(StrEnum):

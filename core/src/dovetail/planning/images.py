@@ -8,7 +8,7 @@ from dovetail.errors import PlanError
 from dovetail.interfaces.stage import SelectedPlugin
 
 CAPABILITY = "images"
-"""Of rollout and training engines that take images."""
+"""The capability of rollout and training engines that accept images."""
 
 
 def check_images(engines: Sequence[SelectedPlugin]) -> None:

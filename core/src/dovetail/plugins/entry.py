@@ -79,7 +79,7 @@ class PluginEntry:
 
     @property
     def install_command(self) -> str:
-        """What installs the needs that are not met in this environment."""
+        """The command that installs the needs that this environment does not meet."""
         return install_command(self.distribution, self.needs)
 
     def to_dict(self) -> dict[str, Any]:

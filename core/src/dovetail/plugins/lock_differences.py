@@ -47,8 +47,8 @@ def differences(
 ) -> list[LockDifference]:
     """Compare two plugin locks, and return warnings and errors.
 
-    Another version, content, environment or choice of plugins is told. Another distribution behind the same name, or
-    another range of interface versions, is refused.
+    A different version, content, environment or choice of plugins is a warning. A different distribution of the same name, or a
+    different range of interface versions, is an error.
 
     Args:
         old: the earlier lock.

@@ -33,7 +33,7 @@ class Need:
 
 
 def judge(needs: Iterable[tuple[str, ...]]) -> tuple[Need, ...]:
-    """Judge needs in this environment, importing nothing of them."""
+    """Check whether this environment meets needs, without importing the packages."""
     return tuple(_judge(tuple(any_of)) for any_of in needs)
 
 

@@ -93,10 +93,10 @@ def check_finite(
     """Check that every number is finite. Values where response_mask is 0 are not checked.
 
     Args:
-        batch: with any of the columns.
-        columns: those to check; only floating-point numbers are.
+        batch: a batch with any of the columns.
+        columns: names of the columns to check; only floating-point columns are checked.
         step: the step that is under way, with its experience.
-        directory: of the run; `faults/step_N.json` is written into it.
+        directory: the run directory; `faults/step_N.json` is written into it.
         writer: names the stage of a plugin that wrote the columns, from others that are finite.
 
     Raises:

@@ -222,7 +222,7 @@ class Learner:
             if complaints := complaints_about(chosen, self._columns):
                 raise _broken(
                     stage,
-                    f"wrote what is not as declared: {'; '.join(complaints)}",
+                    f"wrote columns that differ from their declaration: {'; '.join(complaints)}",
                     "keep the dtype and shape of the column, as by `values.astype(np.float32)`",
                 )
 

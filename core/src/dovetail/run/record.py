@@ -95,7 +95,7 @@ class RunRecord:
     hooks: HookRelay
     """Calls a hook of every observer: `hooks.step_started(step=1)`."""
     metrics: dict[str, float]
-    """Of the step that is under way, or of what comes before the first."""
+    """Metrics of the current step, or of the time before the first step."""
     weights_dirty: bool
     """Whether an update has begun and the step does not count yet: no checkpoint may keep such weights."""
 

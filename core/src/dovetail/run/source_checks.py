@@ -45,8 +45,8 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
     step.
 
     Args:
-        source: gave them.
-        step: its experience has them.
+        source: the source that gave the columns.
+        step: the step, whose experience holds the columns.
         known: the glossary, with the columns of the run's plugins.
 
     Raises:
@@ -78,7 +78,7 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
         raise _broken(
             source,
             problem,
-            "`ask.groups` says how many; a group that is not to be trained on stands in `reasons` with why, and each has a key of its own",
+            "give `ask.groups` groups, each with a key of its own; list a group that is not trained on in `reasons`, with the reason",
         )
     return batch
 

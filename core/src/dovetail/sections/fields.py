@@ -39,7 +39,9 @@ def _json_values(_section: object, attribute: attrs.Attribute[Any], value: objec
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{attribute.name} holds what JSON can't say: {error}") from error
+        raise ValueError(
+            f"{attribute.name} has a value that JSON can't represent: {error}"
+        ) from error
 
 
 JSON_VALUES: Validator = _json_values

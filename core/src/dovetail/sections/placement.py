@@ -103,7 +103,7 @@ class RuntimeSection(PluginSection):
         return (Pool(name="this process", roles=tuple(roles)),)
 
     def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
-        """Return why a run with these pools can't start on this machine; None where it can, or would be placed on others."""
+        """Return why a run with these pools can't start on this machine; None where it can, or would run on other machines."""
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:

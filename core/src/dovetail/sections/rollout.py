@@ -109,14 +109,14 @@ class RolloutSection(PluginSection):
 
     @property
     def starts_beside(self) -> bool:
-        """Whether it may start while training models load in the same process or on the same accelerators: it measures what
-        is free there only in its turn (`dovetail.workers.loading`), or not at all.
+        """Whether the rollout may start while training models load in the same process or on the same accelerators. Then it measures
+        free memory only while it holds the turn to load (`dovetail.workers.loading`), or not at all.
         """
         return False
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Modules that its start imports into the worker's process, where it may start beside others."""
+        """Modules that the rollout imports when it starts in a worker's process, beside other roles."""
         return ()
 
     @property

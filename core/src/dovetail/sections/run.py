@@ -97,8 +97,8 @@ class DataSection:
     """Several datasets by name with weights, in place of `train_files`: `{math: {files: math.parquet, weight: 3}, chat: {files: chat.jsonl, weight: 1}}`.
     An epoch has as many prompts as they have rows together; a dataset may come several times in it, or in part."""
     streaming: Literal["auto"] | bool = "auto"
-    """Of trainers that take examples of a dataset: read training rows when they are needed, and tokenise ahead. What is too long is then left out, and
-    what is wrong is found, as it is read. auto: where rows have more than 67 million characters, which take a process about a minute. A row's
+    """For trainers on examples of a dataset: read training rows when they are needed, and tokenise ahead. Rows that are too long are
+    then left out, and faulty ones found, as they are read. auto: where rows have more than 67 million characters, which take a process about a minute. A row's
     tokens are kept on disk either way, and read from there by the next start."""
     processes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Processes that tokenise examples, where there are more than 8,192 of them that the cache lacks; None: one for each core, at most 8."""

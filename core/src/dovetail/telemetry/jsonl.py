@@ -20,7 +20,7 @@ _ESCAPED = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029, *range(0xD
 _LEVELS = 100
 """Containers in containers that are written; Python's own limit would end in an error."""
 _BITS = 10_000
-"""Of an integer that is written as a number: Python makes no decimals of a longer one, and reads none."""
+"""Maximum bits of an integer that is written as a number: Python neither prints nor parses longer ones in decimal."""
 
 
 def plain(value: object, level: int = 0) -> Any:
@@ -46,7 +46,7 @@ def plain(value: object, level: int = 0) -> Any:
 
 
 def dump_json(value: object, indent: int | None = None) -> str:
-    """Return JSON that UTF-8 can hold, whatever text is in it, and that every reader takes for one line where it is not indented."""
+    """Return JSON that UTF-8 can encode whatever text it contains, and that every reader treats as one line unless indented."""
     return json.dumps(plain(value), indent=indent, ensure_ascii=False).translate(_ESCAPED)
 
 

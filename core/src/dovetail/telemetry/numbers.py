@@ -18,7 +18,7 @@ def before_and_after(
 ) -> dict[str, dict[str, float | str]]:
     """Return `before`, `after` and `better` of each key figure that rows of metrics hold.
 
-    Of what is held out these are the first and the last value, of training means over the first and the last steps: at most 10.
+    For held-out prompts these are the first and the last value; for training, means over the first and the last steps, at most 10 each.
     """
     found: dict[str, dict[str, float | str]] = {}
     values: dict[str, list[float]] = {name: [] for name in key_figures}

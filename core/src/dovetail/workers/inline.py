@@ -166,7 +166,7 @@ def _check_device(device: str, accelerators: Sequence[str]) -> None:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise ConfigError(
-            f"runtime.device={device!r} is not a torch device; here are: auto, {', '.join(known)}"
+            f"runtime.device={device!r} is not a torch device of this machine; expected one of auto, {', '.join(known)}"
         ) from error
     if kind not in known:
         raise ConfigError(

@@ -27,7 +27,7 @@ def loading_turn(run_directory: Path) -> Iterator[bool]:
     """Hold the run's turn to load models. One thread of one process holds it at a time.
 
     Yields:
-        Whether it is held: false on a file system without locks, where nobody can be kept waiting.
+        Whether it is held: false on a file system without locks, where no turn can be taken.
     """
     path = turn_path(run_directory)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -75,7 +75,7 @@ class LoopThread:
     def close(self) -> None:
         """Cancel the running coroutines and end the thread; safe to call twice.
 
-        A thread that hangs in a call that does not return is left to the end of the process.
+        A thread that hangs in a blocking call is not ended: it lives until the process exits.
         """
         if not self._thread.is_alive():
             return

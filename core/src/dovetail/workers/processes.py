@@ -40,14 +40,14 @@ def join_processes(
 
     CPU tensors go over gloo, those of an accelerator over its own library.
 
-    torch's store has no password: whoever connects to it can read and change how the ranks find each other. At
+    torch's store has no password: any process that connects to it can read and change how the ranks find each other. At
     `tcp://host:port` rank 0 listens at that address alone, where torch itself would at every one of the machine.
 
     Args:
         address: `file:///path` that only these processes share, or `tcp://host:port` where rank 0 listens.
         rank: this process's rank.
         world: number of ranks.
-        device: its torch device, such as `cpu` or an accelerator with its index.
+        device: the rank's torch device, such as `cpu` or an accelerator with its index.
         timeout: seconds after which a collective that not all ranks have joined fails.
     """
     import torch
@@ -98,7 +98,7 @@ class ProcessReduction:
 
     Args:
         group: a torch process group that carries CPU tensors.
-        size: its number of ranks.
+        size: the number of ranks.
     """
 
     def __init__(self, group: Any, size: int) -> None:

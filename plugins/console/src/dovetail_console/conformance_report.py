@@ -16,7 +16,7 @@ SCHEMA = 1
 
 Tier = Literal["bronze", "silver", "gold", "platinum"]
 Outcome = Literal["passed", "failed", "expected", "skipped"]
-"""Of a check or test; `expected`: it failed, as its author says, with the reason."""
+"""The outcome of a check or test; `expected`: it failed as its author had declared, with a reason."""
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "expected", "skipped")
 TIERS: Mapping[Tier, str] = {
     "bronze": "its class is sound, and no test of its kind's suite fails unexpectedly",

@@ -17,7 +17,7 @@ USABLE = 0.93
 """Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and rests of blocks."""
 
 _CACHES = 1 / 8
-"""Of the caches that all samples of a step would fill, those that an engine is to have room for."""
+"""Share of the caches of all samples of a step that an engine should have room for."""
 
 Changes = Mapping[str, object]
 Planned = Callable[[Changes], Plan]

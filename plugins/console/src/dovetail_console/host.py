@@ -75,7 +75,7 @@ def torch_version() -> str | None:
 
 
 def cpu_torch_on_gpu_host() -> str | None:
-    """Return a warning with the command that fixes it where a GPU is here, but torch can't use it; None where all is well."""
+    """Return a warning, with the command that fixes it, if this machine has a GPU that torch can't use; else None."""
     if torch_build() != "cpu":
         return None
     gpus = gpu_names()

@@ -57,9 +57,9 @@ def estimate_memory(
     and in float32 elsewhere.
 
     Args:
-        plan: of the run.
+        plan: the plan of the run.
         card: bytes of an accelerator, of which some engines take a share; None counts what they need at most.
-        measured: of earlier estimates in this process, which is added to: an engine may run a model to answer.
+        measured: results of earlier estimates in this process; new ones are added, since an engine may run a model to measure.
 
     Raises:
         ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.

@@ -45,7 +45,7 @@ class _Part(NamedTuple):
     """Within the dataset."""
     group: int
     place: int
-    """Of its first row, in the group."""
+    """Index of its first row in the group."""
     first: int
     """Number of its first row in the dataset."""
     size: int
@@ -61,7 +61,7 @@ class ExampleRows:
     rows: RowGroups
     make: ExampleMaker
     folder: ShardFolder | None
-    """Of its shards; None where they are not kept."""
+    """The folder of its shards; None where they are not kept."""
 
 
 class ExampleShards:

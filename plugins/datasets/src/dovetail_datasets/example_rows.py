@@ -51,7 +51,7 @@ LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainedResponse:
-    """What follows a prompt."""
+    """The tokens that follow a prompt, with the mask of those that are trained on."""
 
     ids: np.ndarray
     """int64 [T]; the last one is trained on."""
@@ -88,15 +88,15 @@ class RawExample:
     prompt: Turns | str
     responses: tuple[Turns | str, ...]
     last_only: bool = False
-    """Of each response, only the last turn of those that would be trained on is."""
+    """Train only on the last of the turns of each response that would otherwise be trained on."""
     tools: list[dict[str, Any]] | None = None
     """For the chat template."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
     """What the row says of the responses, by the batch's column."""
     images: tuple[RawImage, ...] = ()
-    """Of the messages up to the last turn that is trained on, in their order."""
+    """Images of the messages up to the last turn that is trained on, in order."""
     folder: str | None = None
-    """Of the file that the row is in, where it is known."""
+    """Folder of the file that holds the row, where it is known."""
 
     def trained(self, response: Turns) -> list[int]:
         """Return the turns that are trained on, as places in the prompt's messages and the response's together."""

@@ -62,7 +62,7 @@ class ImageRenderer:
         templated = copy(tokenizer)
         templated.chat_template = template
         self.encoder = TextEncoder(templated, section.control_tokens)
-        """Of the run's tokenizer with the chat template of rows with images."""
+        """Encodes with the run's tokenizer, by the chat template for rows with images."""
 
     def __call__(self, row: RawRow) -> Rendered:
         """Read the row's images and make its prompt.

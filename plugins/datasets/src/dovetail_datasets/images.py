@@ -92,7 +92,7 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
     Args:
         value: None, or a list of paths, bytes, base64 data URLs, or mappings with `bytes` or `path` (as the library
             datasets stores images).
-        column: its name, for messages.
+        column: the name of the column, for messages.
         where: the row, for messages.
 
     Raises:
@@ -248,7 +248,7 @@ def reference_to(path: Path, data: bytes) -> MediaRef:
 
     Args:
         path: the path of the file.
-        data: its bytes.
+        data: the bytes of the image.
     """
     return MediaRef(digest=hashlib.sha256(data).hexdigest(), path=str(path.absolute()))
 

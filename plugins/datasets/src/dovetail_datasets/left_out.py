@@ -31,7 +31,7 @@ _TOOLS = "functions in 'tools'"
 
 @attrs.define
 class Tally:
-    """What is left out of rows: how many of them, and where the first one is."""
+    """Counts of rows by the part that the chat template leaves out, with the first row of each."""
 
     total: int = 0
     """Rows that were checked."""
@@ -76,7 +76,7 @@ class LeftOut:
         self._render, self._own_tools = render, own_tools
         self._kinds: dict[Hashable, frozenset[str]] = {}
         self.tally = Tally()
-        """Of the rows so far."""
+        """Counts over the rows so far."""
 
     def of(self, conversations: Sequence[TrainedConversation], where: str) -> frozenset[str]:
         """Return the parts of a row that are left out, to add to `tally`.

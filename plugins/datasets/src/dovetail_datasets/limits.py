@@ -17,7 +17,7 @@ _TRUNCATE_RIGHT = "truncate_right"
 
 @attrs.frozen
 class Truncation:
-    """What was cut of rows that are longer than their limits."""
+    """Counts of what was cut from rows that exceed their limits."""
 
     rows: int = 0
     """Rows that were cut."""

@@ -125,7 +125,7 @@ def read_prompts(
         tokenizer: the tokenizer of its model.
         paths: files or patterns.
         source: reads the files; by default the config's source.
-        section: has the columns and the length limits; by default `config.data`.
+        section: the section with the columns and the length limits; by default `config.data`.
         tools: schemas of the functions that the chat template is given.
     """
     return load_prompts(

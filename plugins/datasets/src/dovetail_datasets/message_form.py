@@ -48,12 +48,12 @@ def message_form(tokenizer: Tokenizer, tools: Tools = None) -> MessageForm:
 
 
 class MessageForm:
-    """The form of messages that a chat template takes: content as text or as parts, arguments of calls by name or as JSON, the field of
-    reasoning.
+    """The form in which a chat template reads messages: content as text or as parts, arguments of tool calls as a mapping or as JSON
+    text, and the field that holds the reasoning.
 
     Args:
         tokenizer: a tokenizer with a chat template.
-        tools: functions that are given with the messages of a trial.
+        tools: functions to render the template with, when its form is tried out.
     """
 
     def __init__(self, tokenizer: Tokenizer, tools: Tools) -> None:
@@ -63,11 +63,11 @@ class MessageForm:
     def taken(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages in this form.
 
-        Texts and lists of text parts become each other where the template reads only one of them; so do arguments of calls by name
-        and as JSON text. A thought in a field that the template does not read moves to the one that it does.
+        Texts become lists of text parts, or the reverse, where the template reads only one of the two; likewise arguments of calls,
+        mappings or JSON text. Reasoning in a field that the template does not read moves to the field that it reads.
 
         Raises:
-            DataError: the arguments of a call are not a JSON object, and the template takes nothing else.
+            DataError: the arguments of a call are not a JSON object, and the template accepts nothing else.
         """
         return [self._taken(message) for message in messages]
 

@@ -18,7 +18,7 @@ def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
 
     Args:
         sets: prompts by the name of their dataset.
-        section: has the weights.
+        section: the data section, with the weights.
     """
     prompts: list[Prompt] = []
     for name, each in sets.items():

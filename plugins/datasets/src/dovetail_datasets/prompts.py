@@ -52,7 +52,7 @@ class PromptSet(RowSet):
         Args:
             what: they are called.
             limits: the length limits, as text for messages.
-            section: has the handling of longer rows and of control tokens.
+            section: the data section, with the handling of long rows and of control tokens.
         """
         if self.streamed:
             yield f"{what} are streamed: {self.streamed}"

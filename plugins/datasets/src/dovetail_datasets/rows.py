@@ -125,13 +125,13 @@ class CheckedGroups(RowGroups):
 
 
 def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[NumberedRow]:
-    """Yield rows of a group from one on.
+    """Yield rows of a group, from the row `start` on.
 
     Args:
         groups: the groups of a dataset.
-        group: its number.
-        start: the first row, in the group.
-        first: its number in the dataset.
+        group: the number of the group.
+        start: the index of the first row in the group.
+        first: the number of that row in the dataset.
     """
     folder = groups.folder(group)
     for number, (where, row) in enumerate(groups.read(group, start), first):

@@ -36,7 +36,7 @@ class RawRow:
     images: tuple[RawImage, ...] = ()
     """As many as the prompt refers to, in that order."""
     folder: str | None = None
-    """Of the file that the row is in, where there is one."""
+    """Folder of the file that holds the row; None for rows that are in no file."""
 
     @property
     def begun(self) -> bool:

@@ -48,7 +48,7 @@ class ShardFacts:
     images: bool = False
     """Whether a row has one: what becomes of it follows from other files, too."""
     digest: str
-    """Of the examples' tokens and of what is trained on."""
+    """Digest of the examples' tokens and of the masks of the trained ones."""
 
 
 class Shard:

@@ -38,8 +38,8 @@ def demonstrations(train_file: Path, seed: int, steps: int = STEPS) -> list[dict
 
     Args:
         train_file: problems, as `make_data` writes them.
-        seed: of order and carries.
-        steps: of `BATCH_SIZE` rows each; no problem is in two steps before each has been in one, but for a rest.
+        seed: the seed of the rows' order and of the carries.
+        steps: the number of steps, of `BATCH_SIZE` rows each. No problem recurs before all others were used, apart from a remainder.
     """
     rng = np.random.default_rng(seed)
     prompts = pq.read_table(train_file, columns=["prompt"])["prompt"].to_pylist()

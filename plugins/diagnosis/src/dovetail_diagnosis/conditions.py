@@ -37,7 +37,7 @@ class Condition:
     message: str
     hint: str
     key: str
-    """Of the config: what to change first."""
+    """The config key to change first."""
     rows: int = STEPS
     """In a row: they begin a warning, or end it."""
     evidence: Callable[[MetricHistory], str] | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class RunFrames:
-    """What a run wrote.
+    """The records of a run, as data frames.
 
     Attributes:
         metrics: one row a step, by `step`, a column a metric; lines of one step are merged, and what was not logged is NaN.

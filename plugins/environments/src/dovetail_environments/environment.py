@@ -31,7 +31,7 @@ class EnvironmentTask:
 
 @attrs.frozen(kw_only=True)
 class EpisodeScore:
-    """What an episode has earned."""
+    """The score of an episode."""
 
     reward: float
     """Finite in float32."""
@@ -43,7 +43,7 @@ class EnvironmentEpisode(ABC):
     """One episode, with what its environment may use.
 
     Attributes:
-        session: has the policy produce turns, and shows it what the environment says.
+        session: lets the policy produce turns, and shows it the environment's messages.
     """
 
     session: Session
@@ -81,7 +81,7 @@ class Environment(Plugin):
 
         Args:
             task: `data` of its task.
-            episode: its session, and the policy behind an API.
+            episode: the episode, with its session and the policy behind an API.
 
         Raises:
             EpisodeEndedError: raised by the session at a limit; the reward is then `at_limit`.

@@ -12,7 +12,7 @@ _VERDICT = re.compile(r"\[(un)?satisfied\]", re.IGNORECASE)
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the first lines of the file, or, with `held_out`, those after the training tasks.
+    """Return `count` tasks, one a line of the file: the first lines, or with `held_out` those after the training tasks.
 
     Raises:
         ValueError: a line is not a JSON object, or lacks `opening` or `user`.

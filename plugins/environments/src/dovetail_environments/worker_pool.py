@@ -37,7 +37,7 @@ class WorkerCommand:
     """How processes of an environment are started."""
 
     title: str
-    """Of the environment, for messages: `environment 'games'`."""
+    """The environment's title in messages, such as `environment 'games'`."""
     words: Sequence[str]
     """Interpreter or program, and its arguments."""
     requires: Sequence[str] = ()

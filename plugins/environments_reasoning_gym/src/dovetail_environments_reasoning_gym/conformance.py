@@ -12,7 +12,7 @@ from dovetail_environments_reasoning_gym.reasoning_gym_tasks import ReasoningGym
 
 
 class TestReasoningGym(EnvironmentConformance):
-    """On two datasets."""
+    """The conformance tests of environments, run on two datasets of Reasoning Gym."""
 
     plugin = ReasoningGym
 

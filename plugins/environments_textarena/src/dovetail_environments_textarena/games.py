@@ -89,7 +89,7 @@ class Game:
         return None
 
     def moved(self, move: str) -> bool:
-        """Make a move for whose turn it is; whether the game is over."""
+        """Make a move for the player whose turn it is, and return whether the game is over."""
         self._over, _ = self._game.step(action=move)
         return self._over
 

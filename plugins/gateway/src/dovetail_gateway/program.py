@@ -36,14 +36,14 @@ _SHOWN = 300
 
 @attrs.frozen
 class ProgramRun:
-    """What is to run."""
+    """A program to run, with its environment and limits."""
 
     command: list[str]
     folder: str
     variables: dict[str, str | None]
-    """Of its environment, besides those of the process that starts it; None takes one away."""
+    """Environment variables set beside those of the process that starts it; None removes one."""
     max_bytes: int
-    """Of output."""
+    """Maximum bytes of output."""
     max_processes: int
 
 

@@ -154,7 +154,7 @@ class ProgramLoop(AgentLoop):
         if end.reason in limits:
             raise EpisodeError(
                 FailureKind.LIMIT,
-                f"the program had more {limits[end.reason]} than it may, and was ended",
+                f"the program exceeded its limit of {limits[end.reason]}, and was ended",
             )
         if end.reason not in (None, "closed"):
             raise EpisodeError(FailureKind.ENVIRONMENT, f"the program can't be run: {end.reason}")

@@ -19,7 +19,7 @@ class ServedSequence:
     """A sequence in the form of programs' messages."""
 
     number: int
-    """Of the episode's sequences."""
+    """Index among the episode's sequences."""
     session: Session
     messages: list[Message]
     """What was asked and answered so far."""
@@ -152,7 +152,7 @@ def prompt_ids(session: Session, made: Completion) -> np.ndarray:
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Length of the longest common prefix of two token sequences."""
     length = min(len(first), len(second))
     differs = np.flatnonzero(first[:length] != second[:length])
     return int(differs[0]) if len(differs) else length

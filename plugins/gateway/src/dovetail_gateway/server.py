@@ -55,7 +55,7 @@ class Gateway:
     """Serves the endpoints of episodes, on an event loop in a thread of its own.
 
     Args:
-        config: has the port, the models to list, and the limit of a request's length.
+        config: the port, the models to list, and the limit of a request's length.
         host: interface on which it listens.
 
     Attributes:

@@ -145,7 +145,7 @@ def _end_all(statuses: dict[int, int]) -> None:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Process ids of all children of a process, theirs, and so on."""
+    """Process ids of all descendants of a process."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - importing pathlib takes longer than the rest
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123

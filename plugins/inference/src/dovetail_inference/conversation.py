@@ -36,7 +36,7 @@ class Conversation(ABC):
     """A conversation of a user with a model.
 
     Args:
-        config: has the sampling parameters.
+        config: the config, with the sampling parameters.
         tokenizer: a tokenizer with a chat template.
 
     Raises:
@@ -101,7 +101,7 @@ class EpisodeConversation(Conversation):
     episodes are left out.
 
     Args:
-        config: has the sampling parameters.
+        config: the config, with the sampling parameters.
         tokenizer: a tokenizer with a chat template.
         episodes: the episodes of the config's agent loop.
     """

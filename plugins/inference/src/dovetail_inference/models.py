@@ -48,9 +48,9 @@ class ModelSource:
         return None if self.checkpoint is None else int(self.checkpoint.name.removeprefix("step_"))
 
     def load_config(self, file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
-        """Load the config for using the model: a file, or its run's, with `model` set to it.
+        """Load the config under which the model is used: `file`, by default that of the model's run, with `model` set to this model.
 
-        Without either, all keys but `model.path` have their defaults.
+        Without a file and a run, all keys but `model.path` have their defaults.
 
         Raises:
             ConfigError: the config is wrong.
@@ -183,7 +183,7 @@ def serving(
     """Start rollout replicas that serve a model from disk, and close them after the block.
 
     Args:
-        config: has the engine and its placement.
+        config: the config, with the engine and its placement.
         model: the model to load.
         tokenizer: the tokenizer of the model.
 

@@ -32,7 +32,7 @@ CONCURRENCY = 64
 SECONDS = 1800.0
 """For one request."""
 TRIES = 4
-"""Of a request that is not answered."""
+"""Attempts at a request that gets no answer."""
 FIRST_PAUSE = 1.0
 """Seconds before the second try; twice as long before each further one."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -56,7 +56,7 @@ class ModelServer:
         """Connect to a server and ask for its model.
 
         Args:
-            url: its address, with or without `/v1`.
+            url: the server's address, with or without `/v1`.
             model: the name of one of its models; needed where it has several.
             auth_env: environment variable that holds its key.
 

@@ -127,8 +127,8 @@ def finish(
     if not report.importable and not partial:
         count = report.count(KeyOutcome.REFUSED) + report.count(KeyOutcome.UNKNOWN)
         raise ConfigError(
-            f"nothing is written: {count} keys are refused or unknown{', and so is the job' if report.problems else ''}; see above",
-            hint="correct them, or write what can be said without them: --partial",
+            f"no config is written: {count} keys are refused or unknown{', and the job as a whole is refused' if report.problems else ''}; see above",
+            hint="correct them, or write a config without them by --partial",
         )
     command = f"dovetail check {target} && dovetail train {target}"
     header = f"Imported from {source} by dovetail import.\n  {command}"
@@ -165,7 +165,7 @@ def _jobs(
 ) -> list[Job]:
     first = Path(words[0])
     if first.suffix in (".yaml", ".yml") and not first.is_file():
-        raise ConfigError(f"there is no file {first}", hint="a config of verl's own goes by --config-name NAME in a command")  # fmt: skip
+        raise ConfigError(f"there is no file {first}", hint="for a config of verl itself, import a command with --config-name NAME")  # fmt: skip
     if first.suffix in (".yaml", ".yml"):
         return [job_of_file(first, version, [read_override(word) for word in words[1:]])]
     if arguments_only and all(is_override(word) for word in words):

@@ -49,7 +49,7 @@ class Draft:
     """Why the job as a whole can't be imported."""
 
     def put(self, ours: str, value: Any, *theirs: str, why: str = "") -> None:
-        """Set a key of ours that stands for keys of theirs; `why` says how it differs, where it does."""
+        """Set the Dovetail key `ours`, which replaces the source's keys `theirs`; `why`, if given, says how its meaning differs."""
         self.values[ours] = value
         if why and theirs:
             self.comments[ours] = f"{theirs[0].rpartition('actor_rollout_ref.')[2]}: {why}"
@@ -69,7 +69,7 @@ class Draft:
         self.findings += [KeyFinding(KeyOutcome.REFUSED, key, why=why) for key in theirs]
 
     def outcome_of(self, key: str) -> KeyFinding | None:
-        """Return the weightiest finding on a key of theirs, or on a section above it."""
+        """Return the most severe finding on a key of the source, or on a section above it."""
         order = list(KeyOutcome)
         found = [f for f in self.findings if f.theirs == key or key.startswith(f"{f.theirs}.")]
         return max(found, key=lambda finding: order.index(finding.outcome), default=None)

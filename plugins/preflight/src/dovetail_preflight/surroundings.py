@@ -77,7 +77,7 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
 
 def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A plugin that gets an environment of its own has none in the config, and what it needs is not in this one."""
+    """A plugin that requires its own environment has none in the config, and this environment does not meet its needs."""
     if plan is None:
         return
     roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]

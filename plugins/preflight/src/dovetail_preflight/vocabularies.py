@@ -25,7 +25,7 @@ class _Vocabulary:
     added: frozenset[str]
     """Those that came after it was trained: special tokens, and a chat template's."""
     needed: frozenset[str]
-    """Of them, those that samples are sure to hold or likely to: what ends a sequence, and what its chat template writes."""
+    """Those tokens that samples certainly or probably contain: end-of-sequence tokens, and those that the chat template writes."""
 
     def below(self, rows: int | None) -> _Vocabulary:
         """Without ids from `rows` on."""
@@ -106,7 +106,7 @@ def _judge(
 def _vocabulary(
     directory: Path, section: ModelSection, template: str | None = None
 ) -> _Vocabulary | None:
-    """Of the tokenizer in a directory, with a chat template or its own; None where it holds none that tells its tokens."""
+    """The vocabulary of the tokenizer in a directory, with the given chat template or its own; None where it can't be listed."""
     from dovetail_datasets import load_tokenizer
 
     there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=template)

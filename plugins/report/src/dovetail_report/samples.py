@@ -42,14 +42,14 @@ _OF_TOKENS = ("log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 @attrs.frozen
 class EmbeddedSamples:
-    """What the page embeds of the samples of a run."""
+    """The samples of a run that the report's page embeds."""
 
     count: int
     """Samples in all files."""
     suspect: int
-    """How many of them are marked."""
+    """Samples that are marked as suspect."""
     every: int
-    """Of so many steps, one has its samples in the report."""
+    """One step of every so many has its samples in the report."""
     scripts: list[str]
     """Scripts of an index of some steps and of these steps, which show samples where the folder is missing."""
 

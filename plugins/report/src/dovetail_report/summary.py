@@ -97,7 +97,7 @@ def summarise(run_directory: Path, history: History | None = None) -> dict[str, 
 
     Returns:
         `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
-        whose values these are: what `summary.json` names, or else what the first validation tells (a mean score where the
+        whose values these are: what `summary.json` names, or else the one that the first validation chooses (a mean score where the
         reward did not say what is right); `reward_first` and `reward_last` (means over the first and the last steps) and
         `reward_steps` (over how many, at most 10); `seconds_per_step` and `tokens_per_second` (medians);
         `step_seconds` (the sum over steps); `reward_failures`.

@@ -15,7 +15,7 @@ from dovetail_report.text import as_text
 _RIGHT = re.compile(r"(?:.*/)?(?:acc|accuracy|correct|is_correct)")
 """Components that say whether an answer is right."""
 _LEAST_CHARACTERS = 20
-"""Of an answer that may not be given to several prompts: yes and no may."""
+"""Minimum length of an answer that is suspect when several prompts get it; shorter ones, such as yes and no, are not."""
 _LEAST_WORDS = 30
 _SAME_CALLS = 3
 

@@ -26,7 +26,7 @@ def as_text(value: object) -> str:
 
 
 def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text that is too long to be shown without its middle: the end may hold the answer."""
+    """Cut out the middle of a text of more than `longest` characters; the end is kept, since it may hold the answer."""
     cut, tail = len(text) - longest, longest // 4
     if cut <= 0:
         return text

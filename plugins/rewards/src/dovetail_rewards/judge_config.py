@@ -48,7 +48,7 @@ class JudgeConfig(BudgetConfig):
     aggregate: Literal["mean", "median", "majority"] = "mean"
     """How judgements become one score; majority takes the most frequent, and of equally frequent ones the lowest."""
     temperature: float | None = attrs.field(default=0.0, validator=NOT_NEGATIVE)
-    """Of the judge; None leaves it to the endpoint."""
+    """Sampling temperature of the judge; None leaves it to the endpoint."""
     max_tokens: int | None = attrs.field(default=1024, validator=AT_LEAST_ONE)
     """Most tokens of a judgement; None leaves it to the endpoint."""
     extra_body: dict[str, Any] = attrs.field(factory=dict)

@@ -20,7 +20,7 @@ def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class CachingConfig(PluginSection):
-    """What managers that call reward functions have in common."""
+    """Settings common to all managers that call reward functions."""
 
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
     """Scores kept of functions that say that they are pure, by content; 0 keeps none."""
@@ -77,7 +77,7 @@ class BudgetConfig(CachingConfig):
     window: float = attrs.field(default=60.0, validator=[ABOVE_ZERO, attrs.validators.le(60)])
     """Seconds over which the budget holds; fewer spread the calls more evenly, with the budget cut in proportion."""
     characters_per_token: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
-    """Of the text that is sent, for the estimate."""
+    """Characters of the sent text per token, by which its tokens are estimated."""
     tokens_per_request: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """Added to the estimate of each call: the judge's own instructions and answer."""
 

@@ -22,7 +22,7 @@ class ScoringModelConfig(PluginSection):
     trust_remote_code: bool = False
     """Run Python code that the model repository ships."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Of its weights and its computation; the score is float32."""
+    """Dtype of the model's weights and computation; the score is float32."""
     attn_implementation: str = "sdpa"
     """transformers' attention implementation."""
     device: str | None = None

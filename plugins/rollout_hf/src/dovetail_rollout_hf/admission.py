@@ -74,7 +74,7 @@ class Admission:
             active: rows that run.
 
         Returns:
-            Each prefill with, for each of its prompts, the rows that continue it; empty where nobody enters now.
+            Each prefill with, for each of its prompts, the rows that continue it; empty where no row is admitted.
         """
         free = self._max_rows - active
         waiting = sum(len(ticket.waiting) for ticket in self._pending)

@@ -16,7 +16,7 @@ class RowImages:
     """The images of a pass's rows, and the positions of their prompts."""
 
     media: tuple[tuple[MediaRef, ...], ...]
-    """Of each row."""
+    """Images of each row."""
     prompt_PL: Tensor
     """bool [P, L]: True on tokens of prompts."""
 

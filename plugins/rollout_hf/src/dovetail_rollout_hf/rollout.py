@@ -96,7 +96,7 @@ class HfRollout(BaseRollout):
 
     @property
     def decoder(self) -> Decoder:
-        """What runs the model."""
+        """The decoder, which runs the model."""
         return self._decoder
 
     @property

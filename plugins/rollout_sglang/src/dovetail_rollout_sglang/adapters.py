@@ -130,7 +130,7 @@ def lora_config(spec: AdapterSpec, names: Iterable[str]) -> dict[str, Any]:
     """Return SGLang's description of an adapter, with the keys of peft's `adapter_config.json`.
 
     SGLang scales by alpha / r and knows no rank-stabilised adapters, whose factor is alpha / √r (Kalajdzievski 2023,
-    arXiv:2312.03732): theirs is brought about by an alpha that is √r times as large.
+    arXiv:2312.03732): their factor results from an alpha that is √r times as large.
 
     Args:
         spec: the spec of the adapter.

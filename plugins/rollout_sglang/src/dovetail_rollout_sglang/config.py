@@ -15,7 +15,7 @@ from dovetail_serving import AdaptedSection, DrivenEngine, spread_over_ranks
 
 @attrs.frozen(kw_only=True)
 class SglangRolloutConfig(AdaptedSection):
-    """Generation by SGLang: a server for every replica, or servers that are there."""
+    """Generation by SGLang: a server started for every replica, or servers that run already."""
 
     driven: ClassVar[DrivenEngine | None] = SGLANG
     unsupported_keys: ClassVar[Mapping[str, str]] = {

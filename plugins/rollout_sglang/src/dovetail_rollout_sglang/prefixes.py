@@ -27,7 +27,7 @@ class Prefixes:
     compute all of it.
 
     Args:
-        compute: has a prompt computed with a priority, and returns when it is.
+        compute: computes a prompt with a priority, and returns when that is done.
     """
 
     def __init__(self, compute: Callable[[Sequence[int], int], Awaitable[None]]) -> None:

@@ -21,7 +21,7 @@ def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: boo
         adapters: whether adapters may arrive (`rollout.max_adapter_rank`).
 
     Raises:
-        ConfigError: an argument asks for something else; names it.
+        ConfigError: an argument requests more copies, machines or protocols; names the argument.
     """
     _refuse_copies(arguments, ranks, adapters=adapters)
     _refuse_unreached(arguments)

@@ -27,7 +27,7 @@ def request_of(call: SampleCall, model: str) -> dict[str, Any]:
     """Return the body of a request for one sample.
 
     Args:
-        call: its stop tokens are all there are, end-of-sequence tokens among them.
+        call: the call; its stop tokens include the end-of-sequence tokens.
         model: the server's name for its model.
     """
     sampling = call.sampling

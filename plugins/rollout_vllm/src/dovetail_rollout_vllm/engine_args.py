@@ -101,7 +101,7 @@ def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: in
     It does where the samples fill that share, and where their number or the model's limit of tokens is not known.
 
     Args:
-        config: of the rollout.
+        config: the config of the rollout.
         context: with the tokens that a replica holds at once.
         available: bytes of an accelerator.
     """

@@ -98,10 +98,10 @@ class EngineDriver:
         return list(await asyncio.gather(*map(one, sequences)))
 
     async def reset_cache(self) -> None:
-        """Drop cached prefixes and what images were encoded to; requests that run compute theirs again.
+        """Drop cached prefixes and encoded images; running requests compute theirs again.
 
         Raises:
-            RolloutError: vLLM holds on to them.
+            RolloutError: vLLM could not drop them.
         """
         if self._running:
             await self._engine.reset_prefix_cache(reset_running_requests=True)

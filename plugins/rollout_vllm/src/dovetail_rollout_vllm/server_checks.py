@@ -42,7 +42,7 @@ def refuse_unfit(
 
 
 def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
-    """Return how to start a server that fits, for a hint."""
+    """Return a hint with the command that starts a server suited to this config."""
     return f"start it with: {TOKEN_VARIABLE}=… {command_by_hand(config, context, port=port_of(url, 8000))}"
 
 
@@ -59,7 +59,7 @@ def _refuse_replaced(
         else "a part of an update, or none at all"
     )
     raise RolloutError(
-        f"the vLLM server at {url} has no longer the weights that it was started with: since {since} it holds {what}, "
+        f"the vLLM server at {url} no longer has the weights that it was started with: since {since} it holds {what}, "
         "and this run sends no whole weights",
         hint=f"end it, and {fitting(config, context, url)}",
     )

@@ -33,7 +33,7 @@ def server_command(
 
 
 def command_by_hand(config: VllmRolloutConfig, context: PluginContext, *, port: int) -> str:
-    """Return a line for a shell that starts a server which this rollout can join."""
+    """Return the shell command of a server that this rollout can join."""
     arguments = {**config.engine_args, **own_arguments(config, context)}
     return shlex.join(
         ["python", "-m", _MODULE, *_flags(arguments), *_served("127.0.0.1", port)],

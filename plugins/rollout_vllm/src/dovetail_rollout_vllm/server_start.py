@@ -75,7 +75,7 @@ async def join(
     if routes.status_code == httpx2.codes.NOT_FOUND:
         raise RolloutError(
             f"the server at {url} (vLLM {number}) was started without --middleware {ROUTES}: it can neither receive "
-            "weights nor be asked by token ids",
+            "weights nor serve requests of token ids",
             hint=hint,
         )
     found = await connection.ask("describe")

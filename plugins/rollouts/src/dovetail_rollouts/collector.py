@@ -214,8 +214,9 @@ class RolloutCollector:
         """Hand the groups of a step that ended early to the next step, as they are.
 
         Args:
-            step: its number.
-            sound: whether it was stopped. After a failure, whose cause they may be, no checkpoint keeps them.
+            step: the number of the step.
+            sound: whether the step was stopped rather than failed. After a failure, which the groups may have caused, no checkpoint
+                keeps them.
         """
         groups = self._taken.pop(step, [])
         self._ledger.give_back(step)

@@ -182,7 +182,7 @@ def _token_rewards(sample: Sample) -> Float32[np.ndarray, "T"]:
 
 
 def _turn_ids(sample: Sample) -> Int64[np.ndarray, "T"]:
-    """Of each token of all sequences, the turn that produced it; −1 where the policy did not."""
+    """The turn that produced each token of all sequences; −1 for tokens that the policy did not write."""
     ids_T = np.where(sample.produced_T, 0, -1)
     starts_S = np.cumsum([0, *(len(c.response_ids) for c in sample.sequences)])
     for number, turn in enumerate(sample.trajectory.turns if sample.trajectory else ()):

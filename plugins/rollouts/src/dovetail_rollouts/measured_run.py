@@ -31,13 +31,13 @@ _WARM_UP = 2
 _STEPS = 20
 """Steps to simulate, at least."""
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of `Decoding.fixed` in the seconds of generation: what is simulated, and interpolated between."""
+"""Shares of `Decoding.fixed` in the seconds of generation that are simulated; values between are interpolated."""
 _ROUNDS = 6
-"""Of simulations whose seconds of generation come to those measured, at most."""
+"""Maximum rounds of simulations until the seconds of generation match those measured."""
 _FIT_ERROR = 1e-3
-"""Of these seconds."""
+"""Relative error of the seconds of generation at which the rounds end."""
 _MODEL_ERROR = 0.05
-"""Of how many samples run at once: an engine is not as simple as the simulation."""
+"""Tolerated relative error of the number of concurrent samples, since an engine is less simple than the simulation."""
 _WAITS = ("time/rollout", "time/drain")
 """The trainer waits for the rollout."""
 _NEEDED = (
@@ -70,8 +70,8 @@ class Measured:
     Attributes:
         name: the name of the run.
         plan: the plan of the run.
-        steps: their metrics.
-        lengths: the lengths of their responses in tokens, step by step.
+        steps: the metrics of each step.
+        lengths: the lengths of the responses in tokens, step by step.
     """
 
     name: str

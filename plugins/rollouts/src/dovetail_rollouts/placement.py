@@ -12,7 +12,7 @@ from dovetail.sections import EngineSection, Pool, RolloutSection, RunConfig
 ROLLOUT = "rollout"
 TRANSPORT = "rollout.weight_transport"
 _BETWEEN_PROCESSES = "shared_memory"
-"""Of one machine, whatever they compute on."""
+"""The transport between processes of one machine, on CPU or GPU."""
 _BETWEEN_ACCELERATORS = "nccl"
 """Different ones."""
 
@@ -153,13 +153,13 @@ def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: Sele
         )
         raise PlanError(
             f"rollout.weight_transport {transport.ref.name!r} hands weights over within one process, but {apart}",
-            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or name another",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used), or name another",
         )
     if one_process and "ends_meet" in transport.cls.capabilities:
         raise PlanError(
             f"rollout.weight_transport {transport.ref.name!r} needs trainer and rollout to run at once, but runtime "
             f"{config.runtime.name!r} runs one after the other in this process",
-            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken)",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used)",
         )
 
 
@@ -173,7 +173,7 @@ def _check_machines(
         raise PlanError(
             f"rollout.weight_transport {transport.ref.name!r} carries weights between accelerators, but in pool {trainer.name!r} "
             "rollout and actor share the same ones",
-            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or give the rollout a pool of its own "
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used), or give the rollout a pool of its own "
             "(runtime.pools)",
         )
     if max(rollout.nodes, trainer.nodes) == 1 or "across_machines" in able:
@@ -186,7 +186,7 @@ def _check_machines(
         where = f"the actor in {where} and the rollout in {other}"
     raise PlanError(
         f"rollout.weight_transport {transport.ref.name!r} carries weights within one machine, and the run has {where}",
-        hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or name one with the capability "
+        hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used), or name one with the capability "
         "'across_machines': `dovetail plugins list weight_transport` shows them",
     )
 

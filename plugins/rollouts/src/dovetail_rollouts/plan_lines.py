@@ -109,7 +109,7 @@ class WeightUpdate:
 
     bytes: int
     seconds: Mapping[str, float]
-    """Of each transport that this placement allows, the chosen one first."""
+    """Seconds of an update by each transport that this placement allows, the chosen one first."""
 
     def __str__(self) -> str:
         """Describe it for people, with the rates that are assumed."""

@@ -124,7 +124,7 @@ class Replica:
 
 @attrs.frozen(kw_only=True)
 class ReplicaFault:
-    """What is wrong with one replica."""
+    """A fault of one replica."""
 
     number: int
     error: Exception

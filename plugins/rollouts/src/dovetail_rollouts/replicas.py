@@ -68,7 +68,7 @@ class ReplicaSet:
 
     @property
     def all(self) -> tuple[Replica, ...]:
-        """All replicas, and those that are added at the next version boundary."""
+        """All replicas, including those that join at the next version boundary."""
         return (*self._members, *self._added)
 
     @property
@@ -161,7 +161,7 @@ class ReplicaSet:
         return tuple(kept), tuple(gone)
 
     def welcome(self, version: int) -> list[Replica]:
-        """Give requests to the replicas that were added and hold this version now, which is verified; return them."""
+        """Start sending requests to the added replicas that now hold this verified version, and return these replicas."""
         new = [member for member in self._members if member.joining]
         for member in new:
             member.welcome(version)

@@ -59,7 +59,7 @@ class RolloutService:
         logger: a logger with the standard methods; None logs nothing.
 
     Attributes:
-        passed: groups that were left while ones that were admitted after them were taken, since somebody cleared it.
+        passed: groups that were skipped while later admitted ones were taken, counted since the attribute was last cleared.
     """
 
     def __init__(

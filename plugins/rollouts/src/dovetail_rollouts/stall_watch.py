@@ -43,7 +43,7 @@ class StallWatch:
 
         Args:
             admitted: the groups that no step has taken.
-            running: those of them that are being generated or scored.
+            running: the admitted groups that are being generated or scored.
         """
         now = time.monotonic()
         self._silent_since = max(self._silent_since, self._generation.progress)

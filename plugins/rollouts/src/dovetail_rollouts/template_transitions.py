@@ -26,7 +26,7 @@ _THOUGHT = "THOUGHTKQZ"
 
 
 class TransitionClass(StrEnum):
-    """What becomes of the turns before."""
+    """How a chat template changes earlier turns when later ones follow."""
 
     STABLE = "stable"
     """They stay as they were produced."""

@@ -70,7 +70,7 @@ class TurnEncoder:
         return self._text.ids([text])[0]
 
     def encode_given(self, text: str, role: str) -> list[int]:
-        """Return the tokens of a text of a message with this role."""
+        """Return the tokens of a message's text; `role` is the role of the message."""
         return self.encode(self._text.given(text, role))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -199,7 +199,7 @@ def squeezed(text: str) -> str:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Length of the longest common prefix of two token sequences."""
     both = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in both if a != b), min(len(first), len(second)))
 
@@ -207,7 +207,7 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 def _after_sentinel(text: str) -> str:
     _, found, tail = text.rpartition(SENTINEL)
     if not found:
-        raise ValueError("it leaves out an assistant's turn")
+        raise ValueError("it leaves out an assistant's message")
     return tail
 
 

@@ -128,7 +128,7 @@ class WeightSync:
         """Send the actor's weights as `version` to every replica, and verify with the weight check that it computes with them.
 
         Replicas that have died or failed are started again, before the update or after it, and then all of them are
-        sent the version anew: nobody serves weights in pieces.
+        sent the version anew: no replica serves incomplete weights.
 
         Raises:
             WeightSyncError: a replica did not take the version, or computes with other weights, and so often were

@@ -23,7 +23,7 @@ class Node:
     total: Mapping[str, float]
     """CPUs and GPUs that it has."""
     free: Mapping[str, float]
-    """CPUs and GPUs that nobody has reserved."""
+    """CPUs and GPUs that are not reserved."""
 
     def described(self) -> str:
         """Return `host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
@@ -42,11 +42,11 @@ class Share:
     index: int
     """Which of the pool's nodes, from 0."""
     rank: Mapping[str, float]
-    """What each of its ranks reserves."""
+    """CPUs and GPUs that one rank reserves."""
 
     @property
     def needs(self) -> dict[str, float]:
-        """What all of them reserve together."""
+        """CPUs and GPUs that all ranks of the share reserve together."""
         return {kind: amount * self.pool.ranks_per_node for kind, amount in self.rank.items()}
 
 

@@ -282,7 +282,7 @@ def _loopback() -> Iterator[None]:
 def check_reachable(address: str) -> None:
     """Check whether a cluster's head answers at `host:port`; addresses without a colon are left to Ray.
 
-    Ray itself waits for minutes; a plain connection says within seconds whether someone is there.
+    Ray itself waits for minutes; a plain connection shows within seconds whether the address answers.
 
     Raises:
         PlacementError: the head does not answer, or this is not an address.

@@ -181,7 +181,7 @@ class BatchCodec:
         return [_walked(result, self._unpack, PackedBatch) for result in results]
 
     def close(self) -> None:
-        """Drop what was stored; columns that still refer to it keep it."""
+        """Drop the references to stored columns; a column in use keeps its own."""
         self._chunks.clear()
 
     def _pack(self, batch: Batch) -> PackedBatch:

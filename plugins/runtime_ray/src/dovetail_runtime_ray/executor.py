@@ -26,7 +26,7 @@ _MANY_CALLS = 100_000
 
 
 class TaskProcess(Process):
-    """What runs in the process: the task on an event loop, so that no call keeps another waiting."""
+    """Runs a task in its process, on an event loop, so that no call blocks another."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)

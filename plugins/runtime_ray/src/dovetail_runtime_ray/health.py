@@ -22,9 +22,9 @@ _NO_NOTICE = "connection error code 2"
 
 
 class Health:
-    """What is known of every process, and the error that ended the run's calls, once there is one.
+    """The state of every process, and the error that ended the run's calls, if any.
 
-    A thread waits on a call that every process holds open: a process that dies is known within a moment, whether or
+    A thread waits on a call that every process holds open, so a process that dies is detected at once, whether or
     not it was computing.
     """
 
@@ -121,7 +121,7 @@ class CallTimeouts:
     """How long calls may take, in seconds."""
 
     start: float
-    """Of all processes that are started together, models loaded."""
+    """Limit for all processes that are started together, loading of models included."""
     default: float
     methods: Mapping[str, float]
     grace: float

@@ -50,7 +50,7 @@ _OF_TRAINERS = frozenset(
 
 @dataclass(frozen=True)
 class EnvironmentInfo:
-    """What an environment has: JSON values only."""
+    """The interpreter and packages of a Python environment, as JSON values."""
 
     executable: str
     python: str
@@ -67,7 +67,7 @@ class EnvironmentInfo:
 
     @property
     def pip(self) -> str:
-        """What installs something there."""
+        """The command that installs packages into the environment."""
         return f"{self.executable} -m pip install"
 
 

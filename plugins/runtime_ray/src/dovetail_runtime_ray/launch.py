@@ -19,7 +19,7 @@ from dovetail_runtime_ray.wire import ProcessSetup
 
 @attrs.frozen(kw_only=True)
 class RunProcesses:
-    """What the processes of a run share in the controller."""
+    """The controller's state that is common to all processes of a run."""
 
     health: Health
     limits: CallTimeouts

@@ -25,7 +25,7 @@ FOLDER = "logs"
 KEPT_WARNINGS = 20
 """Most warnings that go back with one answer."""
 LAST_LINES = 12
-"""Of what a lost process printed."""
+"""Number of last output lines of a lost process that an error shows."""
 _STAYS = {"level", "logger", "timestamp", "run", "exception"}
 """Fields of a warning that stay in the worker's file: the controller's log has its own, and shows no traceback."""
 

@@ -82,7 +82,7 @@ class PoolProcesses:
 
     @property
     def size(self) -> int:
-        """R."""
+        """The number of processes, R."""
         return len(self._actors)
 
     def begin(self, rendezvous: str | None) -> None:
@@ -286,7 +286,12 @@ def _stack(ref: Any) -> str | None:
 
 
 def travelling(spec: WorkerSpec, *, apart: bool = False) -> WorkerSpec:
-    """Return the spec without objects of the controller's process, or of its environment where the other's differs."""
+    """Return the spec as it can be sent to a worker's process, without objects that only the controller's process can use.
+
+    Args:
+        spec: the spec as the controller has it.
+        apart: whether the workers' Python environment differs from the controller's.
+    """
     context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
     spec = attrs.evolve(spec, context=context)
     return spec_to_send(spec) if apart else spec

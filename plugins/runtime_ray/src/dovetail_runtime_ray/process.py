@@ -40,7 +40,7 @@ CONTROL_THREADS = 3
 
 
 class Process:
-    """What every worker process has in common: its surroundings, its log files, and a way to be looked into."""
+    """Base of every worker process: environment, log files, and methods to inspect it."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         self.setup = setup

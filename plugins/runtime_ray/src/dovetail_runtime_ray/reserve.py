@@ -31,7 +31,7 @@ class Reserved:
         """Return Ray's options for an actor in a rank's bundle, where `parts` actors share its accelerator; 0 takes no share. The actors
         share the bundle's CPUs.
 
-        CPUs are the bundle's, and whoever lives there takes turns with them.
+        CPUs belong to the bundle, and all actors in it share them.
         """
         node, bundle = divmod(rank, self.pool.ranks_per_node)
         share = 1.0 / parts if self.pool.accelerators and parts else 0
@@ -56,7 +56,7 @@ def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserve
         nodes: the node of each.
 
     Raises:
-        PlacementError: somebody else was faster.
+        PlacementError: another program has reserved the resources in the meantime.
     """
     groups: list[PlacementGroup] = []
     ours = uuid.uuid4().hex[:8]  # names are unique in a cluster's namespace

@@ -25,7 +25,7 @@ class TokenizerOf:
 
 
 def spec_to_send(spec: WorkerSpec) -> WorkerSpec:
-    """Return a spec as it travels to another environment: its tokenizer by name."""
+    """Return the spec for a process in another Python environment: the tokenizer is replaced by its name."""
     tokenizer, model = spec.context.tokenizer, spec.context.model
     if tokenizer is None:
         return spec

@@ -89,7 +89,7 @@ class ProcessInfo:
 
 @attrs.frozen(kw_only=True)
 class Reply:
-    """What a process answers to a call."""
+    """The answer of a process to a call."""
 
     result: Any
     """The codec's encoded result, or a `WireFailure`."""

@@ -21,7 +21,7 @@ def merged_arguments(
 ) -> dict[str, Any]:
     """Merge Dovetail's engine arguments over the user's `engine_args`; mappings under the same name are merged recursively.
 
-    One warning names every argument of which both had something else to say, with both values.
+    One warning names every argument on which the two differ, with both values.
 
     Args:
         theirs: `rollout.engine_args`.
@@ -52,7 +52,7 @@ def unknown_argument(name: str, known: Collection[str], *, engine: str) -> Confi
 
 
 def model_of(context: PluginContext) -> ModelSection:
-    """Return the path of the model with which an engine starts.
+    """Return the config of the model with which an engine starts.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -64,9 +64,7 @@ def model_of(context: PluginContext) -> ModelSection:
 
 
 def has_tokenizer(model: ModelSection) -> bool:
-    """Return whether an engine will find the model's tokenizer, which it needs for stop strings alone. Hub ids are taken at their
-    word.
-    """
+    """Return whether an engine will find the model's tokenizer, which it needs for stop strings alone; of a hub id this is assumed."""
     directory = Path(model.tokenizer_path or model.path)
     return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)
 

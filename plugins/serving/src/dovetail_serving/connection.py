@@ -32,8 +32,8 @@ _LAST_WORDS_SECONDS = 3.0
 class ServerConnection:
     """A client of one server. All methods must be called under the same event loop.
 
-    While a request runs, the server is watched: its process where it is ours, and its health. Once it is found dead, all
-    that runs and all that follows fails with the reason.
+    While a request runs, the server's health is watched, and its process where Dovetail started it. Once the server is found dead,
+    running and later requests fail with the reason.
 
     Needs the package `httpx2`, which plugins that have servers depend on.
 
@@ -42,11 +42,11 @@ class ServerConnection:
         engine: the engine's name in messages.
         token: the token that the server requires; empty where it requires none.
         patience: seconds without an answer to health checks after which the server counts as dead.
-        ended: returns how the server's process ended, or None while it runs or is not ours.
+        ended: returns how the server's process ended, or None while it runs or where Dovetail did not start it.
         died: makes the error for a dead server, from the last failure.
 
     Attributes:
-        draining: whether the server said, in its latest answer about its health, that it will be ended.
+        draining: whether the server said, in its latest health answer, that it will shut down.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ServerConnection:
         return await self._http.get(path, timeout=CONNECT_SECONDS)
 
     async def close(self) -> None:
-        """Let all connections go."""
+        """Close all connections."""
         if self._watch is not None:
             self._watch.cancel()
         await self._http.aclose()
@@ -315,7 +315,7 @@ class ServerConnection:
         self._die(await self._process_end() or f"refuses connections ({error})")
 
     async def _process_end(self) -> str | None:
-        """Wait a short time for the end of the server's process; return how it ended, None where it runs or is not ours."""
+        """Wait a short time for the end of the server's process; return how it ended, None where it runs or Dovetail did not start it."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while (how := self._ended()) is None and time.monotonic() < deadline:
             await asyncio.sleep(0.1)

@@ -23,7 +23,7 @@ class Known:
     error: type[DovetailError]
     """What is raised for it."""
     message: str
-    """Of the error, as a format: `{name}` is the pattern's group of that name, `{config.key}` the rollout's setting."""
+    """The error's message, as a format: `{name}` is the pattern's group of that name, `{config.key}` the rollout's setting."""
     hint: str
     """How to fix it, a format as `message`."""
 

@@ -48,10 +48,10 @@ def main(command: list[str]) -> int:
 
 
 def keep(command: list[str]) -> int:
-    """Run the command until it ends or no process holds the pipe.
+    """Run the command until it ends, a signal arrives, or the pipe at standard input closes.
 
     Returns:
-        Its exit status as shells write it: 128 + n where signal n ended it.
+        The command's exit status as shells write it: 128 + n where signal n ended it.
     """
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)

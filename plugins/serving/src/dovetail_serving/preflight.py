@@ -14,7 +14,7 @@ from dovetail_serving.section import ServingSection
 def rollout_layout(config: Any, plan: Any) -> Iterator[Finding]:
     """A replica of a serving engine is to have more ranks than divide the model's heads, or its experts.
 
-    The model's config in its directory tells; the engine would say so minutes later, on its accelerators.
+    This is found by the config in the model's directory; the engine itself would fail minutes later, on its accelerators.
     """
     rollout = config.rollout
     if not isinstance(rollout, ServingSection) or rollout.joined:

@@ -33,7 +33,7 @@ def refuse_used(port: int, engine: str) -> None:
         engine: the engine's name in messages.
 
     Raises:
-        RolloutError: somebody listens there.
+        RolloutError: another process listens at the port.
     """
     with socket.socket() as probe:
         # Connections of an earlier server that linger (TIME_WAIT) do not make the port used.
@@ -43,7 +43,7 @@ def refuse_used(port: int, engine: str) -> None:
         except OSError as error:
             raise RolloutError(
                 f"{engine} can't be served at {LOOPBACK}:{port}: the port is in use ({error.strerror})",
-                hint="set rollout.port to another, or leave it out: a free one is taken then",
+                hint="set rollout.port to another, or leave it out: a free one is then used",
             ) from error
 
 

@@ -68,7 +68,7 @@ def _log_probs_problem(
 
 
 def with_ends(sampling: SamplingParams, facts: ModelFacts) -> SamplingParams:
-    """Return the same, with the model's end-of-sequence tokens among the stop tokens unless they are to be ignored."""
+    """Return the parameters with the model's end-of-sequence tokens added to the stop tokens, unless `ignore_eos` is set."""
     if sampling.ignore_eos:
         return sampling
     stops = dict.fromkeys((*sampling.stop_token_ids, *facts.eos_token_ids))
@@ -99,7 +99,7 @@ def call_for(
         prompt_ids: P token ids, the same list for all samples of a request.
         sampling: the sampling of the whole sample, ends of sequence included.
         stream: the sample's stream.
-        earlier: the T₀ tokens that are there; keys and values of theirs are computed anew.
+        earlier: the T₀ tokens generated before; their keys and values are computed again.
         seeded: whether the sample has a seed of its own.
         media: the prompt's images.
         priority: the request's priority.

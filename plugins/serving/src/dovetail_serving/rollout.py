@@ -55,7 +55,7 @@ class ServingRollout(BaseRollout):
     engine: ClassVar[str]
     """What the engine is called in messages, such as `vLLM`."""
     log_probs: ClassVar[Literal["processed", "raw"]] = "processed"
-    """Of which distribution the backend's log-probabilities are: `processed`, the sampler's as used; `raw`, the full
+    """The distribution that the backend's log-probabilities come from: `processed`, the one that the sampler used; `raw`, the full
     softmax of logits / temperature, before top-p and top-k, and with a top-k both."""
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:

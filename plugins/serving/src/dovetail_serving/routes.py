@@ -93,7 +93,9 @@ class Host(ABC):
 
     async def thaw(self, _: Frame) -> Frame:
         """Continue the paused calls; for errors see `freeze`."""
-        raise RolloutError("the server's engine has stopped no requests")
+        raise RolloutError(
+            "the server's engine can't continue requests: it does not support stopping them"
+        )
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:

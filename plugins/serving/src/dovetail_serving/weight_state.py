@@ -8,7 +8,7 @@ from dovetail_serving.backend import WeightsUntouchedError
 
 
 class WeightState:
-    """What has become of an engine's weights, by the updates and the sleep that it went through.
+    """The state of an engine's weights after its updates and sleeps.
 
     Attributes:
         version: the weight version in force; 0 is what was loaded from disk.

@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def judged_K(self) -> np.ndarray:
-        """What each token counts in the judgement."""
+        """Each token's contribution to the judgement."""
         if self.truncated and self.raw_gap_K is not None:
             # Allowing for truncation hides half of an error; the raw log-probabilities show all of it.
             return np.maximum(self.unexplained_K, self.raw_gap_K)
@@ -111,7 +111,7 @@ class Comparison:
         return rows[order[means[order] > 0]]
 
     def only(self, chosen_K: np.ndarray) -> Comparison:
-        """Return the same, of some of the tokens."""
+        """Return the comparison of a part of the tokens."""
         parts: dict[str, Any] = {
             field.name: value[chosen_K]
             for field in attrs.fields(Comparison)

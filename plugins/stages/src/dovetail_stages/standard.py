@@ -106,7 +106,7 @@ class Standard(StageSet):
 
 
 def estimates(stages: Iterable[Any]) -> bool:
-    """Return whether anything reads the estimator's advantages: a stage runs it, and none replaces them without reading them."""
+    """Return whether the estimator's advantages are used: a stage runs the estimator, and no stage overwrites the advantages unread."""
     stages = tuple(stages)
     replaced = any("advantages" in stage.rewrites - stage.reads.keys() for stage in stages)
     return not replaced and any(stage.name == "advantage" for stage in stages)

@@ -30,7 +30,7 @@ class UpdateActor(Stage):
     phase = "update"
     after = ("update_critic",)
     _spec: ObjectiveSpec | None = None
-    """Of the whole run."""
+    """The objective's spec for the whole run."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:

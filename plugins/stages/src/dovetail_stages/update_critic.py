@@ -17,7 +17,7 @@ class UpdateCritic(Stage):
     api = ">=1.0,<2"
     phase = "update"
     _spec: ObjectiveSpec | None = None
-    """Of the whole run."""
+    """The objective's spec for the whole run."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:

@@ -19,7 +19,7 @@ class UpdateRoles(Stage):
     api = ">=1.0,<2"
     phase = "update"
     _objectives: dict[str, ObjectiveSpec] | None = None
-    """Of the whole run, by role."""
+    """The objectives' specs for the whole run, by role."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:

@@ -40,7 +40,7 @@ def _calls(*arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
 
 
 class TestCalculator(ToolConformance):
-    """Arithmetic."""
+    """The tool `calculator`."""
 
     plugin = Calculator
     calls = (
@@ -64,7 +64,7 @@ class TestCalculator(ToolConformance):
 
 
 class TestHermes(ToolParserConformance):
-    """JSON between tags."""
+    """The tool parser `hermes`: JSON between tags."""
 
     plugin = Hermes
     examples = (
@@ -144,7 +144,7 @@ class TestLlama3Json(ToolParserConformance):
 
 
 class TestPlainJson(ToolParserConformance):
-    """JSON in text."""
+    """JSON calls within text, without tags."""
 
     plugin = PlainJson
     examples = (
@@ -159,7 +159,7 @@ class TestPlainJson(ToolParserConformance):
 
 
 class TestMistral(ToolParserConformance):
-    """Both forms."""
+    """Calls in both forms that the parser reads."""
 
     plugin = Mistral
     examples = (
@@ -175,7 +175,7 @@ class TestMistral(ToolParserConformance):
 
 
 class TestDeepSeekV3(ToolParserConformance):
-    """Both forms."""
+    """Calls in both forms that the parser reads."""
 
     plugin = DeepSeekV3
     examples = (
@@ -197,7 +197,7 @@ class TestDeepSeekV3(ToolParserConformance):
 
 
 class TestHarmony(ToolParserConformance):
-    """Messages of channels."""
+    """Messages in Harmony's channels."""
 
     plugin = Harmony
     examples = (

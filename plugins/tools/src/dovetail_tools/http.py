@@ -137,7 +137,7 @@ class Http(Tool):
             fnmatchcase(name, pattern.lower()) for name in names for pattern in self.config.hosts
         ):
             raise ToolError(
-                f"{url.scheme}://{url.netloc.decode()} may not be asked; allowed are {', '.join(self.config.hosts)}"
+                f"{url.scheme}://{url.netloc.decode()} is not allowed; expected one of {', '.join(self.config.hosts)}"
             )
 
     async def _answer(self, response: httpx2.Response) -> ToolResult:

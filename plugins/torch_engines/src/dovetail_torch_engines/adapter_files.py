@@ -35,7 +35,7 @@ def write_adapter(
         saved: a training state in the form of `dovetail_torch_engines.state`.
         directory: the directory of the adapter.
         section: rank, scale and layers; None where all weights are trained.
-        context: has head, base model and tokenizer.
+        context: the context, with head, base model and tokenizer.
 
     Raises:
         ConfigError: no adapter is trained, or a value head besides it.

@@ -21,7 +21,7 @@ from torch import Tensor
 from dovetail_torch_engines.vocabulary import Vocabulary
 
 CHUNK_BYTES = 2**30
-"""Of logits, so long as a chunk has enough rows: every chunk reads and writes the weight gradient once."""
+"""Bytes of logits in one chunk, provided that it has enough rows: every chunk reads and writes the weight gradient once."""
 CHUNK_ROWS_AT_LEAST = 1024
 ROW_MULTIPLE = 128
 """Chunks are whole tiles of the matrix product."""

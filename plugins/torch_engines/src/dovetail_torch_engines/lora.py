@@ -75,7 +75,7 @@ class LoraSection:
 
     @property
     def scale(self) -> float:
-        """What an update is multiplied by: alpha / rank, or alpha / √rank where rank-stabilised."""
+        """The factor of the adapter's product B A: alpha / rank, or alpha / √rank where rank-stabilised."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 

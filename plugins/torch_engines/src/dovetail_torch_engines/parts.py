@@ -125,14 +125,14 @@ def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) ->
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Return samples with their prompts, longest first; a unit is placed by its longest sample."""
+    """Return micro-batches of padded samples, prompts included; units are added in order of their longest sample, longest first."""
     rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
     rows.sort(key=lambda row: -row[-1])
     return _balanced(rows, budget, at_least)
 
 
 def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Part rows so that responses to one prompt stay next to each other, prompts with long responses first."""
+    """Return micro-batches in which responses to one prompt stay adjacent; prompts with long responses are added first."""
     active, prompt_N, lengths_N = samples.active, samples.prompt_N, samples.responses_N
     longest = np.zeros(int(prompt_N.max()) + 1, np.int64)
     np.maximum.at(longest, prompt_N[active], lengths_N[active])

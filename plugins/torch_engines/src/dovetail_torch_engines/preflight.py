@@ -130,8 +130,8 @@ def _and_more(found: Sequence[object]) -> str:
 def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """An adapter is to be put on what the model does not have, or on what can't have one.
 
-    The model's own config tells which layers there are, and which share a weight. A model that can't be read here is left to the
-    engine to judge.
+    The layers, and those that share a weight, are found by the model's config. A model that can't be read here is checked by the
+    engine.
     """
     told: set[str] = set()
     for role in plan.models if plan is not None else ():

@@ -18,7 +18,7 @@ def random_file(rank: int) -> str:
 
 
 class RandomState:
-    """What torch's generators draw for one engine, whatever else of the process draws from them.
+    """The state of torch's generators for one engine, independent of other users of the generators in the process.
 
     Attributes:
         tensors: uint8 each: the state of torch's generator for the CPU and, where it is another, for the device.

@@ -121,7 +121,7 @@ class SafetensorsStore:
 
     @property
     def names(self) -> list[str]:
-        """Of the tensors, sorted."""
+        """Names of the tensors, sorted."""
         return sorted(self._entries)
 
     def check(self, expected: Mapping[str, Iterable[int]]) -> None:

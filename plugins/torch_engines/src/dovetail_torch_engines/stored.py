@@ -45,7 +45,7 @@ class StoredCheckpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of every tensor."""
+        """Names of all tensors."""
         return frozenset(self._files)
 
     @property

@@ -54,7 +54,7 @@ class PreparedUpdate:
     prepared: Batch
     """Its columns that micro-batches need."""
     denominators: Mapping[str, float]
-    """Of the whole mini-batch."""
+    """Denominators of the whole mini-batch."""
 
 
 class TorchEngine(TrainEngine):
@@ -163,7 +163,7 @@ class TorchEngine(TrainEngine):
 
         Raises:
             NumericsError: a column that the objective requires is not finite.
-            ConfigError: the objective is of another head than the model's.
+            ConfigError: the objective needs another head than the model has.
         """
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)

@@ -26,7 +26,7 @@ from dovetail_torch_engines.sequences import Sequences
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
-"""Of the flash kernels, which want sizes that 8 divides."""
+"""Largest head size that the flash kernels support; sizes must be multiples of 8."""
 ALONE = 4096
 """From this mean length on, a sequence fills a GPU: one kernel each, which may then be cuDNN's, is faster. On an H200 that
 makes 370 TFLOP/s forward and backward at 16k and 64k tokens, the flash kernel 230 to 250."""

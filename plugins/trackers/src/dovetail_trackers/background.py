@@ -106,7 +106,7 @@ class BackgroundTracker(Tracker):
         """Open a run, or continue the one of `run.run_id`; return its id."""
 
     def logged_steps(self, run: TrackedRun) -> Mapping[str, int] | None:
-        """Return the last step of each metric in the library's store, of a resumed run; None: as `trackers/NAME.json` has it."""
+        """Return the last step of each metric that the library has stored for a resumed run; None: use those of `trackers/NAME.json`."""
         return None
 
     @abstractmethod

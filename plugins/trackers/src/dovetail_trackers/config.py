@@ -11,7 +11,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class TrackerConfig(PluginSection):
-    """What all trackers of this package share."""
+    """Settings common to all trackers of this package."""
 
     project: str | None = None
     """The project (MLflow: experiment) to log to; None: the run's `project`."""

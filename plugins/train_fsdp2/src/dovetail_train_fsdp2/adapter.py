@@ -55,7 +55,7 @@ class PeftAdapter:
             model: its other weights are the same afterwards. Where they are on the meta device, so is the adapter:
                 `reset` it once both have memory.
             section: rank, scale and layers.
-            seed: of A; torch's own random state is left as it was.
+            seed: the seed of the matrices A; torch's random state is not changed.
 
         Raises:
             PluginNeedsError: peft is not installed.

@@ -61,7 +61,7 @@ def export_saved(
         saved: a training state in the form of `dovetail_torch_engines.state`, of any number of ranks.
         directory: the directory of the model.
         config: the config of the engine.
-        context: has the head and the tokenizer.
+        context: the context, with the head and the tokenizer.
         section: the section of the model that training started from.
 
     Returns:

@@ -79,7 +79,7 @@ def working_memory(
 
     Args:
         config: the config of the engine.
-        context: its model, head, and whether it is trained.
+        context: the role's context: model, head, and whether it is trained.
         ranks: the ranks of the engine.
         size: how much each computes.
 

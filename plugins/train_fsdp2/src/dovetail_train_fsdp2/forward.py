@@ -265,7 +265,7 @@ class PolicyRunner(ModelRunner):
 
 
 class ValueRunner(ModelRunner):
-    """Of a value model: the value of the state before each token, by the hidden state that would predict it."""
+    """Runs a value model: computes the value of the state before each token, from the hidden state that would predict the token."""
 
     head = "a value head"
 

@@ -76,7 +76,7 @@ def prepare_layers(
 def room_for_logits(
     trunk: PreTrainedModel, config: Fsdp2Config, device: torch.device
 ) -> Callable[[], int]:
-    """Return a function that tells how many bytes of logits fit beside the layers' activations; it returns 0 where none are to be kept."""
+    """Return a function for the number of bytes of logits that fit beside the layers' activations; 0 where none are to be kept."""
     if device.type == "cpu" or not config.keep_logits:
         return lambda: 0
     memory, outside = MemoryBudget(device, config.memory_limit_gib), _outside(trunk)

@@ -40,7 +40,7 @@ class Padded:
 
     @property
     def tokens(self) -> int:
-        """B · L."""
+        """The number of tokens, padding included: B · L."""
         return self.ids_BL.size
 
 
@@ -59,7 +59,7 @@ class Shared:
 
     @property
     def tokens(self) -> int:
-        """G · P + B · L."""
+        """The number of tokens, padding included: G · P + B · L."""
         return self.prompts_GP.size + self.ids_BL.size
 
 
@@ -79,7 +79,7 @@ class PackedSequences:
 
     @property
     def tokens(self) -> int:
-        """F."""
+        """The number of tokens, F."""
         return len(self.ids_F)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROTARY = "apply_rotary_pos_emb"
 """What transformers calls its rotary positions, in every architecture's module."""
 WANTED = frozenset({"rope", "rms_norm", "layer_norm", "swiglu", "geglu"})
-"""Of Liger's switches those that are turned on; the others belong to losses, which are our own."""
+"""Liger's switches that are turned on; the others belong to losses, which Dovetail computes itself."""
 
 _logger = logging.getLogger(__name__)
 

@@ -41,10 +41,10 @@ class ShardedOptimizer:
 
         Args:
             model: where sharded, with its parameters in shards.
-            head: its output layer.
+            head: the model's output layer.
             training: optimizer, schedule and clipping.
             total_steps: optimizer steps of the run, where they are known.
-            ranks: those that hold shards; by default there is one, which holds everything.
+            ranks: the ranks that hold shards; by default one, which holds everything.
             replicas: how many ranks hold each shard.
         """
         self.steps = 0

@@ -53,7 +53,7 @@ class _Notes:
 
 @attrs.frozen(kw_only=True)
 class PackingSupport:
-    """What a model allows of packing."""
+    """Which kinds of packing a model supports."""
 
     why_not: str | None = None
     """Why it can't be fed packed; None where it can, exactly."""

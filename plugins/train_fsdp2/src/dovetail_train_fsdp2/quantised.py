@@ -69,7 +69,7 @@ def quantised(weight: Tensor) -> Tensor:
 
 
 def dequantised(tensor: Tensor) -> Tensor:
-    """Return a quantised weight [out, in] as it is computed with, in its dtype; any other tensor as it is."""
+    """Return a quantised weight [out, in] dequantised, in its original dtype; any other tensor unchanged."""
     original = getattr(tensor, "get_original_weight", None)
     return tensor if original is None else cast("Tensor", original())
 
@@ -87,7 +87,7 @@ def quantisable(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[str,
 
 
 def make_room(model: nn.Module, head: nn.Module | None) -> dict[str, Nf4Linear]:
-    """Put layers that wait for their 4-bit weights in the place of frozen linear ones, and return them by the names of their modules."""
+    """Replace the frozen linear layers by 4-bit layers whose weights are not loaded yet, and return these by module name."""
     made = {name: Nf4Linear(module) for name, module in quantisable(model, head)}
     for name, layer in made.items():
         parent, _, own = name.rpartition(".")

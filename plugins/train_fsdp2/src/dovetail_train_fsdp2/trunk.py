@@ -39,7 +39,7 @@ class Trunk:
 
     @property
     def model(self) -> PreTrainedModel:
-        """What transformers made."""
+        """The model that transformers built."""
         return self._runner.trunk
 
     @property

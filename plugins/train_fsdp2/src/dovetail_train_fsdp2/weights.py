@@ -96,7 +96,7 @@ def stored(
     """Yield tensors in the form of the checkpoint, from tensors in memory in their whole shapes: one by one where the form allows.
 
     Args:
-        model: has the record of the stored form.
+        model: the model, which records the stored form of its weights.
         tensors: the tensors in the order of `empty`.
         empty: the same tensors on the meta device.
     """

@@ -35,9 +35,9 @@ class MegatronAdapter:
         """Add updates to the layers that the section names, and freeze everything else but a value head.
 
         Args:
-            network: its weights need not be there yet.
+            network: the network; its weights need not be loaded yet.
             section: rank, scale and layers.
-            seed: of A; torch's own random state is left as it was.
+            seed: the seed of the matrices A; torch's random state is not changed.
 
         Raises:
             ConfigError: the model has no such layers, they can't be adapted here, or a stage would have none.

@@ -66,7 +66,7 @@ class Architecture:
         return int(self.bridge.padded_vocab_size)
 
     def frequencies(self) -> Tensor:
-        """Return rotary frequencies, float32 [D / 2] with D of a head, as transformers works them out for this model."""
+        """Return the rotary frequencies, float32 [D / 2] with D the head size, as transformers computes them for this model."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         parameters = dict(getattr(self.hf, "rope_parameters", None) or {})
@@ -114,7 +114,7 @@ class Architecture:
         return bridge
 
     def _settings(self, config: MegatronConfig) -> dict[str, Any]:
-        """Of Megatron's config, what is not in the model's own."""
+        """Settings of Megatron's config that the model's config does not give."""
         experts = experts_of(self.hf)
         settings: dict[str, Any] = {
             "sequence_parallel": config.sequence_parallel and config.tensor_parallel_size > 1,

@@ -31,11 +31,11 @@ class Fed:
     """A pack as attention needs it."""
 
     sequences: Sequences
-    """Of all ranks that share it."""
+    """The sequences of the whole pack, over all ranks that share it."""
     cos_T1D: Tensor
     """In the model's dtype [T, 1, D], of the tokens of this rank; each angle twice, for both halves of a head."""
     sin_T1D: Tensor
-    """The same of sines."""
+    """Sines, in the same dtype, shape and order [T, 1, D]."""
 
 
 class PackRegistry:
@@ -46,7 +46,7 @@ class PackRegistry:
 
         Args:
             frequencies: float32 [D / 2], rotary ones (arXiv 2104.09864).
-            dtype: of queries and keys.
+            dtype: the dtype of queries and keys.
             device: the device of the model.
         """
         self._frequencies, self._dtype, self._device = frequencies.to(device), dtype, device

@@ -91,7 +91,7 @@ class MegatronConfig(AdaptableSection):
         replicas = ranks // inner * self.context_parallel_size
         if replicas % self.expert_parallel_size:
             raise PlanError(
-                f"expert_parallel_size={self.expert_parallel_size} does not divide the {replicas} ranks that hold copies",
+                f"expert_parallel_size={self.expert_parallel_size} does not divide {replicas}, the number of ranks that experts are spread over (data × context parallel)",
                 hint=f"use one of {', '.join(str(n) for n in range(1, replicas + 1) if not replicas % n)}",
             )
         if self.expert_parallel_size > 1 and self.pipeline_parallel_size > 1:

@@ -109,11 +109,11 @@ class MegatronEngine(TorchEngine):
             return scored(network, batch, self._packed(network, batch, specs), specs)
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
-        """Update the model, see `TrainEngine.update`. Samples that the column `padding` marks have no effect.
+        """Update the model as `TrainEngine.update` says. Samples that the column `padding` marks have no effect.
 
         Raises:
             NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
-            ConfigError: the objective is of another head than the model's.
+            ConfigError: the objective needs another head than the model has.
         """
         network = self._ready("update")
         made = self._prepared(mini_batch, objective)

@@ -34,7 +34,7 @@ class Entry:
     holders: tuple[int, ...]
     """The ranks of its first copy that have its parts, in the order of the parts; one where it is not divided."""
     shape: tuple[int, ...]
-    """Of one part."""
+    """Shape of one part."""
     dim: int | None
     """The dimension that is divided; None: every rank has it whole."""
     adapted: bool = False
@@ -78,7 +78,7 @@ class TensorTable:
 
     @property
     def kept(self) -> list[Entry]:
-        """What a training state holds: all tensors, or the adapter and a value head above a frozen base."""
+        """The tensors that a training state holds: all of them, or the adapter and a value head above a frozen base."""
         if not self.adapter:
             return self.entries
         return self.adapter + [e for e in self.entries if e.name.startswith(VALUE_HEAD)]

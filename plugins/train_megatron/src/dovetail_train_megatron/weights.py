@@ -236,7 +236,7 @@ def _passed(
 
 
 def _dtype(entry: Entry, network: Network) -> torch.dtype:
-    """Of a tensor on the wire."""
+    """Dtype in which a tensor is sent."""
     return torch.float32 if entry.name.startswith(VALUE_HEAD) else network.architecture.dtype
 
 
@@ -306,7 +306,7 @@ def refuse_misshapen(
 
     Args:
         tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.
-        table: has the composition of the entry.
+        table: the table with the composition of the entry.
         entry: the entry of the table, not a value head.
         section: the section with the checkpoint's path.
 

@@ -11,7 +11,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class RingConfig(PluginSection):
-    """What the transports between processes have in common: buckets that go through a ring of slots."""
+    """Settings common to the transports between processes, which send buckets through a ring of slots."""
 
     buckets: int = attrs.field(default=2, validator=attrs.validators.ge(2))
     """Slots of the ring: while receivers read some, the sender fills the next. They bound the memory that an update
@@ -19,12 +19,12 @@ class RingConfig(PluginSection):
     verify: bool = True
     """Prove by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
-    """Seconds to wait for the other side to come, and for each bucket."""
+    """Seconds to wait for the other side to connect, and for each bucket."""
 
 
 @attrs.frozen(kw_only=True)
 class LocalConfig(RingConfig):
-    """What the transports within one machine have in common: a place where their ends meet."""
+    """Settings common to the transports within one machine: where sender and receivers find each other."""
 
     directory: str | None = None
     """Where the two sides find each other, by sockets that only this user can open; absent: below `/dev/shm`, or the
@@ -40,7 +40,7 @@ class SharedMemoryConfig(LocalConfig):
 
 @attrs.frozen(kw_only=True)
 class CudaIpcConfig(LocalConfig):
-    """Weights through memory of the trainer's GPU, which rollouts on the same or other GPUs of the machine open."""
+    """Weights through memory of the trainer's GPU, which rollouts of the same machine open by CUDA IPC, on that GPU or another."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,6 +50,6 @@ class NcclConfig(RingConfig):
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What carries the buckets; `auto`: `nccl` between GPUs and `gloo` between CPUs."""
     host: str | None = None
-    """Address of rank 0's machine at which it awaits receivers, and the only one at which it listens. Absent: the one
-    that Ray knows the machine by where the run's processes are on several, else 127.0.0.1, which reaches rollouts on
-    that machine alone; for servers elsewhere, name an address that they can reach, in a network that you trust."""
+    """Address of rank 0's machine at which it waits for receivers, and the only one at which it listens. Absent: Ray's address
+    of the machine for a run on several machines, else 127.0.0.1, which only rollouts on that machine can reach. For servers
+    elsewhere, name an address that they can reach, in a network that you trust."""

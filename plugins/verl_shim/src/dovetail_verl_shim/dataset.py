@@ -81,6 +81,6 @@ class VerlDataset(DatasetSource):
 
 
 def _makes_rows(cls: type) -> bool:
-    """Whether a class says itself what a row is, and does not leave that to the base of verl's."""
+    """Whether a class says itself what a row is, and does not leave that to verl's base class."""
     owner = next((base for base in inspect.getmro(cls) if "__getitem__" in vars(base)), object)
     return owner.__name__ != "RLHFDataset"

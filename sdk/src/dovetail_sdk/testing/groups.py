@@ -35,7 +35,7 @@ class SimulatedGroup(InlineGroup):
 
         Args:
             worker_class: a Worker with a plugin's constructor, `(config, context)`.
-            mesh: of any size.
+            mesh: a mesh of any size.
             config: handed to every worker.
             role: name in error messages.
             through_pickle: send arguments and results through pickle, as to another process.

@@ -21,7 +21,7 @@ def make_sample(
     """Return a sample that is not scored yet.
 
     Args:
-        sample_id: its name.
+        sample_id: the id of the sample.
         text: the response.
         prompt: messages or a string.
         response_ids: int64 [T]; None for a sample without tokens.

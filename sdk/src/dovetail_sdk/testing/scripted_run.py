@@ -32,7 +32,7 @@ PROMPTS = 2
 
 @attrs.frozen(kw_only=True)
 class ScriptedExperience:
-    """What a step trains on."""
+    """The samples that a step trains on."""
 
     samples: Sequence[Sample]
     columns: Batch

@@ -33,7 +33,7 @@ Contents = list[tuple[str, str, tuple[int, ...], bytes]]
 
 
 def case_tensors(seed: int = 0) -> dict[str, Tensor]:
-    """Return tensors of several dtypes: large and small ones, an empty and a scalar one, two that are one (tied)."""
+    """Return tensors of several dtypes: large and small ones, an empty one, a scalar, and two names of one tensor (tied)."""
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(37, 5, generator=generator)
     return {
@@ -85,9 +85,9 @@ class TransportPlace:
     config: PluginConfig
     run_directory: Path
     device: str = "cpu"
-    """Of the sender and its tensors."""
+    """Device of the sender and its tensors."""
     receiver_devices: tuple[str, ...] = ()
-    """Of the receivers, by their rank; the sender's where there are none."""
+    """Devices of the receivers, by rank; empty: all use the sender's."""
 
     def transport(self, side: Literal["sender", "receiver"], rank: int = 0) -> WeightTransport:
         """Return the transport in this process, for an end of this side and rank."""
@@ -144,8 +144,8 @@ class TransportEnd:
         """Begin to send `case_tensors(seed)`; `answer` waits for the end.
 
         Args:
-            manifest: theirs.
-            seed: theirs.
+            manifest: the manifest of these tensors.
+            seed: the seed of `case_tensors`.
             hang_before: a tensor that is never gathered: the end waits before it until it is killed.
         """
         self._pipe.send(("send", manifest, seed, hang_before))

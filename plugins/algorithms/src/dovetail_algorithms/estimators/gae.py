@@ -16,7 +16,7 @@ class GaeEstimator(TokenEstimator):
     sample a prompt. It is the choice where rewards come at many tokens, or where a response is long enough for
     one reward to say little about each token.
 
-    Only the policy's own tokens take time: t + 1 is the next of them, over tool tokens that lie between, and
+    Only the policy's own tokens are steps: t + 1 is the next of them, skipping tool tokens between, and
     V after the last is 0. With `turn_gamma` the step from one turn of an episode to the next has a discount γ of its own:
     `gamma: 1.0, turn_gamma: 0.95` discounts by turns, whatever their lengths. `whiten` then brings the batch's advantages to mean 0 and variance 1, as
     (A − mean) / √(variance + 1e-8).

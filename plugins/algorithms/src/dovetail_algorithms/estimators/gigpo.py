@@ -18,10 +18,9 @@ class GigpoEstimator(TurnEstimator):
     Â(x_i) = (x_i − mean) / (std + 1e-6), with the unbiased standard deviation: the episode's reward R_i relative to its group,
     and the discounted return G_ik of turn k relative to all turns of the group that began in the same state s, its anchor state.
     The state is what the policy was shown last, token for token: before a sequence's first turn that is its
-    prompt. A state that one turn alone
-    began in adds nothing. It is the choice where episodes of a prompt come into the same states again and again, as in games,
-    web pages and forms; where they never do, it is GRPO. `norm_by_std: false` leaves the division out, as the paper
-    proposes for tasks whose difficulty differs much.
+    prompt. Turns whose state no other turn of the group began in have Â_s = 0. Use it where episodes of a prompt reach the same
+    states repeatedly, as in games, web pages and forms; where they never do, it equals GRPO. `norm_by_std: false` leaves the
+    division out, as the paper proposes for tasks whose difficulty differs much.
 
     Needs at least two episodes a prompt, and no value model.
     """

@@ -16,7 +16,7 @@ class ReinforcePlusPlusEstimator(TokenEstimator):
     value model and no groups, and works with one sample a prompt. With several, `reinforce_plus_plus_baseline`
     also takes the prompt's difficulty into account.
 
-    Tokens of tools and observations take no time: returns pass over them undiscounted, and they hold 0. With `turn_gamma` the
+    Tokens of tools and observations are no steps: returns pass over them undiscounted, and their own advantage is 0. With `turn_gamma` the
     step from one turn of an episode to the next has a discount γ of its own.
     """
 

@@ -40,12 +40,12 @@ def discounted_sums(
 
 @attrs.frozen(eq=False)
 class PolicyTokens:
-    """The tokens that the policy wrote, one sample after another. Tokens of tools between them take no time.
+    """The tokens that the policy wrote, one sample after another. Tokens of tools between them are no steps: they are not discounted.
 
     Attributes:
         mask: ragged bool, `response_mask`.
-        place_K: int64 [K], index among all tokens.
-        lengths_N: int64 [N], how many each sample has.
+        place_K: int64 [K], each token's index among the T tokens.
+        lengths_N: int64 [N], number of policy tokens of each sample.
     """
 
     mask: Ragged
@@ -59,7 +59,7 @@ class PolicyTokens:
         return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
 
     def take(self, column: Ragged) -> Float64[np.ndarray, "K"]:
-        """Return their values in a column, float64 [K]."""
+        """Return the values that a column has at these tokens, float64 [K]."""
         return column.values[self.place_K].astype(np.float64)
 
     def column(self, values_K: Float64[np.ndarray, "K"]) -> Ragged:

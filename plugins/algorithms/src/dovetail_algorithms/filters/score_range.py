@@ -19,7 +19,7 @@ class ScoreRange(SampleFilter):
 
     keep group g  ⇔  lower ≤ mean_g r_i ≤ upper
 
-    Both bounds are kept. A trajectory counts once in the mean of its group. With `unit: sample` each sample is judged
+    Both bounds are inclusive. A trajectory counts once in the mean of its group. With `unit: sample` each sample is judged
     by its own reward. With rewards of 0 and 1 and `lower: 0.2`, `upper: 0.8`, prompts remain of which a fifth
     to four fifths of the responses are right. Without bounds everything is kept.
 

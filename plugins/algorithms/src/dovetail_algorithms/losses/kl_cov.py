@@ -25,9 +25,8 @@ class KlCovLoss(RatioLoss):
     log-probability, (A − mean A)(log π_old − mean log π_old), of which a few tokens hold most. The highest `share` =
     2e-4 of all tokens, at least one, are held near the old policy with coef = 1; the others are free.
 
-    |d| has slope ±1 however small d is, and two passes over one policy differ by rounding: up to 1e-5 nats a chosen token has
-    neither penalty nor slope of one, so that the first update of a step, where π is π_old, is that of the plain loss. From there
-    on both are there in full.
+    |d| has slope ±1 however small d is, and two passes over one policy differ by rounding. So below 1e-5 nats a chosen token has no
+    penalty: the first update of a step, where π is π_old, is that of the plain loss. Above it the penalty is coef · |d| in full.
 
     Means and ranking are over the whole mini-batch, ties broken by a hash of sample and position, so that neither
     micro-batches nor ranks nor order matter. It reads `old_log_probs` before the update, hence a pass for them.

@@ -32,7 +32,7 @@ from dovetail_stages import all_finite, loss_share, mean_metric, on_device, pair
 
 
 class BradleyTerry(Objective):
-    """−log σ of how much higher the chosen response is scored than the rejected one."""
+    """L = −log σ(r_w − r_l − m) + c (r_w + r_l)², with r_w and r_l the scores of the chosen and the rejected response, m the margin."""
 
     name = "bradley_terry"
     api = ">=1.0,<2"

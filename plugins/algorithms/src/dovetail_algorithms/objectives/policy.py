@@ -100,7 +100,7 @@ class PolicyObjective(Objective):
 
         Args:
             config: the config that selects them.
-            context: has the seed of the run.
+            context: the context, with the seed of the run.
             needs: whether the packages that they need must be installed here.
         """
 

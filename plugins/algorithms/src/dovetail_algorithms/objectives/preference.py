@@ -45,7 +45,7 @@ from dovetail_stages import (
 
 @attrs.frozen(kw_only=True, eq=False)
 class Responses:
-    """What a reward is computed from, of N responses. Tokens with mask 0 don't count."""
+    """The columns of N responses that implicit rewards are computed from. Tokens with mask 0 don't count."""
 
     log_probs_N: Float[Tensor, "N"]
     """Σ_t log π(y_t | x, y_<t), in nats; carries the gradient."""

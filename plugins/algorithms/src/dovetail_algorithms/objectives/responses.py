@@ -35,7 +35,7 @@ class ResponseObjective(Objective):
     reference: ClassVar[str] = "ref_log_probs"
     """The column with log π_ref."""
     prefix: ClassVar[str] = "actor"
-    """Of the metrics."""
+    """Prefix of the metrics' names."""
 
     @classmethod
     def outputs(cls, config: PluginSection) -> tuple[OutputSpec, ...]:

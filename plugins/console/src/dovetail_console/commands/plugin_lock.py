@@ -57,7 +57,7 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
     """Compare a lock, or the one in a run directory, with what is installed now, and name each difference.
 
     Exits with 1 where a run under that lock would be refused: a plugin is gone, of another distribution, or made for
-    other versions of its interface. Other versions, contents and packages are only told.
+    other versions of its interface. Differences in versions, contents and packages are only reported.
     """
     from dovetail.plugins import differences, now_for, read_lock
 

@@ -25,10 +25,11 @@ def runs() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_runs(paths: tuple[Path, ...], as_json: bool) -> None:
-    """List the runs in FOLDER, by default runs, and up to two folders below it, the one begun last first.
+    """List the runs in FOLDER (by default `runs`) and up to two folders below it, the latest first.
 
-    A run is running, completed, stopped (by a signal), failed, or killed: the same `dovetail train` continues the last three.
-    Figures are before → after, of training and held out. A warning names what went wrong, since which step, and the key to change.
+    A run is running, completed, stopped (by a signal), failed, or killed; the last three continue with the same `dovetail train`.
+    Scores are given as first → last, for training and for held-out prompts. A warning names the problem,
+    its first step, and the key to change.
     """
     paths = paths or (Path("runs"),)
     for path in paths:

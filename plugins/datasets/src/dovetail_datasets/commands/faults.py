@@ -76,7 +76,7 @@ def _duplicates(prompts: Iterator[Prompt]) -> list[str]:
 
 
 def _digest(prompt: Prompt, *, whole: bool) -> bytes:
-    """Of a row's tokens and images, with its answers or without."""
+    """Digest of a row's tokens and images, with its answers (`whole`) or without."""
     digest = hashlib.blake2b(prompt.prompt_ids.tobytes(), digest_size=16)
     for reference in prompt.media:
         digest.update(reference.digest.encode())

@@ -66,8 +66,8 @@ class ImageInputs:
             media: the images of each sequence, in the order of their tokens.
 
         Returns:
-            The image processor's outputs (`pixel_values`, …), all images one after another; and what tells which
-            tokens stand for images, int64 [B, L], where the model asks for it. Empty without images.
+            The image processor's outputs (`pixel_values`, …), all images one after another; and token types,
+            int64 [B, L], that mark image tokens, where the model needs them. Empty without images.
 
         Raises:
             DataError: an image can't be read or decoded.

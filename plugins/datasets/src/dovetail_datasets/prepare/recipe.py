@@ -56,7 +56,7 @@ class DataRecipe(Plugin):
     repository: ClassVar[str] = ""
     """The dataset on the hub, such as `openai/gsm8k`; empty where the recipe makes its rows."""
     licence: ClassVar[str]
-    """Of the dataset, as its card says; what the card of the files at hand says takes its place."""
+    """The dataset's licence as its card gives it; the card of the downloaded files takes precedence."""
     train_files: ClassVar[str] = ""
     """A pattern of the files to train on, below the repository; `{field}` is a field of the config."""
     validation_files: ClassVar[str] = ""
@@ -82,7 +82,7 @@ class DataRecipe(Plugin):
 
         Args:
             row: the row of the dataset, by column.
-            where: its file and number, for messages.
+            where: the row's file and number, for messages.
 
         Returns:
             Of prompts: `prompt` (messages), `data_source`, `reward_model` with `ground_truth`; and optional `response`, a reference
@@ -182,7 +182,7 @@ def wrong(where: str, column: str, value: object, expected: str) -> DataError:
 
     Args:
         where: file and row.
-        column: its name.
+        column: the name of the column.
         value: the found value.
         expected: the expected value.
     """

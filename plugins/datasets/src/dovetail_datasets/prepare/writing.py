@@ -34,10 +34,10 @@ _ORDER: tuple[Split, ...] = ("test", "validation", "train")
 
 @attrs.define
 class WrittenSplits:
-    """What was written."""
+    """The files that a recipe wrote."""
 
     rows: dict[Split, int]
-    """Of each file, by its split."""
+    """Number of rows of each file, by split."""
     left_out: Counter[str]
     """Rows that were left out, by reason."""
     held_out: bool
@@ -216,7 +216,7 @@ def _write(path: Path, tables: Iterator[pa.Table]) -> int:
 
 
 def _digest(row: Mapping[str, Any]) -> int:
-    """Of what a row asks: its prompt, or its messages up to the last, and its images."""
+    """Digest of a row's prompt (or its messages but the last) and its images."""
     asked = row["prompt"] if "prompt" in row else row["messages"][:-1]
     images = [repr(image) for image in row.get("images", ())]
     return _hash(json.dumps([asked, images], sort_keys=True, default=repr).encode())

@@ -72,7 +72,7 @@ class ModelAnswer:
     tokens: int
     """That the policy produced."""
     log_probs: Sequence[tuple[str, float]] = ()
-    """Of each of its tokens: text, nats."""
+    """Text and log-probability (nats) of each of its tokens."""
 
     @property
     def message(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Dialect(ABC):
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that nothing else has."""
+    """Return a unique id that begins with the prefix."""
     return f"{prefix}{uuid.uuid4().hex}"
 
 

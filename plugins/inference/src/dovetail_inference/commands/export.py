@@ -61,7 +61,7 @@ def export(
     if run.is_dir() and not RunDirectory.begun(run):
         if overrides or step is not None or best or role != "actor" or adapter or quantize:
             raise click.UsageError(
-                f"{run} is not a run directory: of another program's checkpoint name the folder itself, without options"
+                f"{run} is not a run directory; to export a checkpoint of another program, name the checkpoint's own folder, without options"
             )
         with place as written:
             if export_foreign(run, written):

@@ -35,7 +35,7 @@ def read_trl(path: Path) -> TrlJob:
     """Read a Python file or YAML, whose fields tell which config it is.
 
     Raises:
-        ConfigError: it can't be read, or holds no config of TRL's.
+        ConfigError: it can't be read, or holds no TRL config.
     """
     if path.suffix != ".py":
         given = read_yaml(path)
@@ -60,7 +60,7 @@ def read_trl(path: Path) -> TrlJob:
     if len(configs) != 1:
         what = ", ".join(KINDS)
         raise ConfigError(
-            f"{path} makes {len(configs)} configs of TRL's; expected one {what}",
+            f"{path} makes {len(configs)} TRL configs; expected one {what}",
             hint="name a file with one, or give its fields as YAML",
         )
     job = TrlJob(kind=KINDS[_name(configs[0])], given=_keywords(configs[0], names))

@@ -1,4 +1,4 @@
-"""A config of TRL's becomes a draft of Dovetail's. Defaults are those of TRL 1.16."""
+"""Translates a TRL config into the draft of a Dovetail config. Defaults are those of TRL 1.16."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AGGREGATIONS = {"grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "t
 
 
 def translate_trl(job: TrlJob, processes: int) -> Draft:
-    """Return the draft of a config of TRL's.
+    """Translate a TRL config into the draft of a Dovetail config.
 
     Args:
         job: the result of `read_trl`.

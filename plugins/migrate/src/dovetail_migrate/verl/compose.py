@@ -37,7 +37,7 @@ def key_tables() -> dict[str, Any]:
 
 
 def table(name: str) -> dict[str, Any]:
-    """Return a table of verl's values to ours, such as `losses`."""
+    """Return a table from verl's values to Dovetail's, such as `losses`."""
     return key_tables()["names"][name]
 
 

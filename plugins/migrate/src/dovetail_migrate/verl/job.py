@@ -185,7 +185,7 @@ def _apply(job: Job, override: Override, composer: Composer) -> None:
 def _base(
     own: Path | None, command: VerlCommand | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """The config of verl's that a file without a defaults list is laid over, and the file's own keys."""
+    """The verl config over which a file without a defaults list is laid, and the file's own keys."""
     if own is None or not own.is_file():
         return None, None
     tree = read_yaml(own)
@@ -203,7 +203,7 @@ def _base(
 
 
 def _verls(name: str, composer: Composer, base: str | None) -> str:
-    """The config of verl's that counts as its defaults for this name."""
+    """The verl config that holds the defaults for this name."""
     known = verl_files(composer.version)
     if base or name in known:
         return base or name

@@ -40,7 +40,7 @@ def read_override(word: str) -> Override:
     match = _OVERRIDE.fullmatch(word.removeprefix("--"))
     if match is None or (match["value"] is None and match["sign"] != "~"):
         raise ConfigError(
-            f"{word!r} is not an override of Hydra's; expected key=value",
+            f"{word!r} is not a Hydra override; expected key=value",
             hint="quote it as one word",
         )
     sign: Any = match["sign"]
@@ -83,7 +83,7 @@ class _Reader:
     def expect_end(self) -> None:
         self._skip()
         if self.at < len(self.text):
-            raise self._error("it goes on after its end")
+            raise self._error("it has text after its end")
 
     def _pair(self) -> tuple[Any, Any]:
         key = self.value(":")
@@ -144,6 +144,6 @@ class _Reader:
 
     def _error(self, why: str) -> ConfigError:
         return ConfigError(
-            f"{self.whole!r} can't be read as an override of Hydra's: {why}",
+            f"{self.whole!r} can't be read as a Hydra override: {why}",
             hint="quote lists and mappings as one word of the shell, such as 'trainer.logger=[console,wandb]'",
         )

@@ -186,9 +186,9 @@ def optimizer(rules: Rules, section: str, ours: str, updates: int) -> None:
 
     Args:
         rules: the rules of the job.
-        section: verl's, such as `actor.optim`.
-        ours: the role here.
-        updates: optimizer steps a step of the run: verl moves its schedule once a step, ours once an update.
+        section: verl's section, such as `actor.optim`.
+        ours: the role in Dovetail's config.
+        updates: optimizer steps a step of the run: verl advances its schedule once a step, Dovetail once an update.
     """
     name = str(rules.get(f"{section}.optimizer", "AdamW")).lower()
     known = {"adamw": "adamw", "adam": "adamw", "fusedadam": "adamw", "muon": "muon", "sgd": "sgd"}

@@ -56,7 +56,7 @@ class Rules:
         return f"actor_rollout_ref.{key}" if short else key
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key of verl's; the default where it is absent or null."""
+        """Return the value of a verl key; the default where it is absent or null."""
         return self.job.get(self.full(key), default)
 
     def given(self, key: str) -> bool:
@@ -64,11 +64,11 @@ class Rules:
         return self.job.is_given(self.full(key))
 
     def put(self, ours: str, value: Any, *theirs: str, why: str = "") -> None:
-        """Set a key of ours, as `Draft.put` does."""
+        """Set the Dovetail key `ours`, as `Draft.put` does, for keys `theirs` of this section."""
         self.draft.put(ours, value, *map(self.full, theirs), why=why)
 
     def same(self, theirs: str, ours: str, cast: Callable[[Any], Any] = str) -> None:
-        """Give our key the value of verl's, unless that is null."""
+        """Set the Dovetail key `ours` to the value of verl's key `theirs`, converted by `cast`, unless it is null."""
         if (value := self.get(theirs)) is not None and (made := cast(value)) is not None:
             self.put(ours, made, theirs)
 
@@ -137,11 +137,11 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
     "positive": lambda size: int(size) or None,
     "streaming": lambda is_on: "streaming" if is_on else None,
 }
-"""What makes our value of verl's, by the names that the tables have."""
+"""The conversions from verl's values to Dovetail's, by their names in the tables."""
 
 
 def apply_tables(rules: Rules) -> None:
-    """Translate the keys of the tables; fine-tuning has those of every job alone."""
+    """Translate the keys of the tables; of a fine-tuning job only the table `every` applies."""
     tables = key_tables()
     for theirs, ours, cast in tables["every"] + ([] if rules.job.finetunes else tables["direct"]):
         rules.same(theirs, ours, _CASTS[cast])

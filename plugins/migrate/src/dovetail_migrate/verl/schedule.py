@@ -108,7 +108,7 @@ def runtime(rules: Rules) -> None:
 
 
 def _pools(rules: Rules, nodes: int, gpus: int) -> tuple[dict[str, Any], list[str]]:
-    """Pools of roles that have accelerators of their own, and the keys of verl's that ask for them."""
+    """Pools of roles that have accelerators of their own, and the verl keys that ask for them."""
     pools: dict[str, Any] = {}
     keys: list[str] = []
     values = rules.draft.values

@@ -78,7 +78,7 @@ STAND_INS = [
 ]
 """Programs that are not started: their names and arguments are taken down."""
 SECONDS = 20.0
-"""Of CPU that a script may take; three times that on the clock."""
+"""CPU seconds that a script may use; its wall time is limited to three times that."""
 _RECORDER = """#!/bin/sh
 name=${0##*/}
 printf '%s\\000' "$#" "$name" "$@" > /box/tmp/call.$$
@@ -118,7 +118,7 @@ WHAT_IT_MAY_DO = """The script {script} runs confined, to find the commands that
 
 @attrs.frozen
 class ScriptRun:
-    """What a script did."""
+    """The result of running a script."""
 
     commands: tuple[tuple[str, ...], ...]
     """The words of every stand-in that it called, in order."""

@@ -50,7 +50,7 @@ TestGroup = RewardManagerConformance.of(GroupManager)
 
 
 class TestHybrid(RewardManagerConformance):
-    """Hybrid."""
+    """The reward manager `hybrid`."""
 
     plugin = HybridManager
     config = HybridConfig(
@@ -67,7 +67,7 @@ class TestHybrid(RewardManagerConformance):
 
 
 class TestRemote(RewardManagerConformance):
-    """Remote."""
+    """The reward manager `remote`."""
 
     plugin = RemoteManager
     shares_calls = True
@@ -86,7 +86,7 @@ class TestRemote(RewardManagerConformance):
 
 
 class TestJudge(RewardManagerConformance):
-    """Judge."""
+    """The reward manager `judge`."""
 
     plugin = JudgeManager
     url = "http://127.0.0.1:9"

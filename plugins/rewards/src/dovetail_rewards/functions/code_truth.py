@@ -74,7 +74,7 @@ def _from_list(cases: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
     if cases and all(isinstance(case, str) for case in cases):
         return {"tests": list(cases)}
     if not all(isinstance(case, Mapping) and {"input", "output"} <= set(case) for case in cases):
-        raise ValueError("its list holds something else than texts or {input, output}")
+        raise ValueError("its list has an entry that is neither a text nor {input, output}")
     names = {case["fn_name"] for case in cases if case.get("fn_name")}
     if len(names) > 1:
         raise ValueError(f"its list names several functions: {', '.join(sorted(map(str, names)))}")

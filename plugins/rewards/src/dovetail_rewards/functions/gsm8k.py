@@ -41,7 +41,7 @@ class Gsm8k(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; `correct`, 1 or 0; and `pred`: the number found as text, equal for equal numbers, or None."""
+        """Return `score`; `correct`, 1 or 0; and `pred`, the number found, normalised and as text, or None."""
         answer = _answer(solution_str, strict=self.config.method == "strict")
         if answer is None:
             return {"score": 0.0, "correct": 0.0, "pred": None}

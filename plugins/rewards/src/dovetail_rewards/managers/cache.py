@@ -57,4 +57,6 @@ def _plain(value: object) -> Any:
         return [str(value.dtype), value.tolist()]
     if isinstance(value, np.generic):
         return [str(value.dtype), value.item()]
-    raise TypeError(f"{type(value).__name__} has no content that could be compared")
+    raise TypeError(
+        f"{type(value).__name__} can't be compared by content; expected a NumPy array or scalar"
+    )

@@ -19,7 +19,7 @@ Run = Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
 class BatchQueue(Generic[Item]):
     """A queue of samples, and the calls that score them in batches. May be used from several event loops, one after another.
 
-    With a budget, a batch is whoever has waited longest and those nearest to it in weight, as long as all of them, padded
+    With a budget, a batch is the sample that has waited longest and those nearest to it in weight, as long as all of them, padded
     to the heaviest, stay within it; a sample that alone exceeds it has a batch to itself.
 
     Args:
@@ -53,7 +53,7 @@ class BatchQueue(Generic[Item]):
     async def submit(self, sample: Item, time: RunningTime) -> Outcome:
         """Score a sample together with others. Its time counts from the start of its batch; cancellation removes it.
 
-        A call that nobody waits for any more is cancelled.
+        A call is cancelled once all callers have stopped waiting for it.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # what an abandoned loop left behind can't be finished

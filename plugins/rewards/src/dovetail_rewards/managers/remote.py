@@ -149,7 +149,7 @@ class HttpService:
     `invalid_value`.
 
     Args:
-        config: its `url` is set.
+        config: a config whose `url` is set.
         url: the same.
     """
 

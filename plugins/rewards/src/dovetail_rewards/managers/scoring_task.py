@@ -31,7 +31,7 @@ TARGET = f"{__name__}:make_task"
 
 @attrs.frozen(kw_only=True)
 class TaskSetup:
-    """What a worker makes its manager from."""
+    """The setup from which a worker builds its manager."""
 
     files: tuple[PluginRef, ...]
     """Plugins in files, which are loaded before anything of them can be unpickled."""

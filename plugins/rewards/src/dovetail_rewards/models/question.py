@@ -24,10 +24,10 @@ class Question:
     change what it is given.
 
     Args:
-        config: has the templates.
+        config: the config, with the templates.
 
     Raises:
-        ConfigError: a template has errors, or names what there is not.
+        ConfigError: a template has errors, or uses an unknown variable.
     """
 
     def __init__(self, config: JudgeConfig) -> None:

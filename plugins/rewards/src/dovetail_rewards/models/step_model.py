@@ -54,11 +54,11 @@ class StepReader(Reader):
         self._mark = last_token(tokenizer, config.step_token, "step_token")
 
     def read(self, sample: Sample) -> Reading:
-        """Return the tokens of a row.
+        """Return the tokens of a sample's prompt and response, and the positions of the step tokens.
 
         Raises:
-            RewardError: the row has more tokens than the model takes, or more or fewer marks than steps, as where a
-                response contains the text of the mark.
+            RewardError: there are more tokens than the model's limit, or the number of step tokens differs from that of
+                the steps, for example where a response contains the text of the step token.
         """
         config, spans = self._config, steps_of(sample.text, self._config.step_separator)
         marked = Marked(
@@ -76,8 +76,8 @@ class StepReader(Reader):
         places = tuple(place for place, token in enumerate(ids) if token == self._mark)
         if len(places) != len(spans):
             raise RewardError(
-                f"{sample.sample_id} has {len(spans)} steps, and the tokens of prompt and response have {len(places)} times {config.step_token!r}",
-                hint="choose a step_token that no prompt and no response holds, and that is a token of its own",
+                f"{sample.sample_id} has {len(spans)} steps, but its tokens (prompt and response) contain {config.step_token!r} {len(places)} times",
+                hint="choose a step_token that is a single token and appears in no prompt or response",
             )
         if self._limit is not None and len(ids) > self._limit:
             raise self._too_long(sample, len(ids))

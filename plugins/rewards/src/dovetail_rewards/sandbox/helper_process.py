@@ -40,7 +40,7 @@ class HelperProcess:
     Args:
         python: the interpreter that it and the programs run in.
         setup: how it confines.
-        user: run it as this user id (for tests of what a plain user gets); None keeps ours.
+        user: run it as this user id (for tests of what a plain user gets); None keeps this process's user id.
 
     Raises:
         SandboxError: the helper can't confine programs at this level on this machine.

@@ -18,7 +18,7 @@ _positive: Any = attrs.validators.gt(0)
 
 @attrs.frozen(kw_only=True)
 class ProgramLimits:
-    """What a program may use."""
+    """Limits on a program's resources: time, memory, processes and files."""
 
     cpu_s: float = attrs.field(default=4.0, validator=_positive)
     """Seconds of CPU, over all its processes."""
@@ -110,7 +110,7 @@ class Result:
 
 
 class Runner(Protocol):
-    """What runs programs: the sandbox of this machine, or a service."""
+    """Runs programs, in the sandbox of this machine or by a service."""
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
         """Run a program to its end; safe to call from many threads.

@@ -44,7 +44,7 @@ class InstalledFunctions:
         return PluginSection(name=name)
 
     def known(self) -> list[str]:
-        """Return names and aliases of the installed ones."""
+        """Return names and aliases of the installed reward functions."""
         entries = [e for e in default_index().entries("reward_function") if e.usable]
         return [name for entry in entries for name in (entry.name, *entry.aliases)]
 

@@ -60,7 +60,7 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
 
 
 def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[str]:
-    """Report of each source of `reward.functions` that no row has it, and which one that rows have is nearest."""
+    """Report each source in `reward.functions` that no row has, with the most similar source that rows have."""
     if not section.functions:
         return []
     sources = {prompt.data_source for prompt in prompts}

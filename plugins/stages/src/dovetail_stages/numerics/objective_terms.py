@@ -48,7 +48,7 @@ def token_column(
         flat = np.repeat(values, mask.lengths, axis=0)
     else:
         raise ColumnError(
-            f"column {name!r} is not a number a token or a sample, so no loss can read it"
+            f"column {name!r} has neither one number per token nor one per sample, so no loss can read it"
         )
     hidden_T = ~mask_T.reshape(-1, *(1,) * (flat.ndim - 1))
     return on_device(flat, like).to(like.dtype).masked_fill(hidden_T, 0)

@@ -48,7 +48,7 @@ class _Stage:
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         self._octets = None
 
 
@@ -56,7 +56,7 @@ class BroadcastSenderSlots(SenderSlots):
     """Forms the group, and forms it again where its members have changed.
 
     Args:
-        slots: their number.
+        slots: the number of slots.
         device: the device of the buckets.
         backend: `nccl` or `gloo`.
         host: the address at which members find each other.
@@ -130,7 +130,7 @@ class BroadcastSenderSlots(SenderSlots):
     def deliver(self, bucket: int, nbytes: int) -> None:
         group = self._group
         if group is None:
-            raise DeliveryError("the group of the sender and its receivers has been given up")
+            raise DeliveryError("the process group of the sender and its receivers has been closed")
         if nbytes:
             group.broadcast(self.slot(bucket).narrow(0, 0, nbytes), self._watch)
 
@@ -199,7 +199,7 @@ class BroadcastReceiverSlots(ReceiverSlots):
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
         slot = self._stage.slot(bucket)
         if self._group is None:
-            raise DeliveryError("the group of the sender and its receivers has been given up")
+            raise DeliveryError("the process group of the sender and its receivers has been closed")
         if nbytes:
             try:
                 self._group.broadcast(slot.narrow(0, 0, nbytes), pulse)

@@ -99,7 +99,9 @@ class BroadcastGroup:
             DeliveryError: not all took part.
         """
         if self._aborted.is_set():
-            raise DeliveryError("the group of the sender and its receivers has been given up")
+            raise DeliveryError(
+                "the process group of the sender and its receivers has been aborted"
+            )
         try:
             with _on(self._device):
                 self._await(_broadcast(self._group, octets), pulse)
@@ -137,7 +139,7 @@ class BroadcastGroup:
 
 
 def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
-    """Return the sender's end of a store that listens with this socket alone; the store closes it."""
+    """Start the store at the sender, listening on this socket only; the store closes the socket."""
     port = listener.getsockname()[1]
     # Nothing waits for the receivers here: the offer with this address is sent to them afterwards.
     return _c10d.TCPStore(
@@ -152,7 +154,7 @@ def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
 
 
 def store_there(host: str, port: int, timeout: float) -> Any:
-    """Return a receiver's end of it."""
+    """Connect a receiver to the store of `store_at`."""
     return _c10d.TCPStore(host, port, None, False, timedelta(seconds=timeout))
 
 

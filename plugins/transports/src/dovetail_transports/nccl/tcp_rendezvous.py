@@ -188,7 +188,7 @@ def call_off(manifest: WeightManifest, reason: str) -> None:
             channel.close()
     except (OSError, ValueError, PeerGone) as error:
         raise WeightSyncError(
-            f"weight update {manifest.version} is called off, but its sender at {place or 'no place'} could not be told: "
+            f"weight update {manifest.version} is cancelled, but its sender at {place or 'no place'} could not be notified: "
             f"{str(error) or 'it gave no answer'}"
         ) from error
 

@@ -49,7 +49,7 @@ class BucketLayout:
     slot_bytes: int
     """Bytes that the largest bucket takes, in whole pages."""
     fingerprint: str
-    """Of kind, adapter, names, shapes, dtypes and bucket size: the same on both sides where their manifests are."""
+    """Digest of kind, adapter, names, shapes, dtypes and bucket size: equal on both sides if their manifests are."""
 
     @classmethod
     def of(cls, manifest: WeightManifest) -> BucketLayout:

@@ -61,7 +61,7 @@ class LocalTransport(WeightTransport):
                 directory.leave()
         except OSError as error:
             raise WeightSyncError(
-                f"weight update {manifest.version} is called off, but its sender could not be told: {error}"
+                f"weight update {manifest.version} is cancelled, but its sender could not be notified: {error}"
             ) from error
 
     def _directory(self, *, several: bool = False) -> RendezvousDirectory:

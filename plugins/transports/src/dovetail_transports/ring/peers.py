@@ -112,7 +112,7 @@ class Peers:
         """Read what has arrived, and raise an error where the update can't continue.
 
         Raises:
-            ReceiverError: someone is lost, and the update is collective.
+            ReceiverError: a receiver is lost, and the update is collective.
         """
         self.listen()
         if self._collective and any(peer.lost for peer in self._peers):

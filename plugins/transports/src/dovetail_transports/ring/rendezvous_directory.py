@@ -67,7 +67,7 @@ class RendezvousDirectory:
         self.leave = weakref.finalize(
             self, _leave, self._lock, self._sockets, self.directory, os.getpid()
         )
-        """Take away what is ours, and the directory where we were the last; safe to call twice."""
+        """Remove the files of this process, and the directory if no other process uses it; safe to call twice."""
 
     def listen(self, who: str) -> socket.socket:
         """Return a socket that senders find here, named after `who` (its first 20 letters) and the process."""

@@ -59,7 +59,7 @@ class SharedRing:
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
 
     def pin(self, device: torch.device) -> None:
-        """Register the memory with an accelerator that can copy to and from it by itself; others copy as they can."""
+        """Register the memory as pinned with a CUDA device, so that the device copies to and from it directly; other devices need none."""
         if device.type != "cuda" or self._pinned or self._octets is None:
             return
         with torch.cuda.device(device):

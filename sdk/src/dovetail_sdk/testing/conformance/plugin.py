@@ -27,8 +27,8 @@ class PluginConformance:
     `expected_failures`, still runs, and is reported with its reason.
 
     Raises:
-        PluginError: at the definition of a subclass that overrides a standard test, or expects a test to fail that does
-            not exist, or gives no reason.
+        PluginError: at the definition of a subclass that overrides a standard test, or whose `expected_failures` name an unknown
+            test or lack a reason.
     """
 
     kind: ClassVar[str]
@@ -67,7 +67,7 @@ class PluginConformance:
 
         Args:
             plugin: the class under test.
-            config: its config, where the default does not do.
+            config: the plugin's config, where the default is not enough.
             attributes: further class attributes, by name.
         """
         given = {"plugin": plugin, "config": config, **attributes, "__module__": plugin.__module__}
@@ -96,7 +96,7 @@ class PluginConformance:
         return self.plugin.requires(config) | self.plugin.provides(config)
 
     def known_columns(self) -> dict[str, Column]:
-        """Return columns that it may read, by name: core's, its own, and those that installed plugins declare."""
+        """Return the columns that the plugin may read, by name: core's, the plugin's own, and those that installed plugins declare."""
         known = glossary(self.plugin.columns)
         for entry in default_index().entries():
             if entry.usable and entry.manifest is not None:

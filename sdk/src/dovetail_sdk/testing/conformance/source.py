@@ -85,14 +85,14 @@ class SourceConformance(PluginConformance):
     kind = "source"
     plugin: ClassVar[type[ExperienceSource]]
     overrides: ClassVar[tuple[str, ...]] = ()
-    """Of the config of a run that takes from it."""
+    """Config overrides of the run that reads from the source."""
     plugins: ClassVar[tuple[type[Plugin], ...]] = ()
     """Further plugins that the run has, such as a trainer."""
     rows: ClassVar[Sequence[Mapping[str, Any]]] = tuple(
         {"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "data_source": "sums", "reward_model": {"ground_truth": str(n + 1)}}
         for n in range(8)
     )  # fmt: skip
-    """Of the file that `data.train_files` names."""
+    """Rows of the file that `data.train_files` names."""
 
     @pytest.fixture
     def start(self, tmp_path: Path) -> Iterator[Start]:

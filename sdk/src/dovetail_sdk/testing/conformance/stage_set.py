@@ -26,7 +26,7 @@ class StageSetConformance(PluginConformance):
     kind = "stage_set"
     plugin: ClassVar[type[StageSet]]
     overrides: ClassVar[tuple[str, ...]] = ()
-    """Of the config of the run that is planned."""
+    """Config overrides of the run that is planned."""
     plugins: ClassVar[tuple[type[Plugin], ...]] = ()
     """Further plugins that the run has, such as stages."""
 

@@ -90,7 +90,7 @@ def scored(task: str, answer: str, entry: str) -> float:
     """Return the score of an answer from the task's own scorer, from 0 to 1.
 
     Args:
-        task: its name in Reasoning Gym.
+        task: the task's name in Reasoning Gym.
         answer: the answer's text.
         entry: the row that the task made, as Python writes it; only literals are read.
 

@@ -152,7 +152,7 @@ class AnswerClient:
                 self._imported += given
 
     def import_module(self, name: str, namespace: dict[str, Any]) -> None:
-        """Put a module that the tests use into a namespace, if there is one, whatever the response holds under its name."""
+        """Import a module that the tests use into a namespace, if it exists, even where the response has defined its name."""
         try:
             namespace[name] = importlib.import_module(_ALIASES.get(name, name))
         except ImportError:

@@ -18,9 +18,10 @@ _ENTER = f"import sys; sys.path.append({_HELPER!r}); from helper.inside import m
 
 
 def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
-    """Put the helper itself into the jail: each run then adds a box and new namespaces to it.
+    """Move the helper itself into the jail; each run then adds a private directory and new namespaces.
 
-    Root needs no user namespace: programs run as a user of their own. Others get one in which they map to themselves.
+    As root the helper needs no user namespace, since programs run as a separate user. Otherwise it enters one in which its user
+    maps to itself.
 
     Raises:
         OSError: the kernel refuses.

@@ -143,7 +143,7 @@ _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, c
 
 
 def supported() -> str | None:
-    """Return why this machine has no filter of ours, or None."""
+    """Return why the system call filter does not support this machine; None where it does."""
     machine = platform.machine()
     return None if machine in _ARCHITECTURES else f"no system call table for {machine}"
 

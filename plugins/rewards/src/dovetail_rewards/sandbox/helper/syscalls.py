@@ -40,19 +40,19 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(what: str, number: int, *arguments: object) -> int:
-    """Return a system call by number. Integers are passed as longs, the rest as ctypes passes it."""
+    """Make a system call by number, and return its result. Integers are passed as longs, other values as ctypes converts them."""
     longs = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return checked(_libc.syscall(ctypes.c_long(number), *longs), what)
 
 
 def prctl(option: int, value: int = 0, third: int = 0) -> None:
-    """Do an operation on this process itself (the system call of that name)."""
+    """Set an attribute of this process, by the system call `prctl`."""
     longs = [ctypes.c_ulong(number) for number in (value, third, 0, 0)]
     checked(_libc.prctl(option, *longs), f"prctl({option}, {value})")
 
 
 def unshare(flags: int) -> None:
-    """Enter new namespaces with this process, or for its next children where processes are meant."""
+    """Move this process into new namespaces; a new process namespace applies to its next children."""
     checked(_libc.unshare(flags), f"unshare({flags:#x})")
 
 

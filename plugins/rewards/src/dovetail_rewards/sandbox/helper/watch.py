@@ -115,7 +115,7 @@ def cpu_of_children() -> float:
 
 
 def descendants(procfs: int, pid: int) -> Iterator[int]:
-    """Yield process ids of all children of a process, theirs, and so on."""
+    """Yield the process ids of all descendants of a process."""
     try:
         threads = os.listdir(task := os.open(f"{pid}/task", os.O_RDONLY, dir_fd=procfs))
         os.close(task)
@@ -220,7 +220,7 @@ def remove(directory: str, top: int, procfs: int) -> None:
     name is drawn at random now that every program has ended, so that none could take it before.
 
     Args:
-        directory: its path.
+        directory: the path of the directory.
         top: a descriptor of it, opened before any program ran.
         procfs: a descriptor of /proc.
     """

@@ -29,7 +29,7 @@ class AdapterCases(RolloutSuite):
     """Tests of the capability `lora`. The config must reserve room for adapters where the engine needs it at its start."""
 
     adapter_rank: ClassVar[int] = 4
-    """Of the adapters that are sent."""
+    """Rank of the adapters that are sent."""
 
     @pytest.mark.parametrize(
         ("modules", "rank_stabilised"),

@@ -25,7 +25,7 @@ class PlainAdapter:
     """
 
     manifest: WeightManifest
-    """Of kind `adapter`; of the tensors, in their order."""
+    """A manifest of kind `adapter`, which lists the tensors in their order."""
     tensors: dict[str, Tensor]
     """A [r, in] and B [out, r] of every adapted layer by peft's names, float32 on the CPU."""
 

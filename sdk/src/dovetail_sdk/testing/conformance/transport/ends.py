@@ -38,7 +38,7 @@ class EndsOfATransport(PluginConformance):
     kind = "weight_transport"
     plugin: ClassVar[type[WeightTransport]]
     device: ClassVar[str] = "cpu"
-    """Of the ends, and of the tensors that are sent."""
+    """Device of both ends and of the tensors that are sent."""
 
     @pytest.fixture(autouse=True)
     def run_directory(self, tmp_path: Path) -> Path:

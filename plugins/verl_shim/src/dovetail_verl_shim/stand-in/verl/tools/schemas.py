@@ -41,7 +41,7 @@ class OpenAIFunctionToolSchema(_Open):
 
 
 class ToolResponse(BaseModel):
-    """What a tool answers."""
+    """The response of a tool."""
 
     text: str | None = None
     image: list[Any] | None = None
