@@ -283,7 +283,7 @@ def test_a_bound_of_tests_leaves_out_those_beyond() -> None:
     [
         (None, "NoneType"),
         ("not json", "not JSON"),
-        ("[1]", "something else"),
+        ("[1]", "neither a text nor"),
         ({}, "not two lists"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": [], "outputs": []}, "no test cases"),
