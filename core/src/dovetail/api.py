@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from dovetail.sections import RunConfig
 
 Config = str | Path | Sequence[str | Path] | Mapping[str, Any]
-"""The path of a YAML file, or paths of which later ones win, none where overrides give all; or the same settings as nested mappings."""
+"""The config of a run: the path of a YAML file; several paths, of which later ones win; none where overrides give every key; or nested
+mappings."""
 Rows = Iterable[Mapping[str, Any]]
 """Rows as in a dataset file: `prompt` and, as far as the reward needs them, `data_source`, `reward_model`, `extra_info`."""
 Reward = Callable[..., Any]
-"""A reward function for every row; its parameters and what it returns are those of `compute_score` in a file."""
+"""A reward function for every row, with the parameters and the result of `compute_score` in a file."""
 
 
 def train(
@@ -42,7 +43,7 @@ def train(
     Args:
         config: the config of the run.
         overrides: `key=value`, as on the command line.
-        reward: scores every row, in place of the functions of the config.
+        reward: a function that scores every row, in place of the functions of the config.
         dataset: training rows, in place of `data.train_files`. They are written to `output_dir`, so that the run can be
             resumed from the command line.
         val_dataset: held-out rows, in place of `data.val_files`.
@@ -52,7 +53,7 @@ def train(
         What `summary.json` holds: `status`, `steps`, `accuracy_before`, `accuracy_after`, `directory`, …
 
     Raises:
-        DovetailError: whatever is wrong, before the first step where it can be known by then.
+        DovetailError: any other error, raised before the first step where possible.
         StopRequested: the run was stopped and saved.
     """
     from dovetail.run.run import train as run
@@ -78,7 +79,7 @@ def resume(
     Args:
         run_directory: the run directory.
         overrides: `key=value`; they are kept in the run's config.
-        reward: the function that `train` was given, where it was given one.
+        reward: the function that was passed to `train`, if any.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
@@ -108,7 +109,7 @@ def plan(
         val_dataset: held-out rows, in place of `data.val_files`.
 
     Raises:
-        DovetailError: a requirement that nothing meets, counts that do not fit, data that can't be read.
+        DovetailError: nothing meets a requirement, counts do not fit, or data can't be read.
     """
     from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.run import describe
@@ -130,7 +131,7 @@ def check(
     Args:
         config: the config of the run.
         overrides: `key=value`.
-        reward: scores every row, in place of the functions of the config.
+        reward: a function that scores every row, in place of the functions of the config.
         dataset: training rows, in place of `data.train_files`.
         val_dataset: held-out rows, in place of `data.val_files`.
 
@@ -138,7 +139,7 @@ def check(
         `errors`, `warnings` and `notes`; an error has `message`, `hint` and the `rule` that found it.
 
     Raises:
-        ConfigError: the config itself is wrong; `problems` lists all of it.
+        ConfigError: the config itself is wrong; `problems` lists every problem.
     """
     from dovetail.run.examination import examine
 

@@ -254,7 +254,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | No
 
 
 def listed(samples: Sequence[str], shown: int = 5) -> str:
-    """Return samples as text: all of a few, the first of many."""
+    """Return the ids of samples as text: at most the first `shown`, and the number of the others."""
     first = ", ".join(samples[:shown])
     more = f" and {len(samples) - shown} more" if len(samples) > shown else ""
     return f"sample{'s' if len(samples) != 1 else ''} {first}{more}"

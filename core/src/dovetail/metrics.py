@@ -139,7 +139,7 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def is_empty(metric: Metric) -> bool:
-    """Return whether a metric is over nothing: weight or count 0, the extreme of nothing, NaN of another kind of metric."""
+    """Return whether a metric has no values: weight or count is 0, a maximum or minimum has seen none, or another kind is NaN."""
     match metric:
         case Mean():
             return not metric.weight

@@ -55,7 +55,7 @@ class SampleStream:
     prompt: int = 0
     """The prompt's row in the dataset."""
     sample: int = 0
-    """Which of the prompt's samples."""
+    """Number of the sample among the prompt's samples."""
     attempt: int = 0
     turn: int = 0
     fork: str = ""

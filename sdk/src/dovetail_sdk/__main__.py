@@ -34,7 +34,7 @@ main.add_command(check)
 )
 @click.pass_context
 def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> None:
-    """Write dovetail-plugin.json of each package from its classes; the current folder's by default."""
+    """Write dovetail-plugin.json of each package from its classes; by default, of the package in the current folder."""
     failed = False
     for directory in directories or (Path(),):
         try:
@@ -59,7 +59,7 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
 )
 @click.pass_context
 def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path) -> None:
-    """Write a page of each plugin, and an index, from the packages' manifests; the current folder's by default.
+    """Write a page of each plugin, and an index, from the packages' manifests; by default, from the current folder's.
 
     Pages of plugins of other packages are removed from the output folder.
     """

@@ -61,7 +61,7 @@ def new(
     repository: bool,
     into: Path | None,
 ) -> None:
-    """Write a package with a small working plugin NAME of KIND, or add one to a package that there is."""
+    """Write a package with a small working plugin NAME of KIND, or add the plugin to an existing package."""
     if into is not None:
         options = ("directory", "licence", "repository")
         given = [key for key in options if ctx.get_parameter_source(key) is _GIVEN]
@@ -117,8 +117,8 @@ def check(
 ) -> None:
     """Check an installed plugin: its class, its manifest, its wheel, and the conformance suite of its kind.
 
-    KEY=VALUE are settings of its config for the suite. With --all, every plugin is a line of one table. Exits with 1
-    where something failed. Where a plugin needs what is not here, its suite is not run, and that is not a failure.
+    KEY=VALUE are settings of its config for the suite. With --all, every plugin is a line of one table. Exits with 1 where something
+    failed. The suite of a plugin whose needs are missing here is not run, which is not a failure.
     """
     from dovetail_sdk.check.run import check_plugins
     from dovetail_sdk.check.tables import ReportTable, failed, print_report

@@ -31,7 +31,7 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
     """Return the text of every page, the index among them, by its path below the output folder.
 
     Args:
-        projects: packages whose manifests are written; their preflight rules are those that are installed.
+        projects: packages with manifests; their preflight rules are read from the installed packages.
 
     Raises:
         PluginError: no package has a plugin, two have one of the same kind and name, or one has no usable manifest.
@@ -57,7 +57,7 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
 def write(projects: Iterable[Project], output: Path) -> int:
     """Write every page below `output`, remove pages that this command wrote for plugins that are gone, and return the number written.
 
-    Files that this did not write stay. For errors see `pages`.
+    Files that the command did not write stay. For errors see `pages`.
     """
     texts = {output / path: text for path, text in pages(projects).items()}
     for file, text in texts.items():

@@ -74,4 +74,4 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
         "ends_meet": "Sender and receivers run at once and wait for each other.",
     },
 }
-"""Kind → capability → what it promises; the conformance suite tests what it can of it."""
+"""Kind → capability → the capability's promise, which the conformance suite tests as far as it can."""

@@ -21,10 +21,10 @@ HEADINGS = {
     "engine": "Training engines",
     "dataset": "Dataset sources",
 }
-"""What the index calls kinds whose name is not enough, in its order; other kinds follow."""
+"""Headings of kinds whose name is not enough, in the order of the index; other kinds follow."""
 
 RULE, RULES = "preflight", "preflight.md"
-"""Rules share a page: their key among the headings, and the page."""
+"""Key of the preflight rules among the headings, and the page that all rules share."""
 
 _NEEDS = {
     "values": "critic",

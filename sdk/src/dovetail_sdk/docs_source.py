@@ -16,7 +16,7 @@ _ENTRY = re.compile(r"^(\*{0,2}\w+): ", re.MULTILINE)
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """Return the docstring below each attribute of a class, of its bases too; attributes without one are left out."""
+    """Return the docstring below each attribute of a class and its bases; attributes without one are left out."""
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
         docs.update(own_docs(owner))

@@ -30,7 +30,7 @@ from dovetail_sdk.check.signatures import members, signature_text
 PLACE = Path(dovetail.plugins.__file__).parent / "interfaces.json"
 SCHEMA = 2
 COMMAND = "python -m dovetail_sdk interfaces"
-"""What writes the description."""
+"""Command that writes the description."""
 Bump = Literal["none", "minor", "major"]
 _ORDER: tuple[Bump, ...] = ("none", "minor", "major")
 
@@ -84,7 +84,7 @@ def write() -> Path:
 
 
 def to_text(described: Mapping[str, Any]) -> str:
-    """Return a description as it is written to disk."""
+    """Return a description as the text that is written to disk."""
     return json.dumps(described, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -128,7 +128,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def bump(before: str, after: str) -> Bump:
-    """Return how far a version has moved."""
+    """Return which part of a version has changed: major, minor or none."""
     old, new = ([int(part) for part in version.split(".")] for version in (before, after))
     if new[0] != old[0]:
         return "major"

@@ -58,12 +58,12 @@ def derive(project: Project) -> dict[str, Any]:
 
 
 def manifest_path(project: Project) -> Path:
-    """Return where the manifest lies: inside the package, so that wheels carry it."""
+    """Return the path of the manifest, which is inside the package, so that wheels contain it."""
     return project.package_directory / FILE_NAME
 
 
 def to_text(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as it is written to disk."""
+    """Return the manifest as the text that is written to disk."""
     return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
 
 

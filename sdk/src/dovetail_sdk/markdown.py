@@ -9,12 +9,12 @@ from dovetail_console.plugin_page import PAPER
 
 
 def links(papers: Iterable[str]) -> str:
-    """Turn numbers on arXiv into links."""
+    """Convert arXiv numbers to links."""
     return ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
 
 
 def fenced(yaml: str) -> str:
-    """Return a block of YAML."""
+    """Return YAML as a fenced code block."""
     return f"```yaml\n{yaml.rstrip()}\n```"
 
 
@@ -31,7 +31,7 @@ def prose(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """Return text between backticks as it is; elsewhere no `*`, `_` or `<` has Markdown's meaning, and papers are linked."""
+    """Return text as Markdown in which `*`, `_` and `<` have no special meaning and papers are linked; text in backticks is unchanged."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else _escaped(part) for part in parts)
 

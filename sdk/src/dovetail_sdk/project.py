@@ -34,7 +34,7 @@ class Project:
     distribution: str
     plugins: tuple[Declared, ...]
     kinds: tuple[Declared, ...] = ()
-    """Kinds that it brings, each with its interface as the target."""
+    """Kinds of plugin that the package declares, each with its interface as the target."""
     package: str
     """The top-level package that holds them all; empty where there are none."""
     package_directory: Path
@@ -97,10 +97,9 @@ def _isolated(table: Mapping[str, object], file: Path) -> bool:
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the needs that extras called `engine` or `engine-…` express: any one of them, whole.
+    """Return the needs that the extras called `engine` or `engine-…` express: any one extra, with all its requirements.
 
-    An extra is a conjunction of requirements and any extra will do; needs are a conjunction of any-of lists,
-    so that they are the product of the extras.
+    Needs are any-of lists that must all be met; they are the product of the extras, each of which is a list that must be met as a whole.
     """
     engines = [
         list(requirements)

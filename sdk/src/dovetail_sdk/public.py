@@ -30,14 +30,14 @@ LIBRARIES = (
     "dovetail_stages",
     "dovetail_torch_engines",
 )
-"""Packages that plugins import as they import core: by the names in their `__init__.pyi`; and those of their module `testing`."""
+"""Packages that plugins may import as they import core: by the names in their `__init__.pyi` and in their module `testing`."""
 
 
 @cache
 def public_names() -> dict[str, frozenset[str]]:
     """Return names by module: `{"dovetail.batch": {"Batch", …}, …}`.
 
-    A package has an `__init__.pyi` that lists its names; the names of a single module are what it defines.
+    A package's names are those in its `__init__.pyi`; a single module's are those that it defines.
     """
     listed = {name: getattr(dovetail, name) for name in sorted(vars(dovetail)["__all__"])}
     modules = [value for value in listed.values() if inspect.ismodule(value)]
@@ -71,7 +71,7 @@ def check_imports(directory: Path) -> None:
     """Refuse a package that imports non-public names of core.
 
     Raises:
-        PluginBrokenError: it imports some; names every such import.
+        PluginBrokenError: the package imports some; names every such import.
     """
     found = private_imports(directory)
     if found:

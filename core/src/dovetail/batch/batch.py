@@ -18,7 +18,7 @@ from dovetail.batch.rows import RaggedRows
 from dovetail.errors import ColumnError, nearest
 
 Values = np.ndarray | Ragged | list[Any]
-"""What a column may be: dense [N, …], ragged, or a list of N JSON values."""
+"""The values of a column: a dense array [N, …], a ragged column, or a list of N JSON values."""
 
 
 class Batch:
@@ -100,7 +100,7 @@ class Batch:
         return Batch({name: self[name] for name in names}, length=self._length)
 
     def drop(self, names: Iterable[str]) -> Batch:
-        """Return all columns but these; one that is absent anyway is not an error."""
+        """Return the batch without these columns; absent ones are ignored."""
         gone = set(names)
         kept = {name: values for name, values in self._columns.items() if name not in gone}
         return Batch(kept, length=self._length)
@@ -113,7 +113,7 @@ class Batch:
         """Check that the batch has these columns.
 
         Raises:
-            ColumnError: says who needs which missing columns, and what there is.
+            ColumnError: columns are missing; names them, who needs them, and the existing ones.
         """
         missing = [name for name in names if name not in self._columns]
         if missing:
@@ -123,8 +123,8 @@ class Batch:
             )
 
     def take(self, indices: np.ndarray | Sequence[int]) -> Batch:
-        """Return the samples at these indices, in their order; may reorder and repeat. Contiguous samples are views, other rows of ragged
-        columns are copied on first read.
+        """Return the samples at these indices, in the order of the indices, which may repeat. Contiguous samples are views, other rows of
+        ragged columns are copied on first read.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].

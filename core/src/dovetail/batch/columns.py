@@ -20,7 +20,7 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "object"),
 )
-"""What a column may hold."""
+"""Dtypes that a column may have."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Column:
     """One named column of a batch."""
 
     name: str
-    """A third party's column is prefixed with its package: `mypackage.name`."""
+    """Name of the column; a third party's has its package as prefix: `mypackage.name`."""
     dtype: str
     """NumPy dtype name, or `object` for JSON values."""
     shape: Raggedness
@@ -145,7 +145,7 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
     """Check every column of a batch against the glossary: name, dtype, shape, and lengths of rows.
 
     Raises:
-        ColumnError: all that is wrong, one complaint a column.
+        ColumnError: columns differ from the glossary; the error lists one problem for each.
     """
     if complaints := complaints_about(batch, glossary):
         raise ColumnError(
@@ -197,7 +197,7 @@ def _fits(inner: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
 
 
 def sizes_of(*sizes: int | str | None) -> str:
-    """Return a shape as it is written: `[T, 3]`; `[T, ?]` where a size is not known."""
+    """Return a shape as text: `[T, 3]`; `[T, ?]` where a size is not known."""
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 

@@ -15,7 +15,7 @@ from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
 
 DIFFERENCED = 1024
-"""Units that largest differencing is worth its time for; with so many light ones at the end, parts are even anyway."""
+"""Most units for the largest differencing method. With more, the heaviest are dealt out first; the light ones even the parts out."""
 
 
 def token_counts(batch: Batch) -> np.ndarray:

@@ -134,7 +134,7 @@ class Ragged:
 
     @property
     def fetched(self) -> bool:
-        """Whether reading the values fetches none from another process."""
+        """Whether reading the values needs no fetch from another process."""
         return True
 
     @property
@@ -181,7 +181,7 @@ class Ragged:
         return [row.tolist() for row in self]
 
     def with_values(self, values: np.ndarray) -> Ragged:
-        """Return a column of other values, [T] or [T, …], in the same rows."""
+        """Return a column with the same rows and other values, [T] or [T, …]."""
         return Ragged(values, self.offsets)
 
     def take(self, indices: np.ndarray) -> Ragged:
@@ -226,7 +226,7 @@ def plain_array(values: object, what: str) -> np.ndarray:
     """Check that `values` is an array [N, …] of bool, integer or float, and return it.
 
     Raises:
-        ColumnError: it is not.
+        ColumnError: the values are anything else.
     """
     if not isinstance(values, np.ndarray):
         raise ColumnError(

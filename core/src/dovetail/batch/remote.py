@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Store(Protocol):
-    """Keeps arrays between the process that made them and those that read them.
+    """Shares arrays between the process that made them and those that read them.
 
     A reference can be pickled into another process, which reads it from a store of the same kind. An array
     stays as long as any process holds a reference to it.
@@ -22,7 +22,7 @@ class Store(Protocol):
         """Return the arrays themselves, in the shapes in which they were put, read-only and where possible not copied.
 
         Raises:
-            WorkerError: an array is lost, with the process that kept it.
+            WorkerError: an array is lost, since the process that kept it has died.
         """
 
 

@@ -17,7 +17,7 @@ from dovetail.batch.remote import StoredArray, fetch
 from dovetail.errors import ColumnError
 
 SHORT = 64
-"""Values in a stretch of rows, on average, below which they are gathered one by one."""
+"""Average number of values in a run of contiguous rows below which values are gathered one by one."""
 
 Source = Ragged | StoredArray
 """Where rows lie: a plain column of this process, or an array in a store."""
@@ -26,8 +26,8 @@ Source = Ragged | StoredArray
 class RaggedRows(Ragged):
     """Rows of other columns. `offsets` and `dtype` are known; `values` are gathered on first access, and kept.
 
-    Rows that lie one after another in one source come as a view. Anything that Ragged can do works; what needs
-    the values reads them, and pickling sends a plain Ragged.
+    Rows that are contiguous in one source are a view. Every method of Ragged works; a method that needs the values reads them. Pickling
+    sends a plain Ragged.
 
     Attributes:
         sources: the plain columns and stored arrays that the rows lie in.
@@ -97,7 +97,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Return the rows of all parts, one part after another; nothing is read where a part is made of rows elsewhere.
+        """Return the rows of all parts, one part after another; values are not read where a part is a RaggedRows.
 
         Raises:
             ColumnError: there is no part, or their dtypes or trailing shapes differ.
@@ -148,11 +148,11 @@ class RaggedRows(Ragged):
 
     @property
     def fetched(self) -> bool:
-        """Whether reading the values fetches none from another process."""
+        """Whether reading the values needs no fetch from another process."""
         return all(source.fetched for source in self.sources)
 
     def finite(self) -> bool:
-        """Return whether every value is finite. What is known of stored arrays is believed, without reading them."""
+        """Return whether every value is finite. Stored arrays are not read: their attribute `finite` counts."""
         known = all(isinstance(source, StoredArray) and source.finite for source in self.sources)
         return known or super().finite()
 

@@ -46,10 +46,10 @@ class Best:
         return cls(store, trainer.best_metric, largest=largest, logger=logger)
 
     def improved(self, metrics: Mapping[str, float]) -> Mark | None:
-        """Return the metric with its value where it is better than every one marked before, else None.
+        """Return the metric with its value where the value is better than every earlier best one, else None.
 
-        A value that is not finite is never better. Where the metric is missing, the logger is warned once, with the
-        nearest name there is. A best checkpoint by another metric, or one that is gone, counts as none.
+        A value that is not finite is never better. A missing metric is logged once as a warning, with the nearest existing name. An
+        earlier best checkpoint by another metric, or one that no longer exists, is ignored.
         """
         value = metrics.get(self.metric)
         if value is None:

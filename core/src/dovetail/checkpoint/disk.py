@@ -13,7 +13,7 @@ from dovetail.errors import CheckpointError, DovetailError, causes
 from dovetail.file_locks import lock
 
 NEARLY_NOTHING = 64 * 1024
-"""Bytes free below which a disk counts as full, whatever a library made of the error."""
+"""Free bytes below which a disk counts as full, whatever error a library raised."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def is_full(error: BaseException, free: int) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes of a path's disk; also where the path is gone, so that its own error is reported."""
+    """Return the free bytes of a path's disk; of its nearest existing parent's where the path does not exist."""
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free
 
@@ -89,7 +89,7 @@ def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
     """Write a directory under a temporary name, then rename it, replacing an existing one.
 
     Raises:
-        CheckpointError: a file is in its place.
+        CheckpointError: a file exists at the directory's path.
     """
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(

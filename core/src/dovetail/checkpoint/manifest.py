@@ -21,7 +21,7 @@ class FileEntry:
     """One file as it was written."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     sha256: str
     """Hexadecimal digest."""
 
@@ -37,7 +37,7 @@ class CheckpointManifest:
     files: Mapping[str, FileEntry]
     """Every file by its path below the checkpoint, with `/`."""
     mark: Mark | None = None
-    """Where it was the best one when it was saved."""
+    """Metric and value where the checkpoint was the best one when it was saved; else None."""
 
     @property
     def total_bytes(self) -> int:

@@ -20,9 +20,9 @@ class Mark:
     """The metric and value by which a checkpoint was the best one when it was saved."""
 
     metric: str
-    """A metric of validation."""
+    """Name of the validation metric."""
     value: float
-    """What it was at its step; finite."""
+    """Value of the metric at the checkpoint's step; finite."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,15 +30,15 @@ class BestCheckpoint:
     """The content of the file `best`."""
 
     path: Path
-    """The checkpoint."""
+    """Directory of the checkpoint."""
     metric: str
     """The metric of validation by which it is the best."""
     value: float
-    """What the metric was at its step."""
+    """Value of the metric at the checkpoint's step."""
 
     @property
     def step(self) -> int:
-        """The finished steps that it holds."""
+        """Number of finished steps when it was saved."""
         return int(self.path.name.rpartition("_")[2])
 
     def to_summary(self) -> dict[str, Any]:

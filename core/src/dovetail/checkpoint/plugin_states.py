@@ -24,7 +24,7 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 )
-"""What an array or a NumPy scalar may be made of."""
+"""Dtypes that arrays and NumPy scalars of a state may have."""
 _ALLOWED = (
     "a checkpoint keeps None, bool, int, float, str, lists, tuples, mappings with string keys, "
     f"numpy.ndarray and NumPy scalars of {', '.join(DTYPES)}"
@@ -35,7 +35,7 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
     """Write the arrays in the plugins' states to `state.safetensors`, and nothing where there are none.
 
     Returns:
-        The states by the plugins' names, for `json.dumps`; a description in the place of each array.
+        The states by the plugins' names, for `json.dumps`, with a description in place of each array.
 
     Raises:
         CheckpointError: a state holds what a checkpoint can't keep; names the plugin, the path in its state and the type.
@@ -92,7 +92,7 @@ def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         directory: the checkpoint.
-        states: the result of `write_states`, after JSON.
+        states: the result of `write_states`, read back from JSON.
     """
     if (directory / ARRAYS).exists():
         from safetensors import safe_open

@@ -26,8 +26,8 @@ _POINTER, _BEST_POINTER = ".latest-", ".best-"
 class CheckpointStore:
     """The folder of a run's checkpoints: `step_20/`, `step_40/`, …, and the files `latest` and `best` that name one.
 
-    Reading changes nothing, also while another process saves there. Only the process that has the run to itself saves, marks, retires
-    and recovers.
+    Reading changes nothing, also while another process saves there. Only the process that holds the run's lock may save, mark, retire and
+    recover.
     """
 
     def __init__(self, directory: Path, keep: int | None = None, every: int = 0) -> None:
@@ -63,7 +63,7 @@ class CheckpointStore:
 
         Args:
             step: finished training steps.
-            write: writes its files below the (empty, temporary) directory that it is given.
+            write: a function that writes the checkpoint's files into the empty, temporary directory passed to it.
 
         Returns:
             The checkpoint's directory.
@@ -74,19 +74,19 @@ class CheckpointStore:
 
     @contextmanager
     def saving(self, step: int, needed: int = 0, mark: Mark | None = None) -> Iterator[Path]:
-        """Give an empty, temporary directory for the files of a checkpoint, which is the latest once the block has ended; one of
-        the same step is replaced. Another thread than the one that entered the block may end it.
+        """Yield an empty, temporary directory for a checkpoint's files. When the block ends, the checkpoint becomes the latest, and
+        replaces one of the same step. Another thread may end the block.
 
         Args:
             step: finished training steps.
-            needed: bytes that it takes, as far as is known; at least those of the latest checkpoint are assumed.
-            mark: makes this the best checkpoint as well, written with its files so that a kill can't separate them.
+            needed: the checkpoint's size in bytes, as far as it is known; at least the latest checkpoint's size is assumed.
+            mark: the mark that makes this the best checkpoint too; it is written with the files, so that a kill can't separate them.
 
         Raises:
-            DiskFullError: the disk has less room than that, before anything is written; or it is full (says how much was
-                needed and how much is free).
-            CheckpointError: the disk is not writable. What else the block raises passes through. Nothing partial is left, and
-                earlier checkpoints stay.
+            DiskFullError: the disk has too few free bytes, which is checked before anything is written, or is full later; says how much
+                was needed and how much is free.
+            CheckpointError: the disk is not writable. Other errors of the block are raised unchanged. After any error, nothing partial is
+                left and earlier checkpoints stay.
         """
         final = self.path(step)
         with explained(f"can't save the checkpoint of step {step}"):
@@ -182,7 +182,7 @@ class CheckpointStore:
         return found
 
     def retire(self, keep: int) -> list[str]:
-        """Remove all but the latest checkpoints, the best one and those of `every`; returns the names of those removed."""
+        """Remove all checkpoints but the `keep` latest, the best, and those whose step `every` divides; return the removed names."""
         before = {path.name for path in self.saved()}
         self.keep = keep
         with explained(f"can't remove older checkpoints in {self.directory}"):

@@ -23,11 +23,10 @@ _NEEDS = "environment_unfit"
 def check(config: tuple[str, ...], overrides: tuple[str, ...], static: bool) -> None:
     """Check CONFIG, with overrides such as rollout.n=4 or overrides alone, and list all that is wrong with it.
 
-    Warnings name what a run can start with and probably should not; errors what it can't. In brackets stands what
-    found it; a rule is silenced with preflight.ignore=ID. Packages that the chosen plugins need and this machine lacks,
-    environments of runtime.environments that are not here or do not fit, and accelerators that the pools of runtime ask
-    for are named as needs: they have to be there where the run will be. Weights in directories on this machine are read
-    for NaN and infinity, 10 seconds a model; training finds the others in its first step. Exits with 0 where there is no
+    A run can start with warnings, but probably should not; it can't start with errors. The name in brackets says what found the problem;
+    preflight.ignore=ID silences a rule. What the run's machine must have and this one lacks is listed as needs: packages of the chosen
+    plugins, environments of runtime.environments, accelerators for the pools of runtime. Weights in directories on this machine are
+    searched for NaN and infinity, 10 seconds a model; training finds further ones in its first step. Exits with 0 where there is no
     error, else with 2.
     """
     from dovetail.config.load import load_config

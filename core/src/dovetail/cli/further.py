@@ -20,7 +20,7 @@ class ExtensibleGroup(click.Group):
 
     Args:
         group: the entry-point group in which a name is a command.
-        own: its own commands: name → (`module:attribute`, what `--help` says of it).
+        own: the group's own commands: name → (`module:attribute`, description for `--help`).
         attributes: attributes of `click.Group`.
     """
 
@@ -71,7 +71,7 @@ def further_commands(group: str, own: Collection[str]) -> dict[str, list[tuple[E
 
 
 def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.Command | None:
-    """Import a command of a package; None where nothing claims it.
+    """Import a package's command and return it; None where no package has it.
 
     Raises:
         PluginConflictError: several packages claim the name.
@@ -101,7 +101,7 @@ def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.C
 
 
 def fail_unknown(ctx: click.Context, name: str, known: Collection[str]) -> NoReturn:
-    """Exit with the command that installs an unknown command's package, or with the nearest known command."""
+    """Exit with an error that says how to install an unknown command's package, or names the nearest known command."""
     from dovetail.plugins.catalogue import COMMANDS
 
     parent = ctx.command_path.partition(" ")[2]

@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List, show, lock, verify and write plugins; its commands come from packages.",
     ),
 }
-"""Name → (`module:attribute`, what `--help` says of it), so that help imports no command."""
+"""Name → (`module:attribute`, description for `--help`), so that help imports no command."""
 
 _FULL = "free some space; with DOVETAIL_TRACEBACK=1 the error shows what was written"
 _HINTS = {
@@ -61,13 +61,13 @@ _LOST_PEERS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 """Errors of torch.distributed, which no command imports for this: a peer is lost."""
 
 EXTENSION_GROUP = "dovetail.cli"
-"""An entry point is a command by its name."""
+"""Entry-point group of further commands: the entry point's name is the command's."""
 TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
-"""Environment variable: set to 1, an error shows its traceback."""
+"""Environment variable that shows an error's traceback where it is 1."""
 
 
 class CommandLine(ExtensibleGroup):
-    """All commands, with what ends one that fails: a message, and an exit code."""
+    """The group of all commands, which ends a failed one with a message and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command as click does, and report a full disk or a path without permission as a Dovetail error."""

@@ -77,18 +77,18 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def dump_json(value: object) -> None:
-    """Print JSON."""
+    """Print a value as JSON."""
     click.echo(visible_json(value))
 
 
 COMMAND_LINE = "the command line"
-"""What messages call a config that no file gives."""
+"""Name in messages of a config that no file gives."""
 
 
 def config_arguments(
     metavar: str = "[CONFIG] [KEY=VALUE]...",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the parameters `config`, one file or none, as a tuple of str, and `overrides`.
+    """Add the parameters `config`, a tuple of one path or none, and `overrides` to a command.
 
     A first argument with `=` that is not a file's name is an override: keys then come from the command line alone.
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 SUPERVISED = "DOVETAIL_SUPERVISED"
-"""Environment variable of a run's own process: the run directory that a supervisor above it watches."""
+"""Environment variable of a supervised run's process: the run directory that the supervisor watches."""
 CAUSE = "DOVETAIL_SUPERVISED_CAUSE"
-"""Environment variable of a run's own process: the file into which it writes why it fails."""
+"""Environment variable of a supervised run's process: the file into which the process writes why it fails."""
 
 
 @click.command()

@@ -26,4 +26,4 @@ class NdConfig(PluginSection):
     split: tuple[str, ...] = ("dp",)
     """Axes that divide the batch; it is replicated over the others."""
     unit: Literal["sample", "pair", "group"] = "sample"
-    """What is never divided: a sample, a pair (of one `pair_id`, or neighbours), or the samples of one `group_id`."""
+    """The unit that is never divided: a sample, a pair (of one `pair_id`, or neighbours), or the samples of one `group_id`."""

@@ -24,16 +24,16 @@ class Explanation:
 
     key: str
     value: Any
-    """As plain containers; a section's is None."""
+    """The key's value as plain containers; None for a section."""
     origin: str
     """The layer that gave the value."""
     preset: str
-    """What the selected preset gives for a key where another layer wins over it; empty elsewhere."""
+    """The selected preset's value where another layer wins over it, as text; else empty."""
     type: str
     allowed: str
-    """Bounds, or the plugins that can be named; empty where the type says all."""
+    """Bounds of the value, or the plugins that can be named; empty where the type says enough."""
     default: Any
-    """The value where no layer gives one; None where there has to be one."""
+    """The default value; None for a required key."""
     required: bool
     doc: str
     """The field's docstring."""

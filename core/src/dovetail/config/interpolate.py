@@ -33,7 +33,7 @@ class Interpolator:
         self.from_environment: dict[KeyPath, tuple[str, Any]] = {}
 
     from_environment: dict[KeyPath, tuple[str, Any]]
-    """Key path to what the config says and what that stood for, of values that an environment variable is part of."""
+    """Values that contain an environment variable: key path → (the text in the config, the resolved value)."""
 
     def __call__(self, value: str, path: KeyPath) -> Any:
         """The value that a string at that key path stands for.

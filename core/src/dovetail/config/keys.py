@@ -13,10 +13,10 @@ ABSENT: Any = object()
 """Stands for the value of a key that was not given."""
 
 GIVEN = "given"
-"""Key of a run's config beside its sections: paths of the keys that were given, from which the others follow."""
+"""Top-level key of a run's written config: the paths of the given keys, from which all other values follow."""
 
 MAX_DEPTH = 100
-"""Levels of mappings and lists in a config: Python's own limit would end in a traceback."""
+"""Maximum nesting of mappings and lists in a config: exceeding Python's recursion limit would end in a traceback."""
 
 _PLAIN = re.compile(r"[^.\[\]=\"\s]+")
 _SEGMENT = re.compile(

@@ -14,9 +14,9 @@ from dovetail.config.plain_yaml import YamlTextError, parse
 from dovetail.errors import ConfigError, nearest
 
 DEFAULT_LAYER = "default"
-"""What provenance says of a value that no layer gives."""
+"""Origin in `provenance` of a value that no layer gives."""
 DEFAULT_RANK = -1
-"""Rank of what the fields' own defaults say; the first layer that is given has rank 0."""
+"""Rank of the fields' defaults; the first given layer has rank 0."""
 
 
 class ByIndex(dict[int, Any]):
@@ -28,17 +28,17 @@ class ConfigLayer:
     """One layer of a config. Later layers win."""
 
     rank: int
-    """Layers of one rank were given together: all overrides share theirs."""
+    """Position of the layer; layers given together have the same rank, as all overrides do."""
     name: str
-    """What messages call it: a file's path, `override #2 'rollout.n=4'`, or `preset 'dapo'`."""
+    """Name in messages: a file's path, `override #2 'rollout.n=4'`, or `preset 'dapo'`."""
     tree: Mapping[str, Any]
-    """Plain containers; overrides of list entries are `ByIndex`."""
+    """The layer's values as plain containers; overrides of list entries are `ByIndex`."""
     lines: Mapping[KeyPath, int] = attrs.field(factory=dict, repr=False)
     """Line (from 1) of each key path, for files."""
     is_preset: bool = False
     """Whether the layer holds a preset's settings."""
     raw: Mapping[KeyPath, str] = attrs.field(factory=dict)
-    """An override's key and its unparsed value, which a field of verbatim text takes where the parsed value is not a string."""
+    """Unparsed value of an override by its key; a field of verbatim text takes it where the parsed value is not a string."""
 
     def at(self, path: KeyPath) -> str:
         """Return the place at which the layer gives a key: the layer's name, with the line where known."""

@@ -47,18 +47,18 @@ class LoadedConfig:
 
     config: RunConfig
     provenance: Mapping[str, str]
-    """Key path of every value to the layer that gave it: `grpo.yaml:12`, `override #1 'rollout.n=4'`, `preset 'dapo'`,
+    """Layer that gave each value, by key path: `grpo.yaml:12`, `override #1 'rollout.n=4'`, `preset 'dapo'`,
     `default`."""
     origins: Mapping[KeyPath, str] = attrs.field(factory=dict, repr=False)
-    """The same for the keys that a layer gives, by key path in parts."""
+    """Layer of each given key, by its key path as a tuple."""
     preset: ConfigLayer | None = attrs.field(default=None, repr=False)
-    """What the selected preset contributes, whether or not another layer wins over it."""
+    """Layer of the selected preset, including values that other layers override."""
     from_environment: Mapping[KeyPath, tuple[str, Any]] = attrs.field(factory=dict, repr=False)
-    """Key path to what a layer says and what that stood for, of values that an environment variable is part of."""
+    """Values that contain an environment variable: key path → (the text in the layer, the resolved value)."""
     given: tuple[str, ...] = ()
-    """Key paths of what files and overrides give, lists as a whole: the rest are defaults, and what trainer and preset bring."""
+    """Key paths that files and overrides give, each list as a whole; the rest are defaults or come from trainer and preset."""
     warnings: tuple[str, ...] = ()
-    """What was dropped on the way, and what a preset has no part in, each a full sentence."""
+    """Warnings about dropped values and about a preset's settings without effect, each a full sentence."""
 
 
 def load_config(
@@ -73,12 +73,12 @@ def load_config(
     Args:
         path: the file or files; empty where overrides give every key. Paths inside a config are relative to the working
             directory.
-        overrides: such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
+        overrides: `key=value` strings such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
         resolver: finds a plugin's Config class; by default the index of installed plugins.
         partial: accept a config without `model.path`, so that its other keys can be explained.
 
     Raises:
-        ConfigError: a file can't be read, or anything in the config is wrong; `problems` lists all of it.
+        ConfigError: a file can't be read, or anything in the config is wrong; `problems` lists every problem.
     """
     single = isinstance(path, (str, os.PathLike))
     paths = [path] if single else list(path)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def config_from_mapping(
     """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides; messages call it by `name`.
 
     Raises:
-        ConfigError: anything in the config is wrong; `problems` lists all of it.
+        ConfigError: anything in the config is wrong; `problems` lists every problem.
     """
     layer = ConfigLayer(rank=0, name=name, tree=mapping)
     return _load([layer], overrides, name, resolver)
@@ -113,8 +113,9 @@ def installed_config_class(kind: str, raw_section: Mapping[str, Any]) -> type:
 
 
 def config_class_unrun(kind: str, raw_section: Mapping[str, Any]) -> type:
-    """Return the Config class of a plugin as `installed_config_class` does, but without running a plugin's file: for such a plugin a Config
-    that accepts any key and has no defaults.
+    """Return the Config class of a plugin as `installed_config_class` does, without running a plugin's file.
+
+    A plugin in a file gets a Config that accepts any key and has no defaults.
     """
     if raw_section.get("path") is None:
         return installed_config_class(kind, raw_section)

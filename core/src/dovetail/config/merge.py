@@ -45,7 +45,7 @@ _DEFAULTS = ConfigLayer(rank=DEFAULT_RANK, name=DEFAULT_LAYER, tree={})
 
 
 class SectionDict(dict[str, Any]):
-    """A section's merged keys, with the class that they are for."""
+    """The merged keys of a section, with the section's config class."""
 
     def __init__(self, cls: type) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ def mismatch(value: object, tp: object) -> MismatchError:
 
 
 def fits_float32(value: float) -> bool:
-    """Return whether a number is finite in float32, which most of them meet in the course of a run."""
+    """Return whether a number is finite in float32, to which a run converts most numbers."""
     return abs(value) < 2.0**128
 
 

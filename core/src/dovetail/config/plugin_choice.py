@@ -29,17 +29,17 @@ class Narrowed:
     """A section of the chosen plugin."""
 
     cls: type
-    """Its Config; the base where there is none to be had."""
+    """The plugin's Config class; the kind's base where that can't be found."""
     keys: Mapping[str, str]
-    """`name`, or `path` and `attribute`; empty where nothing is selected."""
+    """The keys that select the plugin: `name`, or `path` and `attribute`; empty where none is selected."""
     origins: Mapping[str, str]
-    """The layer that each of them came from."""
+    """The layer of each of these keys."""
     givens: Sequence[Given]
-    """What each layer gives for it, without what selects it."""
+    """Each layer's values for the section, without the keys that select the plugin."""
     problems: Sequence[ConfigProblem]
-    """What is wrong with the choice, the Config, or keys that can't be judged without one."""
+    """Problems of the choice, of the Config, or of keys that can't be checked without a Config."""
     warnings: Sequence[str]
-    """What was dropped, each a full sentence."""
+    """Warnings about dropped keys, each a full sentence."""
 
 
 @attrs.define
@@ -66,8 +66,8 @@ def narrow(
 ) -> Narrowed:
     """Find the plugin that mappings select together, and drop keys for a plugin selected by an earlier layer.
 
-    A preset is a published combination, so that values meant for another plugin than the preset's are dropped. There is no warning for keys
-    that a layer gives again, nor for values that equal the plugin's defaults.
+    Values for another plugin than the preset's are dropped, since a preset is a published combination. Keys that a layer gives again, and
+    values that equal the plugin's defaults, cause no warning.
 
     Args:
         mappings: the values that each layer gives, in order.

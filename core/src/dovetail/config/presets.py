@@ -41,13 +41,13 @@ class PresetLayer:
 
     layer: ConfigLayer
     section: PresetSection
-    """The preset's own config, which its settings were made from."""
+    """The preset's own config, from which its settings were made."""
     named_by: ConfigLayer
     """The last layer that names the preset."""
     altered_by: ConfigLayer | None
-    """The last of the layers after it that give the preset's own settings."""
+    """The last later layer that sets fields of the preset's own config; None where none does."""
     left_over: tuple[KeyPath, ...] = ()
-    """Keys of another preset, named before it, that the layers of that time hold and that nothing gives anew."""
+    """Keys that the layers hold for another preset, named earlier, and that nothing sets again."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
         """Return all layers, with the preset's inserted directly below the layer that names the preset.
@@ -69,7 +69,7 @@ class PresetLayer:
 
         Args:
             tree: the merged config.
-            origins: the layer that each given key of it came from.
+            origins: the layer of each given key.
         """
         if not self.named_by.raw:
             yield from self._overruled(tree, origins)

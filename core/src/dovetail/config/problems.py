@@ -20,7 +20,7 @@ class ConfigProblem:
     """One problem of a config."""
 
     path: KeyPath
-    """The key that is wrong; empty where none is."""
+    """Path of the wrong key; empty where the problem concerns no single key."""
     text: str
     """What is wrong, what is allowed or nearest, and how to fix it."""
     value: Any = attrs.field(default=ABSENT, eq=False)
@@ -28,7 +28,7 @@ class ConfigProblem:
     origin: str | None = None
     """The layer that the value came from."""
     touches: tuple[KeyPath, ...] = ()
-    """Further keys that take part."""
+    """Paths of further keys that are involved."""
 
     def __str__(self) -> str:
         if not self.path:

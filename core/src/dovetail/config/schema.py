@@ -25,7 +25,7 @@ class Field:
     """The annotation, resolved."""
     attribute: attrs.Attribute[Any]
     kind: str | None
-    """The kind of plugin whose section, or sections, it holds."""
+    """Kind of the plugins whose section or sections the field holds; None for other fields."""
     plugin_default: str | None
     """Name of the plugin that an absent section selects."""
     collection: str | None
@@ -37,7 +37,7 @@ class Field:
 
     @property
     def required(self) -> bool:
-        """Whether a config has to give it."""
+        """Whether a config has to give a value."""
         return self.attribute.default is attrs.NOTHING
 
     @functools.cached_property

@@ -24,8 +24,8 @@ class EpochOrder:
 
     Args:
         sampler: the sampler of permutations.
-        datasets: at least one; all of them have a weight, or none has.
-        window: rows that are shuffled among one another, over all streamed datasets.
+        datasets: the datasets, at least one; either all have a weight or none has.
+        window: the number of rows that are shuffled together, over all streamed datasets.
     """
 
     def __init__(

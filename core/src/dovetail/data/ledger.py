@@ -18,7 +18,7 @@ from dovetail.errors import LedgerError
 
 STATE_VERSION = 1
 OVERLONG, BAD = "overlong", "bad_row"
-"""Why a streamed row is dropped that is too long, or that no example can be made of."""
+"""Reasons for dropping a streamed row: it is too long, or no example can be made of it."""
 
 Key = tuple[int, int, int]
 """Epoch, prompt, attempt."""
@@ -49,7 +49,7 @@ class _Epoch:
 class Ledger:
     """Records the state of every issued prompt.
 
-    Epochs that are complete, and behind the newest, are kept as counts alone.
+    Of complete epochs before the newest, only counts are kept.
 
     Args:
         size: prompts in an epoch; a loader sets it. Without it no epoch is known to be complete.
@@ -132,7 +132,7 @@ class Ledger:
     def retry(self, epoch: int, prompt: int, attempt: int) -> int:
         """Record a failed attempt, and return the number of the next one: the prompt stays in flight.
 
-        To drop it and issue it again would not do: the epoch may be complete in between.
+        Dropping and issuing the prompt again is not the same: the epoch might be complete in between.
 
         Raises:
             LedgerError: the attempt is not in flight.

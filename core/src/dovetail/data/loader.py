@@ -22,13 +22,13 @@ from dovetail.interfaces.source_data import (
 )
 
 FOLLOW_EVERY = 512
-"""Streamed rows after which it is looked anew which ones come next."""
+"""Number of streamed rows after which the loader updates which rows are prepared next."""
 
 
 class PromptLoader:
-    """Hands out every prompt once an epoch. Batches run on across the end of an epoch, so that none is left over.
+    """Hands out every prompt once an epoch. A batch may span the end of an epoch, so that no prompt is left over.
 
-    A batch may therefore hold a prompt twice, once for each epoch. The order depends on the sampler alone: the state is a position in it.
+    Such a batch may hold a prompt twice, once for each epoch. The order depends on the sampler alone: the state is a position in it.
     After a resume, prompts in flight come first, with their attempt numbers; where the sampler now gives another order, the epoch continues
     in that order, without the prompts already issued.
 
@@ -99,7 +99,7 @@ class PromptLoader:
     def next_batch(self, size: int | None = None) -> list[Prompt]:
         """Return the next prompts, recorded in the ledger as issued.
 
-        After a resume with smaller batches, what was in flight may fill several of them.
+        After a resume with smaller batches, prompts in flight may fill several batches.
 
         Args:
             size: the number of prompts; by default the batch size. A refill asks for fewer.
@@ -120,7 +120,7 @@ class PromptLoader:
             self._streamed.close()
 
     def state(self) -> dict[str, Any]:
-        """Return JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
+        """Return JSON values: the position, and digests of the data and of the epoch's order that the position belongs to."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -133,12 +133,12 @@ class PromptLoader:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a position that `state` returned; the ledger's own state is loaded separately, before or after.
 
-        The position means nothing in another order, as of another seed or sampler: that one is gone through from
-        its beginning, and prompts that the ledger knows are left out.
+        A position is valid in one order only. In another order, as with another seed or sampler, the epoch starts from the order's
+        beginning, without the prompts that the ledger knows.
 
         Raises:
-            DataError: the state belongs to other data, or to rows that were streamed where these are not, or the other way round; or the
-                sampler gives no permutation.
+            DataError: the state belongs to other data, or only one of state and data is of streamed rows; or the sampler gives no
+                permutation.
         """
         streamed = self._streamed is not None
         if state["streamed"] != streamed:

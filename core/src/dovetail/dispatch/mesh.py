@@ -46,7 +46,7 @@ class Mesh:
 
     @classmethod
     def over(cls, workers: int, /, *, name: str = "train", **sizes: int) -> Mesh:
-        """Return a mesh over `workers` ranks whose dp axis, outermost, is what the other axes leave.
+        """Return a mesh over `workers` ranks, whose outermost axis, dp, takes the ranks that the other axes leave.
 
         Raises:
             DispatchError: the sizes do not multiply out to the number of workers.
@@ -91,7 +91,7 @@ class Mesh:
         return self._axes[check_axis(axis)]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return where a rank sits on every axis."""
+        """Return a rank's coordinate on every axis."""
         if not 0 <= rank < self.size:
             raise DispatchError(
                 f"rank {rank} is not in the mesh {self}: ranks are 0 … {self.size - 1}"

@@ -20,7 +20,7 @@ from dovetail.dispatch.worker import Worker
 from dovetail.errors import ConfigError
 
 PROFILER_GROUP = "dovetail.profiler"
-"""`tool = "module:Class"`: what records with a tool of `profile.tool`, a `Recorder`."""
+"""Entry-point group of profilers: `tool = "module:Class"`, the `Recorder` for a value of `profile.tool`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,7 +30,7 @@ class ProfileSpec:
     tool: str
     """The name of an entry point of `dovetail.profiler`, such as `torch`."""
     directory: Path
-    """Where files go."""
+    """Directory of the written files."""
     first: int
     """First step."""
     last: int
@@ -136,26 +136,26 @@ def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
 
 
 class Recorder(Protocol):
-    """A profiler of one process: the class behind an entry point of the group `dovetail.profiler`, made with the torch device.
+    """A profiler of one process: the class behind an entry point of the group `dovetail.profiler`, constructed with the torch device.
 
     Its constructor raises ConfigError where it can't record on that device.
     """
 
     label: Callable[[str], AbstractContextManager[Any]]
-    """Marks what runs within, such as `actor.update`."""
+    """Returns a context that labels its block, such as `actor.update`."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start recording."""
 
     def stop(self, stem: Path) -> Path | None:
-        """End, and write a file whose path begins with `stem`; None where another program writes one."""
+        """Stop recording and write a file whose path begins with `stem`; return the path, or None where another program writes the file."""
 
 
 def recorder(tool: str, device: str) -> Recorder:
     """Return the recorder for a tool of `profile.tool`.
 
     Raises:
-        ConfigError: no package brings it, or it can't on this device.
+        ConfigError: no package provides the tool, or the tool can't record on this device.
     """
     found = entry_points(group=PROFILER_GROUP)
     if tool not in found.names:

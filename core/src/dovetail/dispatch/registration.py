@@ -43,11 +43,11 @@ class Dispatch:
     """The modes without options."""
 
     ONE_TO_ALL: ClassVar[ModeSpec] = ModeSpec("one_to_all")
-    """The same arguments to every rank; results as a list in rank order, None where all are None."""
+    """Calls every rank with the same arguments; returns a list of results in rank order, or None where all are None."""
     ALL_TO_ALL: ClassVar[ModeSpec] = ModeSpec("all_to_all")
-    """Every argument is a list with one element a rank; results likewise."""
+    """Takes every argument as a list with one element a rank; returns results as ONE_TO_ALL does."""
     RANK_ZERO: ClassVar[ModeSpec] = ModeSpec("rank_zero")
-    """Only rank 0 is called; its result."""
+    """Calls only rank 0, and returns its result."""
 
 
 def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") -> ModeSpec:

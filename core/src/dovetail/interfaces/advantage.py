@@ -105,20 +105,20 @@ class Advantages:
     returns: Float32[np.ndarray, "N"] | Ragged | None = None
     """Targets of a value function, where there is one."""
     metrics: Mapping[str, float] = attrs.field(factory=dict)
-    """Further figures to log, such as counted groups of one."""
+    """Further figures to log, such as the number of groups of one sample."""
 
 
 class AdvantageEstimator(ColumnPlugin):
     """Turns rewards into advantages."""
 
     scope: ClassVar[Literal["sample", "group", "batch"]]
-    """What must be seen together, and is kept whole when a batch is split: a sample, a group, or the batch.
+    """Unit whose samples the estimator must see together, kept whole when a batch is split: a sample, a group, or the batch.
 
-    `batch` says that moments of the whole batch go through `context.reduction`, called equally often on every
-    rank; ranks may still hold parts, of whole groups.
+    With `batch`, moments of the whole batch go through `context.reduction`, which every rank calls equally often; each rank may hold a
+    part of the batch, made of whole groups.
     """
     level: ClassVar[Literal["sample", "token"]]
-    """Sample level works on scalars on the controller; token level on token columns, in the workers."""
+    """Level of the estimates: `sample` works on scalars, on the controller; `token` on token columns, in the workers."""
     aggregation: ClassVar[str | None] = None
     """The loss aggregation that the paper prescribes, where it prescribes one and the loss does not."""
 

@@ -16,7 +16,7 @@ from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Tur
 from dovetail.sections import PluginSection
 
 Transition = Literal["tool", "parallel_tools", "user"]
-"""What may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
+"""Messages that may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
 
 
 class EpisodeError(DovetailError, RuntimeError):
@@ -91,14 +91,11 @@ class Session(ABC):
         With `on_history_change: fork`, where the chat template now renders the earlier turns differently (white space aside), the session
         continues in a further sequence, whose prompt is the whole conversation rendered again.
 
-        With `on_history_change: fork`, and where the chat template renders what stands before in another way than it was served, white
-        space aside, the session goes on in a further sequence, whose prompt is the whole conversation rendered anew.
-
         Args:
-            messages: such as `{"role": "tool", "content": …}` for each call, in order.
+            messages: the messages, such as `{"role": "tool", "content": …}` for each call, in order.
             calls: the tool calls of the turn before, which some templates refer to.
-            produced: the turn before as a message, by which it is rendered anew: `content` and `reasoning_content`, without its calls.
-                Where absent, its text is the content, with the calls as they stand in it.
+            produced: the turn before as a message for rendering it again: `content` and `reasoning_content`, without its calls. By
+                default the content is the turn's whole text, calls included.
 
         Raises:
             EpisodeEndedError: the messages and one more token do not fit; nothing is appended.
@@ -110,7 +107,7 @@ class Session(ABC):
         """Add a reward to a turn: reward functions find it in the trajectory, and the manager `episode` makes it the sample's score.
 
         Args:
-            value: finite; added to the turn's reward.
+            value: the finite amount that is added to the turn's reward.
             turn: the number of the turn; by default the latest.
         """
 
@@ -154,8 +151,8 @@ class Session(ABC):
         """Add to a counter of the episode. The metric `episode/NAME` is its mean over a step's episodes, 0 for episodes without it.
 
         Args:
-            name: such as `tool_seconds/search`; few in a run, so not a text that the policy wrote.
-            by: finite.
+            name: the counter's name, such as `tool_seconds/search`. A run should have few, so it must not be text that the policy wrote.
+            by: the finite amount that is added.
 
         Raises:
             EpisodeError: the amount is not finite.
@@ -171,15 +168,16 @@ class Session(ABC):
 class AgentLoop(Plugin):
     """Runs an episode for each sample. One object serves all samples at once, on one event loop; state of a sample stays in `run`.
 
-    The capability `forks`: it calls `Session.fork`, so that a sample may be several sequences.
+    A loop with the capability `forks` calls `Session.fork`, so that a sample may be several sequences.
 
-    A Config that extends `EpisodeSection` gives its user the limits that a session holds to; under another they have their defaults.
+    With a Config that extends `EpisodeSection`, the user sets the limits of a session; with another, they have their defaults.
     """
 
     one_response: ClassVar[bool] = False
-    """A sample is one response to the prompt: the samples of a group are then one request to the engine, and `run` is not called."""
+    """Whether a sample is one response to the prompt: then the samples of a group are one request to the engine, and `run` is not
+    called."""
     transitions: ClassVar[frozenset[Transition]] = frozenset()
-    """What it observes with messages: the run is refused where its chat template does not render that."""
+    """Kinds of messages that the loop observes; a run whose chat template can't render them is refused."""
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
@@ -199,5 +197,5 @@ class AgentLoop(Plugin):
 
         Raises:
             EpisodeEndedError: as the session raises it.
-            EpisodeError: the episode failed. Any other exception is a failure `harness`.
+            EpisodeError: the episode failed. Any other exception counts as a failure of the kind `harness`.
         """

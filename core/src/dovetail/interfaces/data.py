@@ -17,7 +17,7 @@ from dovetail.interfaces.media import MediaRef
 from dovetail.interfaces.plugin import Plugin, PluginConfig
 
 GroundTruth: TypeAlias = Any
-"""What a row of data gives as its right answer: any JSON value. Every reward function has a form of its own."""
+"""The right answer that a row of data gives: any JSON value, in the form that the row's reward function expects."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -27,11 +27,11 @@ class Prompt:
     index: int
     """Row number over all files, before filtering; in a mixture, place in the epoch: the prompt's identity within an epoch."""
     prompt_ids: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
-    """int64 [P]: as the model sees it, images expanded to as many tokens as they have there; none where only texts are scored."""
+    """int64 [P]: token ids as the model sees them, each image expanded to its tokens; empty where only texts are scored."""
     raw: Any
     """The row's prompt: messages or a plain string."""
     dataset: str = ""
-    """Name in `data.mixture` of the dataset that it is from."""
+    """Name of the prompt's dataset in `data.mixture`."""
     data_source: str | None = None
     ground_truth: GroundTruth = None
     extra_info: Mapping[str, Any] | None = None
@@ -44,7 +44,7 @@ class Prompt:
     epoch: int = 0
     """Pass over the data in which it is issued."""
     attempt: int = 0
-    """How often it was issued before in that epoch."""
+    """Number of times that the prompt was issued before in that epoch."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -61,11 +61,11 @@ class Prompt:
 
 
 PlacedRow: TypeAlias = tuple[str, Mapping[str, Any] | DataError]
-"""Where a row is, for messages, and its columns; what is wrong, where it alone can't be read."""
+"""A row's place, for messages, and its columns; an error in place of the columns where this row alone can't be read."""
 
 
 class RowGroups(ABC):
-    """Rows of a dataset in groups, each of which is read in sequence, when it is needed."""
+    """Rows of a dataset in groups; a group is read sequentially, when it is needed."""
 
     @property
     @abstractmethod
@@ -90,7 +90,7 @@ class RowGroups(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a text that differs where the rows do: a run is resumed on the same rows alone."""
+        """Return a text that differs between different rows: a run is only resumed on the same rows."""
 
 
 class InMemoryGroups(RowGroups):
@@ -136,8 +136,8 @@ class DatasetSource(Plugin):
     """Reads the rows of a dataset.
 
     Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`, `tools`, and a `response`.
-    Rows of examples have `messages`; `prompt` and `response`; or `prompt`, `chosen` and `rejected` (see `Trainer.examples`). Nulls in calls
-    and tools are shown to the model: a source that reads Arrow leaves out the keys that it filled.
+    Rows of examples have `messages`; `prompt` and `response`; or `prompt`, `chosen` and `rejected` (see `Trainer.examples`). Nulls in
+    calls and tools are shown to the model, so a source that reads Arrow leaves out keys that Arrow filled with null.
     """
 
     @abstractmethod
@@ -158,7 +158,7 @@ class DatasetSource(Plugin):
 
     @classmethod
     def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
-        """Write the rows of a Python program to a file, and return it; its name follows from its content, and `read` reads it.
+        """Write rows from a Python program to a file that `read` reads, and return its path. The file's name is derived from its content.
 
         Args:
             config: the plugin's own config.

@@ -28,6 +28,7 @@ class DispatchMode(Plugin):
 
     @abstractmethod
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:
-        """Turn results in rank order (None where a rank was not called, or does not answer) to the caller's result, in the
-        caller's order.
+        """Combine the ranks' results, in rank order, into the caller's result, in the caller's order.
+
+        A result is None where the rank was not called, or is not among those that `answering` returns.
         """

@@ -29,20 +29,20 @@ TOKEN_OUTPUTS = {
     "top_ids": OutputSpec(name="top_ids", dtype="int32", inner=(0,)),
     "top_log_probs": OutputSpec(name="top_log_probs", inner=(0,)),
 }
-"""What an engine may compute of K words at each response token [T, K], by name. An engine that does has them in its `outputs`.
+"""Optional outputs for K token ids at each response token, [T, K], by name; an engine that computes them lists them in its `outputs`.
 
-`log_probs_at` are the log-probabilities of the words in the integer column [T, K] that the spec reads, with gradient:
-`OUTPUTS["log_probs_at"].sized(8, reads={"teacher_top_ids"})`. `top_ids` are the K most likely words, the likeliest first, and
+`log_probs_at` are the log-probabilities of the token ids in the integer column [T, K] that the spec reads, with gradient:
+`OUTPUTS["log_probs_at"].sized(8, reads={"teacher_top_ids"})`. `top_ids` are the K most likely token ids, the likeliest first, and
 `top_log_probs` their log-probabilities, both without gradient: `OUTPUTS["top_ids"].sized(8)`.
 """
 OUTPUTS = {
     name: OutputSpec(name=name)
     for name in ("log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs")
 } | TOKEN_OUTPUTS
-"""What engines compute, by name; each comes back as a ragged column over response tokens.
+"""Outputs of engines by name; each is a ragged column over response tokens.
 
-`values` are those of the state before each token, as the critic sees it; `ref_log_probs` of the same model with its adapter off.
-Those of `TOKEN_OUTPUTS` are asked for with a size.
+`values` are the critic's, of the state before each token; `ref_log_probs` are the log-probabilities of the same model with its adapter
+off. Outputs in `TOKEN_OUTPUTS` are requested with a size.
 """
 
 
@@ -58,8 +58,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     ) -> Mapping[str, OutputSpec]:
         """Return what `forward` and `update` can compute for a model with this head, by name.
 
-        By default the `values` of a value model; of a language model the others of `OUTPUTS`, `ref_log_probs` only where
-        `provides(config)` names them, and none of `TOKEN_OUTPUTS`.
+        By default, a value model gives `values`. A language model gives the other outputs in `OUTPUTS`, without those in `TOKEN_OUTPUTS`,
+        and `ref_log_probs` only where `provides(config)` names it.
         """
         lm = {"log_probs", "entropies", "sum_pi_squared"} | (cls.provides(config) & OUTPUTS.keys())
         return {name: OUTPUTS[name] for name in sorted(lm if head == "lm" else {"values"})}
@@ -76,7 +76,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Return a model's layers and sizes, read from its config alone: memory and adapters are planned from it.
 
         Raises:
-            ModelError: the model can't be read, or the engine does not say. A plan then names neither.
+            ModelError: the model can't be read, or the engine does not support this. A plan then states neither.
         """
         raise ModelError(
             f"engine {cls.name!r} does not say which layers its models have",
@@ -123,7 +123,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
         Raises:
             ConfigError: the model does not give such an output.
-            ColumnError: a column that it reads is missing or not as the output needs it.
+            ColumnError: a column that an output reads is missing or not as the output needs it.
         """
 
     @register(dispatch_mode=nd("train"))
@@ -164,8 +164,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def free_cache(self) -> None:
-        """Return unused memory that the allocator caches to the accelerator, for a rollout that wakes next. Called between updates; an
-        engine without such a cache does not override it.
+        """Release the unused memory in the allocator's cache, for a rollout that wakes next.
+
+        Called between updates; an engine without such a cache does not override it.
         """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -224,9 +225,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """
 
     def export_saved(self, saved: Path, directory: Path) -> None:
-        """Write the model of a training state to `directory` as `export` would, by an engine that was not started.
+        """Write the model of the training state `saved` to `directory` as `export` would; the engine need not be started.
 
-        An engine that need not load the whole state for it overrides this.
+        Engines that need not load the whole state override this.
 
         Raises:
             CheckpointError: the state is damaged, or the directory can't be written.
@@ -271,9 +272,6 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Return a function that writes the model of another program's checkpoint to a directory, as `export` would; None where the engine
         does not recognise the checkpoint (the default). The function raises a CheckpointError where the checkpoint is damaged, or the
         directory can't be written.
-
-        None where this engine does not know what `source` holds, which is the default. What is returned raises a
-        CheckpointError where the checkpoint is damaged, or the directory can't be written.
         """
         return None
 

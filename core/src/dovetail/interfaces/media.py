@@ -18,13 +18,13 @@ _FIELDS = frozenset({"kind", "digest", "path"})
 class MediaRef:
     """One image of a prompt, by reference.
 
-    Processes that read it reach its path: where there are several machines, the directory is one that they share.
+    Every process that reads the image must be able to reach its path: on several machines, the directory is shared.
     """
 
     digest: str
     """SHA-256 of the file's bytes, hexadecimal: two references with one digest are one image."""
     path: str
-    """Where the bytes lie, an absolute path."""
+    """Absolute path of the file."""
     kind: Literal["image"] = "image"
 
     def read(self) -> bytes:

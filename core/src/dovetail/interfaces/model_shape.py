@@ -19,13 +19,13 @@ class WeightLayer:
     """A layer with one weight matrix: linear, or an embedding."""
 
     inputs: int
-    """Features that go in; an embedding's rows."""
+    """Number of input features; of an embedding, its rows."""
     outputs: int
-    """Features that come out."""
+    """Number of output features."""
     linear: bool
     """Whether it is linear, and not the model's output layer."""
     shared: bool
-    """Whether its weight is another layer's too, as that of a tied output layer is."""
+    """Whether another layer has the same weight, as with a tied output layer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +33,7 @@ class Weight:
     """A parameter, and where checkpoints keep it."""
 
     names: tuple[str, ...]
-    """Every name that a checkpoint may have for it, the model's own first; a tied weight has those of all its ties."""
+    """Every name of the parameter in checkpoints, the model's own first; a tied weight has the names of all parameters tied to it."""
     shape: tuple[int, ...]
     required: bool
     """Whether a checkpoint without it is incomplete."""
@@ -46,29 +46,29 @@ class ModelShape:
     """The sizes of a causal language model, from its config."""
 
     parameters: int
-    """All of them, each once; buffers are not counted."""
+    """Number of parameters, each counted once; buffers are not counted."""
     head_parameters: int
-    """Those of the parameters that belong to an output layer whose weight is not tied to an embedding."""
+    """Number of parameters of an output layer whose weight is not tied to an embedding."""
     layers: Mapping[str, WeightLayer]
     """Every layer with one weight matrix, by its name."""
     modules: frozenset[str]
     """Names of all modules."""
     matrices: frozenset[str]
-    """Names of those with a weight matrix of their own: `layers`, and what else keeps one, as routers of experts do: peft adapts
-    those of many models, as parameters."""
+    """Names of the modules with a weight matrix of their own: those in `layers`, and others such as routers of experts, which peft adapts
+    as parameters in many models."""
     vocabulary: int
-    """Token ids that it has embeddings for, padding included."""
+    """Number of token ids with an embedding, padding included."""
     stored_dtype: str | None
     """The dtype that the config says the weights are stored in."""
     cached_per_token: int
-    """Numbers that generation keeps of each token: keys and values of all layers."""
+    """Count of numbers that generation caches for each token: keys and values of all layers."""
     kv_heads: int
-    """Heads that they are divided into; 0 where there are none."""
+    """Number of heads of these keys and values; 0 where there are none."""
     quantisation: Any
-    """`quantization_config` of its config, in the words of transformers; None where the weights are stored as they are."""
+    """The config's `quantization_config`, in transformers' form; None where the weights are not quantised."""
     weights: tuple[Weight, ...]
-    """Parameters that checkpoints hold in the same form. All; or, where transformers renames or merges tensors as it loads, the
-    embedding alone; none of a quantised model."""
+    """Parameters that checkpoints hold in the same form: all; the embedding alone where transformers renames or merges tensors as it
+    loads; none of a quantised model."""
 
     def matching(self, target: str) -> frozenset[str]:
         """Return the modules that an adapter's target names: by their full name, or by its last parts, such as `q_proj`."""
@@ -87,7 +87,7 @@ class ModelShape:
         )
 
     def adapter_parameters(self, adapter: PlannedAdapter) -> int:
-        """Return parameters of A [rank, in] and B [out, rank] of every adapted layer, and with DoRA of its magnitudes [out]."""
+        """Return the number of parameters: A [rank, in] and B [out, rank] of every adapted layer, and with DoRA its magnitudes [out]."""
         rank = adapter.rank or 0
         layers = [self.layers[name] for name in self.adapted_layers(adapter)]
         return sum(
@@ -97,7 +97,7 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of linear layers, without the output layer's."""
+        """Number of weights in linear layers, without the output layer's."""
         layers = [layer for layer in self.layers.values() if layer.linear and not layer.shared]
         return sum(layer.inputs * layer.outputs for layer in layers)
 
@@ -107,13 +107,13 @@ class UpdateSize:
     """The most that a rank computes at once, and in total between two steps of its optimizer."""
 
     prompts: int
-    """Distinct prompts."""
+    """Number of distinct prompts."""
     responses: int
-    """Responses to each."""
+    """Number of responses to each prompt."""
     prompt_tokens: int
     response_tokens: int
     budget: int
-    """Tokens of a micro-batch."""
+    """Most tokens of a micro-batch."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,22 +123,22 @@ class WorkingMemory:
     parts: Mapping[str, int]
     """Bytes by purpose, such as `activations`."""
     spare: int = 0
-    """Bytes of them that the engine does without by itself where memory is short."""
+    """Bytes among these that the engine can do without where memory is short."""
 
 
 @attrs.frozen(kw_only=True)
 class MemoryRules:
-    """When an engine of a source is on a rank's accelerator, and how much of its memory the engine uses."""
+    """Rules on when a source's engine is on a rank's accelerator, and on how much of its memory the engine uses."""
 
     sleeps: bool = False
-    """Whether it leaves the accelerator while models compute."""
+    """Whether the engine leaves the accelerator while models compute."""
     sleep_key: str | None = None
-    """The key that makes it do so; None where it can't."""
+    """Config key that makes the engine leave; None where it can't."""
     share: float | None = None
-    """The share of an accelerator that it takes; None where it takes what it needs."""
+    """Share of an accelerator's memory that the engine takes; None where it takes what it needs."""
     engines: int = 1
-    """How many of them are on an accelerator, each with that share."""
+    """Number of engines on an accelerator, each with that share."""
     bounded: bool = False
-    """Whether they take no more of it than their samples need."""
+    """Whether engines take no more of their share than their samples need."""
     share_key: str = ""
-    """The key of that share."""
+    """Config key of the share."""

@@ -56,9 +56,9 @@ class ObjectiveSpec:
     requires: frozenset[str]
     """Columns that every mini-batch must carry."""
     outputs: tuple[OutputSpec, ...]
-    """What the engine computes with gradient."""
+    """Outputs that the engine computes with gradient."""
     unit: Unit = "sample"
-    """Samples that dispatch and micro-batches keep together: by `pair_id`, or by `group_id`."""
+    """Unit of samples that dispatch and micro-batches keep together, found by `pair_id` or `group_id`."""
     scalars: Mapping[str, float] = attrs.field(factory=dict)
     """Weights that `term` gets, by name."""
 
@@ -85,16 +85,16 @@ class ObjectiveTerm:
 
 
 class Objective(ColumnPlugin):
-    """A loss over packed samples that no cut into micro-batches can change."""
+    """A loss over packed samples that does not depend on how they are cut into micro-batches."""
 
     unit: ClassVar[Unit] = "sample"
-    """Samples that a term must see together; in no particular order."""
+    """Unit of samples that a term must see together, in any order."""
     trained_at: ClassVar[Literal["tokens", "end"]] = "tokens"
-    """Where `response_mask` is 1 in a run on a dataset's examples: on the tokens that are trained on; or on one token behind the end of each
-    response, whose value is the whole text's."""
+    """Tokens with `response_mask` 1 in a run on a dataset's examples: `tokens`, those that are trained on; `end`, one token after each
+    response, whose value stands for the whole text."""
     key_figures: ClassVar[Mapping[str, Literal["up", "down"]]] = {"loss": "down"}
-    """Metrics of `term`, without the role's name, that say how training goes, each with the direction that is better. Console, summary and
-    report show them first, of training and, where `validate` computes them, of what is held out."""
+    """Metrics of `term` that show progress, without the role's name, each with its better direction. Console, summary and report show
+    them first, for training and, where `validate` computes them, for held-out examples."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Weights that may change between updates, each with its default."""
 
@@ -136,7 +136,7 @@ class Objective(ColumnPlugin):
         """Return the mini-batch with the columns that the loss computes over all of it.
 
         Args:
-            mini_batch: this rank's part of it. It has the required columns, and they are finite where the mask is 1.
+            mini_batch: this rank's part of the mini-batch, with the required columns, which are finite where the mask is 1.
             reduction: sums over the ranks that hold the other parts.
 
         Raises:
@@ -149,7 +149,7 @@ class Objective(ColumnPlugin):
         """Return the denominators of the mini-batch's sums, by name.
 
         Args:
-            mini_batch: this rank's part of it, prepared.
+            mini_batch: this rank's part of the prepared mini-batch.
             reduction: sums over the ranks that hold the other parts.
         """
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Optimizer(Plugin):
     """Makes optimizers of PyTorch over the parameters that an engine trains.
 
-    The engine clips gradients, sets the learning rates and keeps the state in checkpoints. For the latter a step with gradients and
-    learning rates of 0 must make the whole state and change no weight.
+    The engine clips gradients, sets the learning rates and keeps the state in checkpoints. To load them, a step with gradients and
+    learning rates of 0 must create the whole state and change no weight.
     """
 
     @classmethod
@@ -34,12 +34,13 @@ class Optimizer(Plugin):
     def build(
         self, parameters: Mapping[str, Tensor], matrices: Collection[str]
     ) -> Sequence[torch.optim.Optimizer]:
-        """Make one optimizer, or several that share the parameters out. Each of their groups starts with its peak learning rate,
-        which the engine multiplies by the schedule.
+        """Make one optimizer, or several that divide the parameters among them.
+
+        Each parameter group starts with its peak learning rate, which the engine multiplies by the schedule.
 
         Args:
-            parameters: by name, float32, of any shape; DTensors where they are divided over ranks, which only optimizers with
-                the capability `sharded` are given.
+            parameters: the parameters by name, float32, of any shape. Only optimizers with the capability `sharded` get DTensors, which
+                are divided over ranks.
             matrices: the names of weights [out, in] of hidden linear layers, including factors of adapters; embeddings
                 and the output layer are not among them.
 
@@ -48,10 +49,12 @@ class Optimizer(Plugin):
         """
 
     def state_tensors(self, value: Tensor) -> Mapping[str, Tensor]:
-        """Return what a checkpoint keeps of one tensor of the state: names, and tensors that share its memory, divided over ranks as the
-        parameter is. One that is made of several, as quantised ones are, is taken apart here.
+        """Return the tensors that a checkpoint keeps for one tensor of the state, by name.
+
+        They share its memory and are divided over ranks as the parameter is. A tensor that is made of several, as quantised ones are, is
+        split here.
 
         Args:
-            value: this rank's part of it, of the shape that the optimizer gave it.
+            value: this rank's part of the state tensor, in the shape that the optimizer gave it.
         """
         return {"": value}

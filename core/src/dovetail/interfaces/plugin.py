@@ -50,17 +50,17 @@ class PluginContext:
     seed: int = 0
     """The run's seed."""
     role: str = ""
-    """Which role the plugin plays: `actor`, `ref`, `critic`, a name of `roles` in the config, `rollout`, … or empty."""
+    """Role of the plugin: `actor`, `ref`, `critic`, a name of `roles` in the config, `rollout`, … or empty."""
     run_directory: Path | None = None
-    """Where the run writes; None outside a run."""
+    """Directory that the run writes to; None outside a run."""
     cache_dir: str | None = None
-    """Where a dataset keeps what it can make again (`data.cache_dir`); None: `$DOVETAIL_CACHE`, or `~/.cache/dovetail`."""
+    """Directory of a dataset's cache (`data.cache_dir`); None: `$DOVETAIL_CACHE`, or `~/.cache/dovetail`."""
     model: ModelSection | None = None
     """The model of this role."""
     head: Literal["lm", "value"] = "lm"
-    """What the role's model ends in: a language model's head, or one value a token."""
+    """Last layer of the role's model: a language model's head, or one value a token."""
     trained: bool = True
-    """Whether the weights of the role's model change, by updates or by following the actor: one that is frozen gets no adapter."""
+    """Whether the weights of the role's model change, by updates or by following the actor; a frozen model gets no adapter."""
     training: TrainingSection | None = None
     """Optimizer and micro-batch settings of this role; None for roles without a training engine."""
     total_steps: int | None = None
@@ -70,11 +70,11 @@ class PluginContext:
     transport: Any = None
     """The WeightTransport that this role sends or receives weights with."""
     weights_follow: bool = False
-    """Whether a rollout gets a whole update before its first request: it may leave the weights on disk unread, and then
-    refuses requests until the update has come."""
+    """Whether a rollout gets an update of all weights before its first request. It may then skip the weights on disk, and refuses
+    requests until that update."""
     cache_tokens: int | None = None
-    """Tokens of prompts and responses that a rollout replica's samples hold at once at most, for engines that size their cache of keys
-    and values by it; None: not known."""
+    """Most tokens of prompts and responses that a rollout replica's samples hold at once, by which engines size their KV cache; None
+    where unknown."""
     reward_functions: Any = None
     """A reward manager's `dovetail_rollouts.RewardFunctions`: which function scores a row."""
     runtime: Any = None
@@ -86,7 +86,7 @@ class PluginContext:
     device: str = "cpu"
     """The torch device of this worker, such as `cpu` or `cuda:0`."""
     machine: str | None = None
-    """Names the machine of this worker, where those of a run are on several; None where all are on one."""
+    """Name of this worker's machine where the run is on several machines; else None."""
     machine_rank: int = 0
     """This worker's place among the ranks of its group on the same machine, from 0."""
     reduction: Reduction = attrs.field(factory=LocalReduction)
@@ -99,15 +99,15 @@ class Plugin(ABC):
     """Base of every plugin. Construction is cheap and uses no accelerator; `start` does the work."""
 
     name: ClassVar[str]
-    """Unique within the kind: `[a-z][a-z0-9_]*`."""
+    """Name of the plugin, unique within the kind: `[a-z][a-z0-9_]*`."""
     api: ClassVar[str]
     """Range of interface versions that it works with, such as `">=1.0,<2"`."""
     aliases: ClassVar[tuple[str, ...]] = ()
     """Further names that select it."""
     capabilities: ClassVar[frozenset[str]] = frozenset()
-    """What it can do beyond the interface; decides which conformance tests run."""
+    """Optional abilities beyond the interface; they decide which conformance tests run."""
     columns: ClassVar[tuple[Column, ...]] = ()
-    """Columns of its own that core has never heard of, each a `dovetail.batch.Column`."""
+    """Columns that core does not define, each a `dovetail.batch.Column`."""
     Config: ClassVar[type[PluginSection]] = PluginSection
     """Its frozen attrs config class, from `<package>/config.py`."""
 
@@ -141,8 +141,8 @@ class Plugin(ABC):
         """Restore what `state` returned, before the first step of a resumed run.
 
         Args:
-            state: arrays with the dtype, shape and bits that they had, contiguous, writable, and in the machine's byte order; NumPy scalars
-                of the type that they had; mappings as dicts, lists and tuples as lists.
+            state: the restored state: arrays with the same dtype, shape and bits, contiguous, writable, and in the machine's byte order;
+                NumPy scalars of the same type; mappings as dicts, lists and tuples as lists.
         """
 
 

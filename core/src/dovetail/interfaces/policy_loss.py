@@ -50,7 +50,7 @@ class LossInputs:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TokenLosses:
-    """float32 [T] losses (what is masked is ignored), and metrics that merge over micro-batches and ranks."""
+    """Losses, float32 [T] (masked ones are ignored), and metrics that merge over micro-batches and ranks."""
 
     losses_T: Float[Tensor, "T"]
     metrics: Mapping[str, Metric] = attrs.field(factory=dict)
@@ -93,7 +93,7 @@ class LossAggregation(Plugin):
     """
 
     constant: ClassVar[bool] = False
-    """Whether the denominator is the same for any samples, so that ranks do not add theirs up."""
+    """Whether the denominator is the same for any samples, so that the ranks' denominators are not added up."""
 
     @abstractmethod
     def denominator(self, response_mask: Ragged) -> float:

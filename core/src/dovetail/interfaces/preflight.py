@@ -13,15 +13,15 @@ class Finding:
     """One problem of a config; a rule makes it with `Finding.error` or `Finding.warning`."""
 
     rule: str = ""
-    """Id of what found it; of a rule, its function's name, which is filled in."""
+    """Id of the check that found it; for a rule, its function's name, which is filled in."""
     severity: Literal["error", "warning"]
-    """`error` where training can't come right, and nothing is started; `warning` where it probably will not."""
+    """`error` where training can't succeed, so that nothing is started; `warning` where it probably will not succeed."""
     message: str
-    """What is wrong: the keys with their values, and what follows from them."""
+    """Description of the problem: the keys with their values, and the consequence."""
     hint: str | None = None
     """How to fix it."""
     instead_of: str | None = None
-    """Words of the planner's refusal that this finding explains better: one that holds them is not listed besides."""
+    """Part of a planner error's text: an error that contains it is not listed, since this finding explains it better."""
 
     @classmethod
     def error(
@@ -41,5 +41,5 @@ class Finding:
 
 
 PreflightRule = Callable[[Any, Any], Iterator[Finding]]
-"""`(config, plan)` to what is wrong. The config is a whole `RunConfig`; the plan what was planned from it, or None where that
-failed; its counts of steps are None where the data has not been read."""
+"""A function from `(config, plan)` to findings. The config is a whole `RunConfig`. The plan is made from it, or None where that failed;
+its counts of steps are None where the data has not been read."""

@@ -9,10 +9,10 @@ from dovetail.sections import PluginSection, PresetSection
 
 
 class Preset(Plugin):
-    """What a paper combines: estimator, loss, aggregation, KL, filters.
+    """A combination of a paper: estimator, loss, aggregation, KL, filters.
 
-    Its settings come from its Config, so that any config that names it can be read without importing more:
-    `Config.settings()` returns them, and they become a layer directly below the one that names the preset.
+    `Config.settings()` returns its settings, so that reading a config that names the preset imports nothing else. They become a layer
+    directly below the one that names the preset.
     """
 
     Config: ClassVar[type[PluginSection]] = PresetSection

@@ -28,21 +28,21 @@ class FailureKind(StrEnum):
     UNREACHABLE = "unreachable"
     CRASH = "crash"
     PROVIDER = "provider"
-    """In an episode: another model that it asks."""
+    """Another model that the episode asks."""
     TOOL = "tool"
     SANDBOX = "sandbox"
     ENVIRONMENT = "environment"
     HARNESS = "harness"
     """The agent loop itself."""
     LIMIT = "limit"
-    """It took longer than it may."""
+    """The time limit, which was exceeded."""
 
 
 class RunningTime:
     """The time limit of one call of `RewardManager.score`: running counts, waiting in a queue does not.
 
     Args:
-        limit: seconds; None for any.
+        limit: the limit in seconds; None for no limit.
     """
 
     def __init__(self, limit: float | None = None) -> None:
@@ -51,7 +51,7 @@ class RunningTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Leave the time inside uncounted. Where several samples of a group wait, it counts again when none does."""
+        """Stop counting time within the block. Where several samples of a group wait, counting resumes when none waits."""
         self._waits += 1
         if self._waits == 1:
             self.stop()
@@ -130,7 +130,7 @@ class Score:
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """Scoring failed. A failure is never a number."""
+    """The failure to score a sample; it is never a number."""
 
     kind: FailureKind
     message: str
@@ -147,11 +147,11 @@ class Sample:
     sample_id: str
     """Unique in the step."""
     prompt: Prompt
-    """What it answers: the row of the data."""
+    """The row of the data that it answers."""
     text: str
     """The response, special tokens removed; of an episode, what the policy produced: its turns, a line break between them."""
     completion: Completion | None = None
-    """Its tokens, of several sequences the last; None where a text is scored that was not generated here."""
+    """Its tokens; of several sequences, those of the last. None where the scored text was not generated here."""
     earlier: tuple[Completion, ...] = ()
     """The sequences before the last, of an episode that has several (`Session.fork`)."""
     outcome: Outcome | None = None
@@ -159,7 +159,7 @@ class Sample:
     trajectory: Trajectory | None = None
     """The turns of its episode; None where it is one response to the prompt."""
     group: int = 0
-    """Position of its prompt in the step, over all its rounds of generation."""
+    """Position of its prompt in the step, over all rounds of generation."""
 
     @property
     def score(self) -> float | None:
@@ -168,7 +168,7 @@ class Sample:
 
     @property
     def sequences(self) -> tuple[Completion, ...]:
-        """The sequences that its trajectory is trained on as, in order; one, unless it was forked."""
+        """The sequences of its trajectory, which are trained on, in order; one unless the episode forked."""
         return self.earlier if self.completion is None else (*self.earlier, self.completion)
 
     @property
@@ -235,8 +235,8 @@ class RewardManager(Plugin):
     unit: ClassVar[Literal["sample", "group"]] = "sample"
     """Whether `score` gets single samples or whole groups."""
     queues: ClassVar[bool] = False
-    """It is called for everything at once and queues by itself, within `time.waiting()`; `reward.concurrency` and
-    `capacity` do not hold then."""
+    """Whether the manager is called for everything at once and queues by itself, within `time.waiting()`; `reward.concurrency` and
+    `capacity` then have no effect."""
 
     @classmethod
     def needs_functions(cls, config: PluginConfig) -> bool:
@@ -245,7 +245,7 @@ class RewardManager(Plugin):
 
     @classmethod
     def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
-        """Reward functions that its config selects, by a name for messages; each must accept every ground truth."""
+        """Return the reward functions that the config selects, by a name for messages; each must accept every ground truth."""
         return {}
 
     @classmethod
@@ -265,10 +265,10 @@ class RewardManager(Plugin):
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         """Return one outcome for each sample, in order. A sample whose scoring fails gets a `Failure`; nothing is raised for it.
 
-        It is cancelled when the time is up: what it runs is then to be stopped or left behind.
+        The call is cancelled when the time is up, and must then stop or abandon what it runs.
 
         Args:
-            samples: one, or a whole group where `unit` is "group".
+            samples: one sample, or a whole group where `unit` is "group".
             time: the clock of the time-out. A manager with a queue stops it with `with time.waiting():` while samples
                 only wait.
         """
@@ -285,7 +285,7 @@ class RewardFunction(Plugin):
     """
 
     pure: ClassVar[bool] = False
-    """The same parameters always get the same answer, so that scores may be cached by content."""
+    """Whether the same parameters always get the same score, so that scores may be cached by content."""
     unit: ClassVar[Literal["sample", "group"]] = "sample"
     """`group`: scores depend on the other samples of the group, so that a manager must bring groups whole."""
 

@@ -28,22 +28,22 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_new_tokens` was reached."""
     ABORT = "abort"
-    """It was aborted; the tokens so far are valid."""
+    """The request was aborted; the tokens so far are valid."""
 
 
 class PauseMode(StrEnum):
-    """What happens to running requests when a replica is paused."""
+    """The treatment of running requests when a replica is paused."""
 
     ABORT = "abort"
     """They are aborted, with their tokens so far."""
     WAIT = "wait"
     """They run to their end."""
     KEEP = "keep"
-    """They stop where they are and go on when the replica is resumed; over an update, with tokens that are what the new
-    weights make of all tokens before them: keys and values are computed anew."""
+    """They stop where they are and continue when the replica is resumed. After an update, keys and values of the tokens so far are
+    recomputed with the new weights."""
     KEEP_CACHE = "keep_cache"
-    """As `KEEP`, with their keys and values: over an update, those of the tokens so far stay as the old weights made them. Requests
-    submitted later use none of them. Only given to engines with the capability `keeps_cache`."""
+    """As `KEEP`, but after an update the keys and values of the tokens so far stay as the old weights computed them. Requests submitted
+    later use none of them. Only given to engines with the capability `keeps_cache`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,17 +53,17 @@ class SamplingParams:
     max_new_tokens: int
     """Upper bound on produced tokens, stop token included."""
     temperature: float = 1.0
-    """Logits are divided by it; 0 means greedy."""
+    """Divisor of the logits; 0 means greedy."""
     top_p: float = 1.0
-    """Smallest set of most likely tokens whose mass reaches this."""
+    """Nucleus mass: tokens are drawn from the smallest set of most likely ones whose mass reaches it."""
     top_k: int = -1
-    """Only the k most likely tokens; -1 means all."""
+    """Number of most likely tokens to draw from; -1 means all."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response."""
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
     ignore_eos: bool = False
-    """Go on past the end-of-sequence token: fixed lengths, for benchmarks."""
+    """Continue past the end-of-sequence token, for benchmarks with fixed lengths."""
     log_probs: bool = False
     """Return log-probabilities under the sampler as used (temperature, top-p, top-k)."""
     raw_log_probs: bool = False
@@ -114,7 +114,7 @@ class Completion:
     """bool [T]: of a whole episode, True where the policy produced the token; elsewhere the version is −1 and log-probabilities
     are 0. None, as from every engine, where it produced all."""
     prompt_ids: np.ndarray | None = None
-    """int64 [P]: of a further sequence of an episode, what it answers; None, as from every engine, where that is the request's prompt."""
+    """int64 [P]: the prompt of a further sequence of an episode; None, as from every engine, where it is the request's prompt."""
 
     @property
     def produced_T(self) -> np.ndarray:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 CorrectionMode = Literal["decoupled", "bypass", "disabled"]
-"""`decoupled`: rollout, old and current policy are three. `bypass`: the rollout policy is the old one, which saves
-its pass. `disabled`: nothing is corrected."""
+"""`decoupled`: rollout, old and current policy are three policies. `bypass`: the rollout policy is the old one, which saves the old
+policy's forward pass. `disabled`: nothing is corrected."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

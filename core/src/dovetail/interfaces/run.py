@@ -52,9 +52,9 @@ class Run(ABC):
                 run.validate()
                 run.save()
 
-    Hooks, trackers, signals and the checkpoint of a run that fails or is stopped are around `Trainer.run`. Every method may raise
-    StopRequested where the user has asked for a stop; a trainer lets it pass. Of the keys of `trainer`, `validate_every`,
-    `save_every`, `validate_before` and `validate_after` are the trainer's to follow, as `self.config.validate_every`.
+    Hooks, trackers, signals and the checkpoint of a run that fails or is stopped are handled outside of `Trainer.run`. Every method may
+    raise StopRequested where the user has asked for a stop; a trainer lets it pass. The trainer itself must follow the keys
+    `validate_every`, `save_every`, `validate_before` and `validate_after` of its section, as `self.config.validate_every`.
     """
 
     @property
@@ -64,8 +64,9 @@ class Run(ABC):
 
     @abstractmethod
     def step(self) -> AbstractContextManager[StepContext]:
-        """Surround one step. It counts once `learn` is through; an error before that undoes it, and its samples are the next
-        step's, or its prompts the next run's.
+        """Surround one step. The step counts once `learn` is complete.
+
+        An error before that undoes the step: the next step takes its samples, or the next run its prompts.
 
         `position` moves when the block ends.
 
@@ -79,15 +80,15 @@ class Run(ABC):
         """Start generating and scoring samples for the next prompts, with the rollout's current weights, and return at once. Without effect
         in a run on a dataset's examples.
 
-        Later calls of `collect` take them, in this order. Nothing where the steps that are left have all their prompts.
+        Later calls of `collect` take them, in this order. Without effect where the remaining steps have all their prompts.
 
         Args:
             groups: the number of prompts; by default those of a step (`data.train_batch_size`).
 
         Raises:
-            PluginBrokenError: more than (`Trainer.max_staleness` + 1) · `data.train_batch_size` prompts, or the fewer of
-                `Trainer.over_sampling`, would be admitted and not yet learned from and followed by `publish_weights`; or the
-                rollout's weights are too old, as for `collect`.
+            PluginBrokenError: too many prompts would be outstanding: admitted, but not yet learned from and followed by
+                `publish_weights`. The limit is (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or the lower one of
+                `Trainer.over_sampling`. Or the rollout's weights are too old, as for `collect`.
         """
 
     @abstractmethod
@@ -98,7 +99,7 @@ class Run(ABC):
         Raises:
             PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that
                 `publish_weights` has sent.
-            PluginBrokenError: `step` is not the one that is under way, or was collected for before.
+            PluginBrokenError: `step` is not the one that is under way, or already has its samples.
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
         """
 
@@ -113,11 +114,12 @@ class Run(ABC):
 
     @abstractmethod
     def publish_weights(self) -> None:
-        """Send the actor's weights to every rollout replica as a new version; nothing where they have not moved. Requests that are
-        running end before. Nothing in a run on a dataset's examples.
+        """Send the actor's weights to every rollout replica as a new version, after running requests have ended.
+
+        Without effect where the weights have not changed, and in a run on a dataset's examples.
 
         Raises:
-            WeightSyncError: a replica did not take them, though it was started again.
+            WeightSyncError: a replica did not take the weights, not even after a restart.
         """
 
     @abstractmethod
@@ -131,7 +133,7 @@ class Run(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Write a checkpoint of the finished steps, the trainer's `state()` included; nothing where there is one already.
+        """Write a checkpoint of the finished steps, the trainer's `state()` included; without effect where one exists already.
 
         A run calls it itself where `Trainer.run` returns (unless `trainer.save_last` is false), is stopped or fails.
 

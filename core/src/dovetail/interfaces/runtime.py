@@ -87,7 +87,7 @@ class Runtime(Plugin):
     def restart_replica(self, replica: BaseRollout) -> BaseRollout:
         """Close a rollout replica that has failed, and start another with its number and resources.
 
-        The new one has the weights that are on disk; the caller sends it those in force before its first request.
+        The new replica has the weights on disk; the caller sends it the current weights before its first request.
 
         Raises:
             RolloutError: the replica can't be restarted.
@@ -100,7 +100,7 @@ class Runtime(Plugin):
     def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
         """Start processes on the runtime's machines, beside those of training and rollout, and wait until all are ready.
 
-        Only runtimes with the capability `task_workers` have other processes than this one. They end with the runtime.
+        The processes end with the runtime. Only runtimes with the capability `task_workers` can start them.
 
         Raises:
             PlacementError: the resources are not free, or the runtime starts no processes.

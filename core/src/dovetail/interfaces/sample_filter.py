@@ -19,9 +19,8 @@ class SampleFilter(ColumnPlugin):
     """Chooses among the samples of a rollout, by their rewards, lengths or any other column of rollout and reward."""
 
     action: ClassVar[Literal["drop", "mask"]]
-    """`drop`: what is not kept leaves the batch, and a group of which nothing is left is replaced by another
-    prompt in the next round of generation (`algorithm.max_generation_rounds`). `mask`: what is not kept still
-    counts in its group's statistics, but has no loss."""
+    """Treatment of samples that are not kept. `drop`: they leave the batch, and an empty group is replaced by another prompt in the next
+    round of generation (`algorithm.max_generation_rounds`). `mask`: they count in their group's statistics, but have no loss."""
 
     @classmethod
     def action_of(cls, config: PluginConfig) -> Literal["drop", "mask"]:

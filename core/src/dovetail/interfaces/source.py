@@ -54,7 +54,7 @@ class StepRows:
     name: str
     """Their name in the plural, for people: `prompts`, `preference pairs`."""
     samples: int = 1
-    """Samples that a step has of each."""
+    """Number of samples of each row in a step."""
     samples_are: str = "samples"
     """Their name in the plural: `answers`."""
 
@@ -74,15 +74,15 @@ class SourcePlacement:
     """The placement of a source's own processes. A source extends it by what it needs to start them."""
 
     described: Mapping[str, str] = attrs.field(factory=dict)
-    """What lives in its roles' places, for people: `rollout × 2`."""
+    """Text that describes the processes of each of its roles: `rollout × 2`."""
     apart: bool = False
     """Whether it computes in processes of its own though the runtime runs all in one."""
     elsewhere: frozenset[str] = frozenset()
-    """Roles of it that compute on engines which run already: what these need is not asked of this environment."""
+    """Roles that compute on engines which run already; this environment need not meet these engines' needs."""
     beside: bool = False
     """Whether it may start while training models load in the same process or on the same accelerators."""
     imports: tuple[str, ...] = ()
-    """Modules that this start imports: two threads that import one for the first time can see halves of it."""
+    """Modules that this start imports: two threads that first import one at the same time can see it half initialised."""
 
 
 class SentWeights(Protocol):
@@ -165,7 +165,7 @@ class ExperienceSource(SourceDescription):
     on_request: ClassVar[frozenset[str]] = frozenset()
     """Columns that cost something: a step has them where something requires them."""
     follows: ClassVar[bool] = True
-    """Whether its samples come of the actor's weights, which the trainer has to publish before they are collected. Where not, `Run.admit`
+    """Whether the actor's weights generate its samples, so that the trainer has to publish them before it collects. If not, `Run.admit`
     and `Run.publish_weights` do nothing."""
 
     # -- planning: without torch, and without data -----------------------------------------------
@@ -294,7 +294,7 @@ class ExperienceSource(SourceDescription):
             reward: the caller's function that scores every row; None where there is none.
 
         Raises:
-            DovetailError: what is wrong, and nothing else can be examined.
+            DovetailError: a fault after which nothing else can be examined.
         """
         if reward is not None:
             rows = cls.rows(config, facts).name
@@ -368,7 +368,7 @@ class ExperienceSource(SourceDescription):
 
         Args:
             step: the number of the step.
-            sound: whether it was stopped. After a failure, whose cause its samples may be, no checkpoint keeps them.
+            sound: True where the step was stopped; False after a failure, whose cause the samples may be, so that no checkpoint keeps them.
         """
 
     def publish(self) -> None:
@@ -379,7 +379,7 @@ class ExperienceSource(SourceDescription):
         """
 
     def rest(self) -> None:
-        """Move off the accelerator, for the training roles; `collect` and `validate` return by themselves."""
+        """Move off the accelerator, to make room for the training roles; `collect` and `validate` move back by themselves."""
 
     def validate(self, measure: Measure) -> dict[str, float]:
         """Return metrics of held-out rows; empty where there are none.

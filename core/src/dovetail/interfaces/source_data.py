@@ -45,7 +45,7 @@ class DatasetShape:
     size: int
     """Rows."""
     weight: float | None = None
-    """Share of an epoch, of the sum of all weights; None for as many as it has rows."""
+    """Weight of the dataset, which is divided by the sum of all weights; None for as many prompts as it has rows."""
     groups: tuple[int, ...] | None = None
     """Rows of each group that is read in sequence, where it is streamed."""
 
@@ -63,14 +63,14 @@ class StreamedPrompts(IndexedPrompts):
     """Prompts of rows that need not fit into memory, each made a little before it is taken; `rows` are all rows."""
 
     bad: dict[int, BadRow | None]
-    """Rows that were taken and are bad; None of those that a run met before it was resumed."""
+    """Bad rows that were taken, by row number; None for those found before the run was resumed."""
 
     @abstractmethod
     def take(self, row: int) -> Prompt | BadRow | None:
         """Return the prompt of a row; None where it is too long.
 
         Raises:
-            DataError: more rows are bad than may be.
+            DataError: there are more bad rows than allowed.
         """
 
     @abstractmethod
@@ -93,13 +93,13 @@ class RowSet:
     prompts: Sequence[Prompt]
     """Prompts ready to generate from, or examples ready to train on."""
     datasets: tuple[DatasetShape, ...] = ()
-    """What they are made of, where that is a mixture or streamed."""
+    """Datasets of the rows, where these are a mixture or streamed."""
     left_out: tuple[str, ...] = ()
     """The parts of the rows that the chat template leaves out, one sentence each."""
     bad: tuple[BadRow, ...] = ()
     """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
     streamed: str = ""
-    """Where rows are read as they are taken: how many of them were read now, and why."""
+    """For streamed rows, how many of them were read now, and why."""
 
     @property
     def has_images(self) -> bool:
@@ -107,7 +107,7 @@ class RowSet:
         return any(prompt.media for prompt in self.prompts)
 
     def one_of_each(self) -> Sequence[Prompt]:
-        """Return one prompt of each dataset, for checks on which a dataset's rows are alike."""
+        """Return one prompt of each dataset, for checks in which all rows of a dataset are alike."""
         return list({prompt.dataset: prompt for prompt in self.prompts}.values())
 
     def __len__(self) -> int:
@@ -121,13 +121,13 @@ class SourceData:
     tokenizer: Tokenizer
     train: RowSet
     val: RowSet | None = None
-    """Held out."""
+    """Held-out rows; None where there are none."""
     rows_are: str = "prompts"
-    """What rows are called, for people."""
+    """Name of the rows in the plural, for messages."""
     limits: str = ""
-    """How long rows may be, for people."""
+    """Limits on the length of rows, for messages."""
     notes: tuple[str, ...] = ()
-    """What there is to say of the rows, a line each, for `dovetail check`."""
+    """Notes on the rows for `dovetail check`, a line each."""
 
     @property
     def sets(self) -> tuple[RowSet, ...]:

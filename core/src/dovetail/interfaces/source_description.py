@@ -23,9 +23,9 @@ class PlanNote:
     name: str
     """Its key under `--json`."""
     text: str
-    """A line for people, or several."""
+    """The note as text, of one or several lines."""
     value: Any
-    """The same as plain containers."""
+    """The note as plain containers."""
     warnings: tuple[str, ...] = ()
     """What the note does not take into account."""
 
@@ -35,13 +35,13 @@ class RowVerdict:
     """A source's score of the reference answer of a row."""
 
     row: int
-    """Its number in the file, from 0."""
+    """Number of the row in the file, from 0."""
     where: str
-    """The row, as messages name it."""
+    """Name of the row in messages."""
     text: str
     """The score, or why there is none, and the answer."""
     score: float | None
-    """None where there is none."""
+    """The score; None where there is none."""
 
 
 class SourceDescription(Plugin):

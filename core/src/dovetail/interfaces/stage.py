@@ -25,7 +25,7 @@ Phase = Literal["score", "check", "transform", "estimate", "update"]
 """`score`: forward passes, one a role. `check`: may stop the step, changes nothing. `transform`: writes and rewrites
 columns. `estimate`: advantages and returns. `update`: optimizer steps."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""In the order in which a step runs them."""
+"""All phases, in the order in which a step runs them."""
 
 
 @attrs.frozen
@@ -117,9 +117,9 @@ class StepContext:
     """The shared state of one step's stages, which ends with the step."""
 
     number: int
-    """The first is 1."""
+    """Number of the step; the first is 1."""
     facts: PlanFacts
-    """As of the finished plan."""
+    """Facts of the finished plan."""
     roles: Mapping[str, WorkerGroupHandle]
     """Worker groups by role: `step.roles["actor"].forward(batch, outputs).result()`. A stage uses those that it names in
     `roles`."""
@@ -133,7 +133,7 @@ class StepContext:
     first: bool = False
     """Whether it is the first step of a process, in which what plugins return is checked thoroughly."""
     collected: Experience | None = None
-    """What `Run.collect` collected; None before."""
+    """Experience that `Run.collect` collected; None before."""
     tokens: int = 0
     """Tokens of the step's prompts and responses."""
     counted: bool = False
@@ -231,7 +231,7 @@ class Stage(Plugin):
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, FollowSection]:
-        """Return how each role that is not trained and that it moves follows the actor."""
+        """Return how each untrained role whose weights the stage moves follows the actor."""
         return {}
 
     @classmethod

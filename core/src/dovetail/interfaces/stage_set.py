@@ -23,8 +23,8 @@ class StageSet(Plugin):
     """
 
     stages: ClassVar[tuple[str, ...]]
-    """Names of stages, in their order within each phase. `NAME@DISTRIBUTION` is that distribution's, also where another brings a stage of
-    the same name."""
+    """Names of stages, in their order within each phase. `NAME@DISTRIBUTION` names the stage of one distribution where several have a
+    stage of that name."""
 
     @classmethod
     def selects(
@@ -35,12 +35,12 @@ class StageSet(Plugin):
 
     @classmethod
     def run_by_stages(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the key paths of plugins that a stage runs: the columns that these require, the stage requires."""
+        """Return the key paths of plugins that a stage runs; the stage then requires the columns that these plugins require."""
         return frozenset()
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> str | None:
-        """Return why no stage of the set writes a column; None for a column of others."""
+        """Return why no stage of the set writes a column; None for a column that others write."""
         return None
 
     @classmethod
@@ -53,7 +53,7 @@ class StageSet(Plugin):
             stages: the active stages of the plan: `name`, `reads`, `provides`, `rewrites` and others.
 
         Raises:
-            PlanError: names both sides.
+            PlanError: they contradict each other; names both sides.
         """
 
     @classmethod
@@ -69,7 +69,7 @@ class StageSet(Plugin):
             seed: the run's seed.
 
         Raises:
-            PlanError: the set measures none.
+            PlanError: the set does not measure objectives.
         """
         raise PlanError(
             f"the stage set {cls.name!r} measures no objective, which held-out examples need",

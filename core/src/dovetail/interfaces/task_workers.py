@@ -26,16 +26,16 @@ class TaskSpec:
     """Processes to start."""
 
     label: str
-    """What they are called in messages and log files, such as `reward`."""
+    """Name of the processes in messages and log files, such as `reward`."""
     target: str
     """`package.module:function`, called in each process with `setup` and a logger; returns its `Task`."""
     setup: bytes
-    """What the target makes its task from."""
+    """Data from which the target makes its task."""
     count: int
     cpus: float = 0.0
-    """CPUs that each reserves; 0 takes turns with whoever is there."""
+    """CPUs that each process reserves; 0 reserves none and shares them with other processes."""
     accelerators: int = 0
-    """Accelerators that each has for itself; with 0 it sees none."""
+    """Accelerators that each process has for itself; with 0 it sees none."""
     start_timeout: float = 300.0
     """Seconds for all of them to be ready."""
 
@@ -44,7 +44,7 @@ class TaskWorker(ABC):
     """One of the processes. Its methods work from any thread."""
 
     where: str
-    """Process and machine in words."""
+    """Text that names the process and its machine."""
 
     @property
     @abstractmethod

@@ -20,10 +20,10 @@ Content: TypeAlias = "str | Sequence[Mapping[str, Any]]"
 
 @attrs.frozen(kw_only=True)
 class EpisodeInfo:
-    """Which episode a tool is opened for."""
+    """The episode that a tool is opened for."""
 
     sample_id: str
-    """The sample that comes about; unique in the step."""
+    """Id of the episode's sample; unique in the step."""
     extra_info: Mapping[str, Any] = attrs.field(factory=dict)
     """`extra_info` of the row of data; empty where the row has none."""
 
@@ -51,7 +51,7 @@ class ToolResult:
     """
 
     content: Content = attrs.field(validator=_check_content)
-    """The observation, in full: who calls the tool bounds its length."""
+    """The observation, in full: the caller limits its length."""
     reward: float | None = attrs.field(default=None, validator=_check_reward)
     """A reward for this call, where the tool gives one."""
     done: bool = False

@@ -13,7 +13,7 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.tool import ToolSchema
 
 MAX_NESTING = 100
-"""Levels of the arguments of a call: code that walks through them calls itself at each."""
+"""Maximum nesting of the arguments of a call, since code that walks through them is recursive."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,7 +24,7 @@ class ToolCall:
     """Unique in the turn: the model's own where its format has one, else `call_0`, `call_1`, …"""
     name: str
     arguments: Mapping[str, Any]
-    """By the name of the parameter; JSON values. Not yet compared with the function's schema."""
+    """Arguments by the name of the parameter: JSON values that are not yet compared with the function's schema."""
 
 
 def problem_of(arguments: object) -> str | None:
@@ -58,13 +58,13 @@ class ParsedTurn:
     """The parts of a policy's turn."""
 
     content: str
-    """What the user is to read: the text outside of reasoning and calls, without white space around it."""
+    """The text for the user, outside of reasoning and calls, without white space around it."""
     reasoning: str | None = None
     """The text of the turn's thinking; None where it has none."""
     calls: tuple[ToolCall, ...] = ()
-    """In their order."""
+    """The tool calls, in order."""
     errors: tuple[str, ...] = ()
-    """What is wrong with each call that can't be read; the policy sees it as an observation."""
+    """The problem of each call that can't be read, which the policy sees as an observation."""
 
 
 class ToolParser(Plugin):
@@ -73,9 +73,9 @@ class ToolParser(Plugin):
     served_as: ClassVar[Mapping[str, str]] = {}
     """The name of the same parser in each server that has it, such as `{"vllm": "llama3_json", "sglang": "llama3"}`."""
     reasoning_as: ClassVar[Mapping[str, str]] = {}
-    """Likewise, the name of the server's parser of reasoning."""
+    """The name of each server's parser of reasoning for this format."""
     reasoning_tag: ClassVar[str] = "<think>"
-    """Text of a chat template whose model reasons before it answers."""
+    """Text by which a chat template shows that its model reasons before it answers."""
 
     @abstractmethod
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:

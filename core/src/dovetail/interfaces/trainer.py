@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 Examples = Literal["prompts", "conversations", "preferences", "unpaired_preferences"]
-"""What a step is made of. `prompts`: samples that the rollout generates to them, scored. `conversations`: turns of a dataset.
+"""The examples that a step takes. `prompts`: scored samples that the rollout generates for prompts. `conversations`: turns of a dataset.
 `preferences`: pairs of answers to one prompt, of which one is preferred. `unpaired_preferences`: single answers, each of which is
 desirable or not."""
 
@@ -22,11 +22,11 @@ class Trainer(Plugin):
 
     @classmethod
     def max_staleness(cls, config: PluginConfig) -> int:
-        """Return how many steps old the weights may be that generate a step's samples.
+        """Return the maximum age, in steps, of the weights that generate a step's samples.
 
         0 is on-policy. 1 lets the next step's samples be generated while a step learns (`Run.admit`). Where weights are sent
         after every k steps, samples that are at most s versions old are at most (s + 1) · k − 1 steps old. Above 0 and without
-        a rollout correction, losses take the rollout's policy for the old one.
+        a rollout correction, losses use the rollout's policy as the old policy.
         """
         return 0
 
@@ -55,7 +55,7 @@ class Trainer(Plugin):
         """Return the name of the source of its runs, where the key `source` selects no other.
 
         Under `examples` a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset, `validate`
-        computes what is minimised on those that are held out, and `admit` and `publish_weights` do nothing.
+        computes the loss on held-out examples, and `admit` and `publish_weights` do nothing.
         """
         return "rollouts" if cls.examples(config) == "prompts" else "examples"
 

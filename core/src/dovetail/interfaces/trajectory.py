@@ -28,7 +28,7 @@ class EpisodeEnd(StrEnum):
     TURNS = "turns"
     """`max_turns` was reached."""
     TOKENS = "tokens"
-    """The response has as many tokens as it may have, or has no room for what the policy was to be shown."""
+    """The response has reached its limit of tokens, or has no room for the messages that the policy was to see."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,11 +45,11 @@ class Turn:
     calls: tuple[MessageCall, ...] = ()
     """The tool calls that the agent loop found in it."""
     observed: tuple[Message, ...] = ()
-    """What the policy was shown after it, as it was shown."""
+    """Messages that the policy was shown after the turn, as they were shown."""
     reward: float = 0.0
-    """What the agent loop gave for it with `Session.reward`, summed."""
+    """Sum of the rewards that the agent loop gave the turn with `Session.reward`."""
     sequence: int = 0
-    """Which of the trajectory's sequences it is in; known once the episode has ended."""
+    """Number of the trajectory's sequence that it is in; known once the episode has ended."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,20 +57,20 @@ class Trajectory:
     """One episode that has ended."""
 
     turns: tuple[Turn, ...]
-    """In order; those of a sequence after those of the sequence before."""
+    """The turns in order, sequence by sequence."""
     end: EpisodeEnd = EpisodeEnd.DONE
     seconds: float = 0.0
-    """How long it took."""
+    """Duration of the episode, in seconds."""
     began: float = 0.0
-    """When it began, in seconds since 1970 (`time.time`); 0 where that is not known."""
+    """Start of the episode, in seconds since 1970 (`time.time`); 0 where that is not known."""
     counts: Mapping[str, float] = attrs.field(factory=dict)
-    """What the agent loop counted with `Session.count`, by name."""
+    """Figures that the agent loop counted with `Session.count`, by name."""
     output: Any = None
-    """What the agent loop left in `Session.output`, a JSON value."""
+    """Final value of `Session.output`, a JSON value."""
 
     @property
     def sequence_count(self) -> int:
-        """How many sequences have its turns."""
+        """Number of the trajectory's sequences."""
         return 1 + max((turn.sequence for turn in self.turns), default=0)
 
     @property
@@ -84,7 +84,7 @@ class Trajectory:
         return tuple(turn.reward for turn in self.turns)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values, which `from_json` reads."""
+        """Return the trajectory as JSON values, which `from_json` reads."""
         return attrs.asdict(self, value_serializer=_plain)
 
     @classmethod

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 NODE_ADDRESS = "DOVETAIL_NODE_ADDRESS"
-"""Environment variable that a runtime sets in its processes where those of a run are on several machines: the address at
-which the others reach this one."""
+"""Environment variable that a runtime sets in its processes where a run is on several machines: the address at which other machines reach
+this one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,9 +42,9 @@ class AdapterSpec:
     """Rows of A and columns of B."""
     alpha: float
     rank_stabilised: bool = False
-    """s = alpha / √rank instead (arXiv 2312.03732)."""
+    """Whether s is alpha / √rank instead (arXiv 2312.03732)."""
     dora: bool = False
-    """The sum's rows are scaled to learnt magnitudes, which travel too (arXiv 2402.09353)."""
+    """Whether the sum's rows are scaled to learnt magnitudes, which are sent too (arXiv 2402.09353)."""
     target_modules: tuple[str, ...]
     """Last parts of the names of the adapted layers, such as `q_proj`, sorted; the tensors' names are those of peft's
     checkpoints and give them in full."""
@@ -60,16 +60,16 @@ class WeightManifest:
     adapter: AdapterSpec | None = None
     """How the tensors are applied where `kind` is "adapter"; None otherwise."""
     bucket_bytes: int = 256 * 1024 * 1024
-    """Tensors travel in buckets of at most this size (or one tensor)."""
+    """Largest bucket in which tensors are sent; a larger tensor has a bucket of its own."""
     update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)
-    """Names this one attempt to send: another with the same version, of an earlier run or broken off, is not taken for it."""
+    """Id of this attempt to send, which tells it from others of the same version: earlier runs' or broken-off ones."""
     receivers: int | None = None
     """How many receivers take the update; None: those that are there when it starts."""
     receivers_on: Mapping[str, int] = attrs.field(factory=dict, eq=False)
     """How many of them are on each machine, by `PluginContext.machine`, where the first rank of each machine sends to those
     there; empty where rank 0 sends to all."""
     rendezvous: str | None = None
-    """Where the sender waits for receivers, as the transport writes it; None where receivers know it already."""
+    """Address at which the sender waits for receivers, in the transport's form; None where receivers know it already."""
 
     @property
     def total_bytes(self) -> int:
@@ -86,7 +86,7 @@ class WeightManifest:
 
 
 class WeightSender(ABC):
-    """The end in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them, or the first
+    """The sending end, in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them, or the first
     rank of each machine (`WeightManifest.receivers_on`).
     """
 
@@ -111,18 +111,18 @@ class WeightSender(ABC):
 
 
 class WeightReceiver(ABC):
-    """The end in an engine worker."""
+    """The receiving end, in an engine worker."""
 
     lasting: ClassVar[bool] = True
-    """Whether a tensor stays as it was yielded. False: only until the next one is asked for, and whoever keeps it
-    copies it. In either case it is not to be written to."""
+    """Whether a yielded tensor stays valid. False: it is valid until the next one is requested, so a caller that keeps it must copy it.
+    In either case it must not be written to."""
 
     @abstractmethod
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors in the manifest's order, each verified against its digest before it is yielded.
 
         Raises:
-            CalledOffError: the sender gave the update up since it was called off: another receiver is to blame.
+            CalledOffError: the sender aborted the update, since another receiver will not connect.
             WeightSyncError: a name, shape, dtype or digest differs, or the transfer broke off.
         """
 
@@ -149,12 +149,12 @@ class WeightTransport(Plugin):
     def call_off(self, manifest: WeightManifest, reason: str) -> None:
         """Notify the sender of this update, which is in another process, that a receiver will not connect.
 
-        A sender that is still waiting for receivers aborts the update with a `CalledOffError`; one that has them all continues. For
-        transports whose senders do not wait this does nothing.
+        A sender that is still waiting for receivers aborts the update with a `CalledOffError`; one that has all its receivers continues.
+        For transports whose senders do not wait this does nothing.
 
         Args:
             manifest: the manifest that receivers got.
-            reason: why the receiver does not come.
+            reason: why the receiver does not connect.
 
         Raises:
             WeightSyncError: the sender can't be reached.

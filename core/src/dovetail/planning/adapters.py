@@ -23,11 +23,11 @@ class AdapterPlan:
     """Last parts of the names of the layers that they are on; empty where the config leaves them to the engine, or the
     model can't be read here."""
     count: int
-    """How many layers those are."""
+    """Number of these layers."""
     parameters: int | None
     """Parameters of all adapters; None where the layers are not known."""
     of: int | None
-    """Parameters of the model below them."""
+    """Parameters of the model that they adapt."""
 
     def __str__(self) -> str:
         kind = f"rank {self.rank}{' (DoRA)' if self.dora else ''}"

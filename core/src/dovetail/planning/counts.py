@@ -14,7 +14,7 @@ class RunCounts:
     """Resolved counts. A step takes rows, called prompts here even where they are examples; a sample is one response."""
 
     of: StepRows
-    """What a step takes."""
+    """Rows that a step takes."""
     prompts_per_step: int
     prompts_per_mini_batch: int
     epochs_per_step: int

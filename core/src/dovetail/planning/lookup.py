@@ -24,7 +24,7 @@ class Selected:
 def selected(kind: str, section: PluginSection | None) -> Selected | None:
     """Return the plugin that a section selects; None where it selects none, or one that can't be loaded.
 
-    A rule has nothing to say of what can't be loaded: that is the planner's to refuse.
+    Rules ignore a plugin that can't be loaded: the planner refuses it.
     """
     from dovetail.plugins.load import load_plugin_class, ref_for
 
@@ -38,7 +38,7 @@ def selected(kind: str, section: PluginSection | None) -> Selected | None:
 
 
 def generates(config: RunConfig) -> bool:
-    """Return whether a step's samples are generated; else the source has others, and there is neither rollout nor reward."""
+    """Return whether a step's samples are generated; otherwise there is neither rollout nor reward."""
     section, trainer = config.source, selected("trainer", config.trainer)
     if section is None and trainer is not None:
         section = PluginSection(name=trainer.cls.source(trainer.config))

@@ -64,7 +64,7 @@ class ModelRole:
         return adapter_of(self.engine.config) if self.moves else None
 
     def parameters(self, shape: ModelShape) -> int:
-        """Return parameters of its model without adapters, and without a value head in place of the output layer."""
+        """Return the number of its model's parameters without adapters; for a value model, also without the head."""
         return shape.parameters - (shape.head_parameters if self.head == "value" else 0)
 
 
@@ -156,7 +156,7 @@ def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
     """Refuse an optimizer that a role's engine can't step with, or that can't step on the role's ranks.
 
     Raises:
-        PlanError: names both, and what there is.
+        PlanError: an optimizer does not fit; names it, the engine, and the possible optimizers.
     """
     for model in models:
         if not model.trained:

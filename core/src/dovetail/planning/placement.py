@@ -18,7 +18,7 @@ from dovetail.sections.placement import Pool
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where everything of a run lives."""
+    """The pools, meshes and processes of a run."""
 
     pools: tuple[Pool, ...]
     runtime: str
@@ -30,7 +30,7 @@ class Placement:
     """Role → the environment that its processes run in, where it is one of its own."""
 
     def pool(self, role: str) -> Pool:
-        """Return where a role lives."""
+        """Return the pool in which a role lives."""
         return next(pool for pool in self.pools if role in pool.roles)
 
     def lines(self, models: Sequence[ModelRole]) -> list[str]:
@@ -58,7 +58,7 @@ def place(facts: PlanFacts, models: Sequence[ModelRole]) -> tuple[Placement, tup
     """Return the placement of everything: pools, the source's own processes, and the models with their meshes.
 
     Raises:
-        PlanError: sizes that do not fit each other, and what the source refuses.
+        PlanError: sizes do not fit each other, or the source refuses the placement.
     """
     config, source = facts.config, facts.plugins["source"]
     roles = (*(model.role for model in models), *source.cls.roles)

@@ -29,21 +29,21 @@ class Plan:
     """Everything decided before a run starts."""
 
     collection: tuple[PlannedPart, ...]
-    """How the samples of a step come about."""
+    """Parts of a step that make its samples."""
     stages: tuple[PlannedStage, ...]
-    """What the learner executes, in this order."""
+    """Stages that the learner executes, in this order."""
     publication: PlannedPart | None
     """How the source gets the actor's weights; None where it takes none."""
     facts: PlanFacts
-    """What the stages were asked with; `facts.required` has every column that something requires, and what requires it."""
+    """Facts that the stages were given; `facts.required` has every required column and what requires it."""
     models: tuple[ModelRole, ...]
     refs: Mapping[str, PluginRef]
     """The chosen plugin of each config section, by its key path."""
     counts: RunCounts
     placement: Placement
-    """Where everything lives."""
+    """Placement of the run's roles and processes."""
     left_out: tuple[str, ...] = ()
-    """What the chat template leaves out of the rows, a sentence each."""
+    """Parts of the rows that the chat template leaves out, a sentence each."""
 
     @property
     def generates(self) -> bool:
@@ -92,7 +92,7 @@ class Plan:
         return shape
 
     def optimizer_bytes(self, model: ModelRole, shape: ModelShape) -> int:
-        """Return bytes of the state of a role's optimizer, over all ranks."""
+        """Return the bytes of a role's optimizer state, over all ranks."""
         optimizer = self.facts.plugins[f"{model.key}.optim"]
         if model.adapter is None:
             matrices = shape.linear_parameters

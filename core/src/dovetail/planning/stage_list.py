@@ -34,18 +34,18 @@ class PlannedStage:
     phase: Phase
     ref: PluginRef
     roles: tuple[str, ...]
-    """Whose models compute it."""
+    """Roles whose models compute it."""
     who: str
-    """Where it runs, and the distribution that brings it where it is none of the stage set."""
+    """Where it runs, and its distribution where it is not of the stage set."""
     because: str
     reads: Mapping[str, int]
     """Columns that it requires, and the version of each: 1 as first written, 1 more after each rewrite."""
     provides: frozenset[str]
     rewrites: frozenset[str]
     of_set: bool
-    """Whether it is of the stage set. What another one returns is checked more closely."""
+    """Whether it is of the stage set; results of other stages are checked more closely."""
     objectives: Mapping[str, ObjectiveSpec] = attrs.field(factory=dict)
-    """What it minimises of each role that it trains."""
+    """Objective of each role that it trains."""
     follows: Mapping[str, FollowSection] = attrs.field(factory=dict)
     """How each role that it moves follows the actor."""
 

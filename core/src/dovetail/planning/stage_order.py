@@ -12,7 +12,7 @@ from dovetail.interfaces.stage import PHASES, PlanFacts, SelectedPlugin
 from dovetail.plugins.titles import called
 
 IN_CONFIG = "algorithm.stages["
-"""What the key paths of stages begin with that the config names."""
+"""Prefix of the key paths of stages that the config names."""
 
 
 @attrs.frozen
@@ -59,7 +59,7 @@ class Candidate:
         return frozenset(self._names("rewrites", facts))
 
     def roles(self, facts: PlanFacts) -> tuple[str, ...]:
-        """Return roles that it computes with.
+        """Return the roles with which the stage computes.
 
         Raises:
             PlanError: the config has no such role.

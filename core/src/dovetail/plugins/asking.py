@@ -35,7 +35,7 @@ def ask(
     """Run Python code in another process, and return its answers and how it ended.
 
     Args:
-        code: calls `answer(value)` once for each answer, and finds the question in `asked`; both are JSON values.
+        code: Python code that finds the question in `asked` and calls `answer(value)` for each answer; both are JSON values.
         asked: the question.
         timeout: seconds until the process is ended.
         interpreter: the Python to run; by default this one, with this process's module path.

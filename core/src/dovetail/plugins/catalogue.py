@@ -94,7 +94,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
     },
 }
 OF_FUNCTIONS = {"tool": "dovetail-tools"}
-"""Kind → the distribution that makes plugins of it of functions."""
+"""Kind → the distribution that makes plugins of that kind from functions."""
 FIRST_PARTY: dict[str, dict[str, str]] = {}
 """Kind → plugin name → the distribution that provides it."""
 for _distribution, _kinds in _PROVIDES.items():

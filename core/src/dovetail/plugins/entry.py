@@ -22,7 +22,7 @@ from dovetail.plugins.manifest import (
 from dovetail.plugins.needs import Need, install_command, judge
 
 State = Literal["compatible", "rejected", "conflict", "invalid"]
-"""What is known without importing a plugin."""
+"""State of a plugin, known without importing it."""
 STATES: tuple[State, ...] = ("compatible", "rejected", "conflict", "invalid")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -42,14 +42,14 @@ class PluginEntry:
     reason: str | None = None
     """Why it is not compatible."""
     fix: str | None = None
-    """What to do about it."""
+    """How to make it compatible."""
     manifest: PluginManifest | None = None
     entry_point: importlib.metadata.EntryPoint | None = None
-    """None where only the manifest knows it."""
+    """Its entry point; None where only the manifest lists the plugin."""
 
     @property
     def title(self) -> str:
-        """How messages name it."""
+        """Name of the plugin in messages."""
         return f"{self.kind}/{self.name} ({self.distribution} {self.version})"
 
     @property

@@ -89,11 +89,11 @@ def load_file_attribute(path: str, attribute: str) -> Any:
 def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
     """Return the plugin class that an attribute of a file is; for a plain function, the class that wraps it.
 
-    The class need not set `name` (then it is the attribute's) nor `api` (then it is made for this core).
+    The class need not set `name`, which is the attribute's by default, or `api`, which is this core's.
 
     Raises:
         PluginNotFoundError: the file or the attribute does not exist.
-        PluginBrokenError: the file fails, or the attribute is nothing that this kind can use.
+        PluginBrokenError: the file fails, or the kind can't use the attribute.
         PluginIncompatibleError: its `api` leaves this core out.
     """
     found = load_file_attribute(path, attribute)

@@ -101,7 +101,7 @@ class PluginIndex:
         return usable[0]
 
     def extensions(self, group: str) -> list[tuple[importlib.metadata.EntryPoint, Installed]]:
-        """Return entry points of a group that holds no selectable plugins: those of `EXTENSION_GROUPS`."""
+        """Return the entry points of a group in `EXTENSION_GROUPS`, each with its distribution."""
         return [
             (entry_point, distribution)
             for distribution in self.distributions

@@ -63,13 +63,14 @@ KINDS: dict[str, Kind] = {
 }
 
 KINDS_GROUP = "dovetail.kinds"
-"""`name = "module:Interface"`: a kind that a package brings. The interface is a subclass of Plugin with `interface_api`, its version, and
-the `Config` that its plugins' ones extend; the package's manifest holds both."""
+"""Entry-point group of a package's own kinds: `name = "module:Interface"`. The interface is a subclass of Plugin with `interface_api`,
+its version, and `Config`, the base of its plugins' Configs; the package's manifest holds both."""
 FUNCTIONS_GROUP = "dovetail.functions"
-"""`kind = "module:function"`: what makes a plugin class of a Python function, given the function and the class's name."""
+"""Entry-point group: `kind = "module:function"`, which makes a plugin class from a Python function and a name for the class."""
 SUPERVISOR_GROUP = "dovetail.supervisor"
-"""`name = "module:function"`: what trains in processes of its own and starts one again where the infrastructure failed, given the config,
-the run directory, the command's arguments, environment variables for the processes, and the file into which they write why they fail."""
+"""Entry-point group: `name = "module:function"`, a supervisor, which trains in processes of its own and starts another where the
+infrastructure failed. Its arguments are the config, the run directory, the command's arguments, environment variables for the processes,
+and the file into which they write why they fail."""
 EXTENSION_GROUPS = {
     KINDS_GROUP: "kinds of plugin",
     FUNCTIONS_GROUP: "what makes plugins of functions",

@@ -106,8 +106,7 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
     Args:
         ref: the plugin's reference.
         context: role, rank, model and settings of the process that it runs in.
-        needs: whether what it needs must be here; not for a plugin that is only asked for its columns, nor for a
-            preflight rule.
+        needs: whether its needs must be met here; False for a plugin that is only asked for its columns, and for preflight rules.
 
     Raises:
         PluginNeedsError: a package that it needs is missing here, and it does not join an engine that runs already.

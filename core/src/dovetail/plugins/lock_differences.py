@@ -33,9 +33,9 @@ class LockDifference:
     now: str | None
     """None where it is missing."""
     text: str
-    """In words."""
+    """Description of the difference."""
     refused: bool = False
-    """A run does not go on under it: what was saved may mean something else to what is there now."""
+    """Whether a run can't continue with this difference, since the installed plugin may read the saved state differently."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""

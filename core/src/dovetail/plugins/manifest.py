@@ -16,7 +16,7 @@ from dovetail.plugins.kinds import Kind
 FILE_NAME = "dovetail-plugin.json"
 SCHEMA = 1
 COMMAND = "python -m dovetail_sdk manifest"
-"""What writes a manifest."""
+"""Command that writes a manifest."""
 
 _OF_KINDS = ("name", "interface", "api", "section")
 _TEXTS = ("kind", "name", "target", "api", "config")
@@ -60,14 +60,14 @@ class PluginManifest:
     doc: str = ""
     """The class's docstring; empty in manifests made before they carried it."""
     settings: Mapping[str, Any] | None = None
-    """What a preset sets under its default config; None for other kinds."""
+    """Settings that a preset makes under its default config; None for other kinds."""
     facts: Mapping[str, Any] | None = None
-    """What its kind declares besides: `aggregation` of a policy loss or an estimator, `action` of a sample filter,
-    `min_group_size` of an estimator under its default config; None where there is nothing to tell."""
+    """Further facts that its kind declares: `aggregation` of a policy loss or an estimator, `action` of a sample filter,
+    `min_group_size` of an estimator under its default config; None where there are none."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Any-of lists of requirements, all of which must be met where the plugin runs."""
     isolated: bool = False
-    """Whether what it needs rarely fits the environment of the rest, so that its role gets one of its own
+    """Whether its needs rarely fit the environment of other plugins, so that its role gets its own
     (`runtime.environments`). From `[tool.dovetail] isolated = true` in pyproject.toml."""
 
 

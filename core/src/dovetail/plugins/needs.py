@@ -16,7 +16,7 @@ from pathlib import Path
 from dovetail.errors import PluginNeedsError
 
 ISOLATED = "DOVETAIL_ENVIRONMENT"
-"""Set in processes that run in another environment than the controller: its path as the config has it."""
+"""Environment variable of processes in another environment than the controller's: that environment's path, as in the config."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Need:
     any_of: tuple[str, ...]
     met: bool
     found: str
-    """What is here: `vllm 0.24.1`, `vllm 0.20 (too old or new)` or `nothing of it`."""
+    """The installed packages: `vllm 0.24.1`, `vllm 0.20 (too old or new)` or `nothing of it`."""
 
     def __str__(self) -> str:
         return " or ".join(self.any_of)

@@ -24,14 +24,14 @@ class InstalledRule:
     """Its id: the function's name."""
     distribution: str
     doc: str
-    """Its docstring; of what can't be imported, why."""
+    """Its docstring; for a rule that can't be imported, the reason."""
     check: PreflightRule
 
 
 def installed_rules() -> list[InstalledRule]:
     """Import the rules of every installed package and return them by name.
 
-    An entry point that can't be imported counts as one rule of its name, which raises what the import raised.
+    An entry point that can't be imported counts as one rule of its name, which raises the import's error.
     """
     rules = []
     for entry_point, distribution in default_index().extensions(GROUP):

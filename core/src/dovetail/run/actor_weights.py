@@ -21,13 +21,13 @@ class ActorWeights:
         self.moved, self.steps, self._everywhere = False, 0, False
 
     version: int
-    """The last that was sent."""
+    """Version that was sent last."""
     moved: bool
     """Whether the actor's weights are newer than that version."""
     steps: int
-    """Learned since the trainer published weights last."""
+    """Steps learned since the trainer last published weights."""
     sent: int
-    """How often weights were sent in this process, those that did not arrive included."""
+    """Number of sends in this process, including those that did not arrive."""
 
     @property
     def stale(self) -> bool:

@@ -61,7 +61,7 @@ def build(
         plan: the run's plan.
         run_directory: the run directory.
         logger: a logger with the standard methods.
-        reward: scores every row, where the config names no function.
+        reward: a function that scores every row, where the config names no function.
         stop: the switch that requests a stop; by default one of the run's own.
     """
     context = PluginContext(

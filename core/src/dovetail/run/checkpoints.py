@@ -46,7 +46,7 @@ class CheckpointInProgress:
     step: int
     """Finished steps."""
     path: Path
-    """Where it will be."""
+    """Path of the complete checkpoint."""
     blocking_seconds: float
     """How long training waited for its state to be copied."""
     seconds: Future[float]
@@ -99,7 +99,7 @@ class RunCheckpoints:
 
         Args:
             state: the run's position.
-            mark: makes it the best checkpoint, too.
+            mark: the mark that makes it the best checkpoint, too.
 
         Raises:
             DiskFullError: the disk has no room for it.
@@ -160,7 +160,7 @@ class RunCheckpoints:
         write_whole(directory, lambda place: actor.export(place).result())
 
     def not_trained(self, path: Path) -> list[str]:
-        """Return roles that a checkpoint has weights of, and the run does not train."""
+        """Return the roles whose weights a checkpoint has but which the run does not train."""
         roles = (place.name for place in path.iterdir() if place.is_dir())
         return sorted(role for role in roles if role not in self._groups)
 
@@ -207,7 +207,7 @@ def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
 
 
 def with_streaming_of(checkpoint: Path | None, config: RunConfig) -> RunConfig:
-    """Return the config with rows streamed or not as in the run that wrote a checkpoint, where `data.streaming` is auto."""
+    """Return the config with an automatic `data.streaming` set as in the run that wrote a checkpoint."""
     if checkpoint is None or config.data.streaming != "auto":
         return config
     try:

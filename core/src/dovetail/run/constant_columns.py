@@ -24,8 +24,8 @@ _KEY_BYTES = 16
 class ConstantColumns:
     """Keeps the columns of stages whose columns are all constant, by stage and example.
 
-    An example is known by a hash of its tokens, their mask and its images, and a file belongs to the models that it was computed with: to their
-    paths, the sizes and times of the files there, and the settings of their engines.
+    An example is identified by a hash of its tokens, their mask and its images. A file is only valid for the models that computed it:
+    their paths, the sizes and times of the files there, and the settings of their engines.
 
     Args:
         plan: the plan of the run.
@@ -55,7 +55,7 @@ class ConstantColumns:
         return frozenset(r for planned, _ in self.stages for r in planned.roles).difference(*others)
 
     def complete(self, stage: str, batch: Batch) -> Batch | None:
-        """Return the batch with a stage's columns; None where they are not known of every sample."""
+        """Return the batch with a stage's columns; None where they are not stored for every sample."""
         known = self._rows.get(stage)
         if not known:
             return None

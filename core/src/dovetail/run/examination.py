@@ -26,7 +26,7 @@ from dovetail.telemetry.run_directory import RunDirectory
 
 T = TypeVar("T")
 WEIGHT_SECONDS = 10
-"""How long a model's files are read for weights that are not finite; what lies behind ends the first step."""
+"""Seconds for which a model's files are searched for weights that are not finite; any that are not found end the first step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,9 +34,9 @@ class Examination:
     """Everything that an examination of a config found."""
 
     notes: tuple[str, ...]
-    """What is there, a line each."""
+    """Notes on what was checked, a line each."""
     findings: tuple[Finding, ...]
-    """What is wrong."""
+    """Problems that were found."""
     needs: tuple[str, ...] = ()
     """Packages that the chosen plugins need and this environment lacks, a line each: no error where a run is only checked."""
 
@@ -56,7 +56,7 @@ def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -
 
     Args:
         loaded: the config.
-        reward: scores every row, where the config names no function.
+        reward: a function that scores every row, where the config names no function.
     """
     examiner = _Examiner(loaded, reward)
     examiner.run()
@@ -70,7 +70,7 @@ def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -
 def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, ...]:
     """Apply the rules to a run that is about to start; record their warnings and return them.
 
-    They go to `events.jsonl` as information: the caller shows them, as `dovetail check` does.
+    The warnings are logged in `events.jsonl` at the level info: the caller shows them, as `dovetail check` does.
 
     Raises:
         ConfigError: rules found errors; `problems` lists all of them.
@@ -97,7 +97,7 @@ def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
 def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
     """Return the installed rules' findings on a config and its plan, except those that `preflight.ignore` names.
 
-    A rule that fails says nothing of the config: it is reported as a warning that names it.
+    A rule that raises an error is reported as a warning that names it.
     """
     rules = installed_rules()
     findings = list(_unknown_ignored(config, [rule.name for rule in rules]))

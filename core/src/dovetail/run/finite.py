@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 PLACES = 32
-"""Positions of a sample that the file lists."""
+"""Most positions that the file lists for a sample."""
 ROWS = 256
-"""Samples that the file describes; it names all of them."""
+"""Most samples that the file describes; it names all of them."""
 BAD_WEIGHT_SECONDS = 60
 """How long a model's files may be read for the cause of a failed first step: some 100 GB on a fast disk."""
 
@@ -97,7 +97,7 @@ def check_finite(
         columns: names of the columns to check; only floating-point columns are checked.
         step: the step that is under way, with its experience.
         directory: the run directory; `faults/step_N.json` is written into it.
-        writer: names the stage of a plugin that wrote the columns, from others that are finite.
+        writer: a function that names the plugin's stage that computed the columns from others that are finite.
 
     Raises:
         NumericsError: names the first column that is not finite, the samples, and the file.

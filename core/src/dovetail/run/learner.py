@@ -31,9 +31,9 @@ class Learner:
     Args:
         record: the record of the run.
         stages: the stages of the plan, in its order.
-        offload_manager: brings the models of a stage's roles onto the accelerator.
-        weights: the weights of the actor, which updates move.
-        source: accounts for the samples that a step took.
+        offload_manager: the manager that moves the models of a stage's roles onto the accelerator.
+        weights: the version of the actor's weights, which updates change.
+        source: the source, which accounts for the samples that a step took.
         constant: the stored constant columns.
     """
 

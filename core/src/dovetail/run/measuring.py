@@ -27,7 +27,7 @@ class Measuring:
         groups: worker groups, by role.
         stages: the stages of the plan, in its order; those before the updates make the columns that objectives read.
         plugins: the controller's plugins that stages use, by key path.
-        offload_manager: brings a role's model onto the accelerator.
+        offload_manager: the manager that moves a role's model onto the accelerator.
         constant: the stored constant columns.
     """
 

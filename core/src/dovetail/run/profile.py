@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Logger
 from dovetail.sections import RunConfig
 
 FOLDER = "profiles"
-"""Below the run directory."""
+"""Folder of profiles below the run directory."""
 
 
 def check_profile(config: RunConfig, groups: Mapping[str, Any], directory: Path) -> None:
@@ -24,7 +24,7 @@ def check_profile(config: RunConfig, groups: Mapping[str, Any], directory: Path)
         directory: the run's directory.
 
     Raises:
-        ConfigError: it can't.
+        ConfigError: the profiler can't record on a worker.
     """
     for group in _asked(config, groups).values():
         group.check_profile(_spec(config, directory, *config.profile.steps)).result()
@@ -38,7 +38,7 @@ class StepProfile:
         groups: worker groups by role.
         directory: the run's directory.
         steps: the steps of the run; None where that is not known.
-        logger: with the standard methods.
+        logger: a logger with the standard methods.
     """
 
     def __init__(

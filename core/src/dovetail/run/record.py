@@ -53,8 +53,8 @@ class RunRecord:
         loader: the loader of the training prompts.
         observers: the observers of the run's hooks, its trackers among them.
         logger: a logger with the standard methods.
-        profile: records selected steps of selected roles.
-        accuracy: returns the accuracy for the summary.
+        profile: the profiler of selected steps of selected roles.
+        accuracy: a function that returns the accuracy for the summary.
         stop: the switch that requests a stop.
     """
 
@@ -91,7 +91,7 @@ class RunRecord:
         self._seconds_before = 0.0
 
     state: RunState
-    """Where the run stands."""
+    """Position of the run."""
     hooks: HookRelay
     """Calls a hook of every observer: `hooks.step_started(step=1)`."""
     metrics: dict[str, float]
@@ -201,10 +201,10 @@ class RunRecord:
     def save(self, mark: Mark | None = None) -> None:
         """Start writing a checkpoint of the finished steps, after the previous one is complete; without effect where one exists already.
 
-        Before the last step a disk without room for it is a warning, and training goes on, `trainer.max_failed_saves` times in a row.
+        Before the last step, a disk without room for it causes only a warning, at most `trainer.max_failed_saves` times in a row.
 
         Args:
-            mark: makes it the best checkpoint, too.
+            mark: the mark that makes it the best checkpoint, too.
 
         Raises:
             CheckpointError: this checkpoint or the previous one can't be written.
@@ -242,7 +242,7 @@ class RunRecord:
         """Wait until the running save is complete, and report it.
 
         Args:
-            wait: false does nothing where it is not complete yet.
+            wait: whether to wait; if not, a save that is still running is left alone.
 
         Raises:
             CheckpointError: the checkpoint can't be written; names its step.

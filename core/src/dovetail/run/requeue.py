@@ -25,10 +25,10 @@ _HOW_TO_RESUME = "trainer.resume"
 
 
 def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
-    """Compare a config with that of the run in the directory; what comes from the environment as it is written there.
+    """Compare a config with that of the run in the directory; values from the environment are compared as they are written there.
 
     Returns:
-        Every key that differs to `key: before → now`; none where the run has not got as far as writing its config.
+        For each key that differs, `key: before → now`; empty where the run has not written its config yet.
 
     Raises:
         RunDirectoryError: there are checkpoints, and no config.

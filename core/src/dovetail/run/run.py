@@ -44,9 +44,9 @@ from dovetail.telemetry.numbers import write_seconds
 from dovetail.telemetry.run_directory import RunDirectory
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]
-"""Called with what is about to run, before anything heavy starts."""
+"""A function called with the config, the plan and the run directory, before anything heavy starts."""
 Say = Callable[[str], None]
-"""Called with a line on how a run that had begun is continued, and, where no console tracker shows it, on how it ended."""
+"""A function called with a line on how a begun run is continued, and, where no console tracker shows it, on how it ended."""
 
 
 def _silent(_line: str) -> None:
@@ -69,13 +69,13 @@ def train(
         config: a file, or a loaded config.
         overrides: `key=value`, for a file.
         announce: see `Announce`.
-        reward: scores every row, where the config names no function.
+        reward: a function that scores every row, where the config names no function.
         stop: the switch that requests a stop; by default one of the run's own.
         accept_changes: continue a run whose model, data, algorithm or reward differ.
         say: see `Say`.
 
     Raises:
-        DovetailError: whatever is wrong, before the first step where it can be known by then.
+        DovetailError: any other error, raised before the first step where possible.
         StopRequested: the run was stopped and saved.
     """
     guard_exit()

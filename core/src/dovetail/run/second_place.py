@@ -122,7 +122,7 @@ class CheckpointCopies:
     Args:
         place: the second place.
         store: the store of the run.
-        logger: with the standard methods.
+        logger: a logger with the standard methods.
     """
 
     def __init__(self, place: SecondPlace, store: CheckpointStore, logger: Logger) -> None:

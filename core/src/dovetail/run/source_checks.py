@@ -18,7 +18,7 @@ from dovetail.run.actor_weights import ActorWeights
 
 KEY = ("epoch", "prompt_id", "attempt")
 OF_IMAGES = frozenset({"media", "image_mask"})
-"""What samples have besides where their rows have images."""
+"""Further columns of samples whose rows have images."""
 
 
 def keys_of(batch: Batch) -> set[tuple[int, int, int]]:
@@ -85,8 +85,9 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
 
 @contextmanager
 def publishing(source: ExperienceSource, weights: ActorWeights, logger: Logger) -> Iterator[None]:
-    """Surround a publication of weights. Weights that are sent twice in it are warned about: that costs time and nothing else, and is right
-    where all that receive them were lost in between.
+    """Surround a publication of weights.
+
+    Sending weights twice within it is logged as a warning: it only costs time, and is right where all receivers were lost in between.
 
     Raises:
         PluginBrokenError: the source has not sent them.

@@ -30,7 +30,7 @@ from dovetail.run.source_checks import collected, publishing
 
 @attrs.define(kw_only=True, eq=False)
 class TrainingRun(Run):
-    """Composed of objects that each do one thing; `dovetail.run.build.build` makes it."""
+    """A run composed of objects that each do one thing; `dovetail.run.build.build` makes it."""
 
     record: RunRecord
     source: ExperienceSource

@@ -72,7 +72,7 @@ class LogProbCheckSection:
     """The log-probability check: the tolerance between the rollout's and the trainer's log-probabilities."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
-    """Measure at the first step and every so many; 0 means only where the log-probabilities are there anyway."""
+    """Steps from one measurement to the next, beginning with the first step; 0 measures only where the log-probabilities exist anyway."""
     samples: int = attrs.field(default=64, validator=attrs.validators.ge(1))
     """Samples that the trainer scores for the measurement, where it would not score them anyway."""
     warn_above: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
@@ -88,9 +88,9 @@ class AlgorithmSection:
     preset: PluginSection | None = plugin_field("preset", None)
     """A published combination of the keys below; keys given beside its name or in later layers win over it."""
     advantage: PluginSection = plugin_field("advantage", "grpo")
-    """Rewards to advantages."""
+    """The advantage estimator."""
     policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
-    """The loss a token."""
+    """The loss of each token."""
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
     """How token losses become one number."""
     kl: KlSection = attrs.field(factory=KlSection)
@@ -100,7 +100,7 @@ class AlgorithmSection:
     sample_filters: tuple[PluginSection, ...] = plugin_field(
         "sample_filter", None, collection="list"
     )
-    """What leaves samples out of training, in order."""
+    """Filters that leave samples out of training, in order."""
     max_generation_rounds: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Rounds of generation a step may take to replace groups that a filter left out; 1 replaces none."""
     stages: tuple[PluginSection, ...] = plugin_field("stage", None, collection="list")
@@ -110,6 +110,6 @@ class AlgorithmSection:
     overlong_penalty: OverlongPenaltySection | None = None
     """A penalty on responses that come near the length limit; None for none."""
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)
-    """What makes up for a rollout policy that is not the training policy; None for nothing."""
+    """The correction for a rollout policy that differs from the training policy; None for none."""
     logprob_check: LogProbCheckSection = attrs.field(factory=LogProbCheckSection)
-    """Watches that rollout engine and trainer give the same tokens the same probabilities."""
+    """The check that rollout engine and trainer give the same tokens the same probabilities."""

@@ -80,8 +80,8 @@ class PluginSection:
     """Base of every plugin's config: which plugin, by name or by file."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys that other plugins of the kind have, or that its own engine calls so, and what an error says of them here, such
-    as `{"mode": "its replicas are always servers: leave it out"}`."""
+    """Keys that other plugins of the kind, or the engine itself, have, and this one lacks, each with the text of an error, such as
+    `{"mode": "its replicas are always servers: leave it out"}`."""
 
     name: str | None = None
     """Name of an installed plugin; `name@distribution` settles a conflict."""

@@ -22,11 +22,11 @@ class Pool:
     """
 
     name: str
-    """What the config calls it."""
+    """Name of the pool in the config."""
     roles: tuple[str, ...]
-    """Who lives here: `actor`, `critic`, `ref`, `rollout`, …"""
+    """Roles that live here: `actor`, `critic`, `ref`, `rollout`, …"""
     nodes: int = 1
-    """Machines."""
+    """Number of machines."""
     ranks_per_node: int = 1
     """Training processes on each machine: one an accelerator, or as many as the config gives to CPUs."""
     accelerators: bool = False
@@ -34,7 +34,7 @@ class Pool:
 
     @property
     def ranks(self) -> int:
-        """Ranks of a training group that lives here."""
+        """Number of ranks of a training group that lives here."""
         return self.nodes * self.ranks_per_node
 
     def described(self) -> str:
@@ -87,7 +87,7 @@ class RuntimeSection(PluginSection):
         yield from ()
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
-        """Return where these roles live; every role in exactly one pool, and no pool without a role.
+        """Return the pools of these roles: every role is in exactly one pool, and no pool is without a role.
 
         Raises:
             PlanError: the sizes make no sense, a pool or an environment names a role that is not there, or the runtime
@@ -107,8 +107,9 @@ class RuntimeSection(PluginSection):
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:
-        """Return the weight transport where the config names none, and the engine loads weights in the replicas' own processes
-        or `in_process` is False.
+        """Return the default weight transport, for configs that name none.
+
+        It is asked where `in_process` is False, or the engine loads weights in the replicas' own processes.
 
         Args:
             joined: whether the replicas join engines that run already, elsewhere.
@@ -122,7 +123,7 @@ def check_environments(
     """Check that every environment belongs to a role of the run; `key` is the config key for messages.
 
     Raises:
-        PlanError: names one that is not there, and the nearest.
+        PlanError: an environment's role does not exist; names it and the nearest one.
     """
     for role in environments:
         if role not in roles:

@@ -18,7 +18,8 @@ class ProfileSection:
     `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop dovetail train …`. A package
     brings further tools by an entry point of the group `dovetail.profiler`."""
     roles: tuple[str, ...] = attrs.field(default=("actor",), metadata={ONE_OR_MANY: True})
-    """Whose workers: `actor`, `critic`, `ref`, or a name of `roles`. Roles that share a process share its file, named after the first."""
+    """Roles whose workers are profiled: `actor`, `critic`, `ref`, or a name of `roles`. Roles that share a process share its file, named
+    after the first."""
     steps: tuple[int, int] = (2, 2)
     """First and last step; the first step of a run also warms up."""
     ranks: tuple[int, ...] = (0,)

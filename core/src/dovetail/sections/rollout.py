@@ -27,7 +27,7 @@ class ValidationSamplingSection:
     n: int = attrs.field(default=1, validator=COUNT)
     """Responses a prompt."""
     temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
-    """0 is greedy."""
+    """Divisor of the logits; 0 is greedy."""
     top_p: float = attrs.field(
         default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
@@ -47,14 +47,14 @@ class WeightCheckSection:
     """Fixed token sequences that rollout and trainer both score: their log-probabilities must agree."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
-    """Check the first update, every so many after it, and after every restart; 0 never. Engines without the
+    """Updates from one check to the next, beginning with the first; a check also follows every restart. 0 never checks. Engines without the
     capability `scores` are not checked."""
     sequences: int = attrs.field(default=4, validator=attrs.validators.ge(1))
-    """Sequences."""
+    """Number of sequences."""
     tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
-    """Tokens of each: the first training prompts, end to end."""
+    """Tokens of each sequence, taken from the first training prompts, end to end."""
     tolerance: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Largest mean difference, in nats a token, each counting as much as the trainer finds it likely; None means 1e-4
+    """Largest mean difference, in nats a token, with each token weighted by the trainer's probability; None means 1e-4
     in float32, 0.05 in bfloat16."""
 
 
@@ -65,7 +65,7 @@ class RolloutSection(PluginSection):
     n: int = attrs.field(default=8, validator=COUNT)
     """Responses a prompt."""
     agent_loop: PluginSection | None = plugin_field("agent_loop", "single_turn")
-    """How a sample comes about: `single_turn`, one response to the prompt, or an episode of many turns."""
+    """The agent loop, which produces a sample: `single_turn`, one response to the prompt, or an episode of many turns."""
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.ge(1e-6))
     """Logits are divided by it."""
     top_p: float = attrs.field(
@@ -93,12 +93,12 @@ class RolloutSection(PluginSection):
     """With `partial_rollout`: when weights are sent, running responses stay in the engine and go on with the keys and values that
     older weights made, which costs no computing anew. Needs an engine with the capability `keeps_cache`."""
     stall_seconds: float = attrs.field(default=300.0, validator=attrs.validators.gt(0))
-    """Where the trainer has waited so long, and no response or score has come, log what it waits for and where that is: the warning
-    `rollout_stalled`, and the metric `rollout/stalls`. The run goes on waiting."""
+    """Seconds without a response or a score after which a waiting trainer logs what it waits for and where: the warning
+    `rollout_stalled`, and the metric `rollout/stalls`. The run continues to wait."""
     offload: bool = False
     """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
     weight_check: WeightCheckSection = attrs.field(factory=WeightCheckSection)
-    """What the engine computes with new weights, compared with what the trainer does."""
+    """The comparison of the engine's log-probabilities with the trainer's, after an update of weights."""
     max_restarts: int = attrs.field(default=2, validator=attrs.validators.ge(0))
     """How often in a row replicas that failed are started again before the run stops."""
 

@@ -55,8 +55,9 @@ class ModelSection:
     attn_implementation: str = "sdpa"
     """transformers' attention implementation."""
     override_config: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
-    """Values in place of those in the model's config.json, such as `{max_position_embeddings: 32768}`; of a part, such as `text_config`,
-    by its name. Training, rollout, planning and exported models have them alike. Roles with a `path` of their own have their own."""
+    """Values in place of those in the model's config.json, such as `{max_position_embeddings: 32768}`; values of a part, such as
+    `text_config`, stand below its name. They hold for training, rollout, planning and exported models. Roles with a `path` of their own
+    have their own."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +67,8 @@ class MixtureSection:
     files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Share of the prompts or examples of an epoch, of the sum of all weights. None, for all datasets: as many as each has rows."""
+    """Weight of the dataset in an epoch, which is divided by the sum of all weights. None, for all datasets: as many prompts or examples
+    as each has rows."""
     prompt_key: str | None = None
     """Column that holds the prompt; `data.prompt_key` where absent."""
 
@@ -111,7 +113,7 @@ class DataSection:
     val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
-    """What reads the files."""
+    """The plugin that reads the files."""
     sampler: PluginSection = plugin_field("sampler", "shuffled")
     """The order of the prompts."""
     prompt_key: str = "prompt"
@@ -124,32 +126,33 @@ class DataSection:
     """Directory in which images that have no file of their own are kept, by their content. All processes of a run read
     it. None: `media` in `output_dir`."""
     train_batch_size: int = attrs.field(default=128, validator=COUNT)
-    """Prompts a step; samples a step are this times rollout.n. Or examples a step, where the trainer takes them of a dataset."""
+    """Prompts a step, each with rollout.n samples; or examples a step, for trainers on examples of a dataset."""
     val_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Longest prompt in tokens; of an example without `max_length`, what stands before the first token that is trained on."""
+    """Longest prompt in tokens; for an example without `max_length`, most tokens before the first one that is trained on."""
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Most tokens generated for a response, or of an example's from the first token that is trained on, where it has no `max_length`."""
+    """Most tokens generated for a response; for an example without `max_length`, most tokens from the first one that is trained on."""
     max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
-    """Longest example in tokens, prompt and response together, in place of the two limits above. For trainers that take examples of a dataset."""
+    """Longest example in tokens, prompt and response together, in place of the two limits above. For trainers on examples of a dataset."""
     overlong_prompts: Literal[
         "filter", "error", "truncate_left", "truncate_right", "truncate_middle"
     ] = "filter"
     """What happens to longer prompts and examples: filtered and counted, refused, or cut at their beginning, end or middle. Prompts are cut to
     `max_prompt_length`, conversations to `max_length`; without that `truncate_right` alone cuts them, behind the last token within `max_response_length`
-    that is trained on. Filtered are still prompts whose images would be cut, and conversations that would lose an image or all that is trained on."""
+    that is trained on. Prompts whose images would be cut, and conversations that would lose an image or all trained tokens, are filtered
+    even then."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
     assistant's message, or as it stands."""
     continue_answer: bool = False
-    """Whether the policy continues the answer that a prompt's last message of the assistant's begins; without it such prompts are bad rows.
+    """Whether the policy continues an answer that the prompt's last message, the assistant's, begins; otherwise such prompts are bad rows.
     For trainers that generate."""
     control_tokens: Literal["text", "allow"] = "text"
-    """What becomes of control tokens, such as `<|im_end|>`, that messages, tools' results and observations spell: they are encoded as text, or become the
-    tokens. Raw texts always keep them."""
+    """Whether control tokens, such as `<|im_end|>`, that messages, tools' results and observations spell out are encoded as text or
+    become the tokens. Raw texts always keep them."""
     trained_turns: Literal["all", "last"] = "all"
     """Which of the assistant's turns in an example of messages are trained on; in either case none with `weight: 0`."""
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
@@ -176,7 +179,7 @@ class RewardSection:
     """How responses are scored, and what failures mean."""
 
     manager: PluginSection = plugin_field("reward_manager", "naive")
-    """What runs the reward functions."""
+    """The plugin that runs the reward functions."""
     function: PluginSection | None = plugin_field("reward_function", None)
     """One function for every row: a name, or a file with `compute_score`."""
     functions: dict[str, PluginSection] = plugin_field("reward_function", None, collection="dict")
@@ -192,9 +195,10 @@ class RewardSection:
     )
     """The run stops when a larger share of a step's samples could not be scored."""
     on_failure: Literal["drop", "refill"] = "drop"
-    """What becomes of a group of which samples could not be scored: drop trains on the others; refill draws new samples to the same prompt in their place."""
+    """Treatment of a group with samples that could not be scored: drop trains on the others; refill draws new samples for the same prompt
+    in their place."""
     refill_rounds: int = attrs.field(default=2, validator=attrs.validators.ge(1))
-    """Further rounds of generation in a step, at most, where on_failure is refill; what fails in the last of them is left out."""
+    """Most further rounds of generation in a step where on_failure is refill; samples that fail in the last one are left out."""
 
 
 def _has_best(section: TrainerSection, _attribute: attrs.Attribute[str], value: str) -> None:
@@ -228,7 +232,7 @@ class TrainerSection(PluginSection):
     )
     """How many of the newest checkpoints are kept, besides the best one and those of `keep_every`; None keeps all."""
     keep_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Keep the checkpoints of steps that this divides for good, such as 500; 0 keeps none of the older ones."""
+    """Checkpoints of steps that this number divides, such as 500, are kept for good; 0 keeps none of the older ones."""
     copy_to: str | None = None
     """A second place for the checkpoints that are kept: an address of fsspec, such as `s3://bucket/runs`, to which they are copied behind
     training. `train` continues from there where the run directory has no checkpoint."""
@@ -252,12 +256,12 @@ class TrainerSection(PluginSection):
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))
     """Samples of each validation written for reading; -1 means all."""
     kept_samples_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
-    """Bytes of a run for further samples of its steps, which are kept by rule with their advantages and log-probabilities: the best, the worst,
-    the longest, a failed one, the one of the largest advantage, each with the other responses to its prompt. Where they are
-    more, those of every second step go; 0 keeps none."""
+    """Most bytes of further samples of a run, kept with their advantages and log-probabilities. Of each step these are the best, the
+    worst, the longest, a failed one and the one with the largest advantage, each with the other responses to its prompt. Beyond the
+    limit, those of every second step are removed; 0 keeps none."""
     max_log_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
-    """Bytes of each file below `logs/`, to which workers and engines print; beyond them the older half goes to FILE.1, which is replaced
-    each time. Looked at after each step; 0 bounds nothing."""
+    """Most bytes of each file below `logs/`, to which workers and engines print; beyond them the older half goes to FILE.1, which is
+    replaced each time. Checked after each step; 0 means no limit."""
     best_metric: str | None = None
     """A validation metric, such as `val/mean@1`; the checkpoint of the step where it was best is kept. None for none."""
     best_is: Literal["auto", "max", "min"] = "auto"
@@ -313,15 +317,15 @@ class RunConfig:
     output_dir: str = "runs"
     """Where run directories go."""
     model: ModelSection
-    """The policy."""
+    """The policy's model and tokenizer."""
     data: DataSection = attrs.field(factory=DataSection)
-    """Prompts."""
+    """The prompts or examples, and how many a step takes."""
     source: PluginSection | None = plugin_field("source", None)
     """Where samples come from; the trainer's source where absent: `rollouts`, or `examples` for one that trains on a dataset's examples."""
     rollout: RolloutSection = plugin_field("rollout", "hf")
-    """Generation."""
+    """The rollout engine and how it samples."""
     actor: ActorSection = attrs.field(factory=ActorSection)
-    """Training."""
+    """The training of the policy."""
     critic: CriticSection = attrs.field(factory=CriticSection)
     """The value model."""
     ref: RefSection = attrs.field(factory=RefSection)
@@ -329,21 +333,21 @@ class RunConfig:
     roles: dict[str, RoleSection] = attrs.field(factory=dict, validator=_role_names)
     """Further models by the names of their roles, such as `{teacher: {path: DIRECTORY}}`, for the stages that compute with them."""
     algorithm: AlgorithmSection = attrs.field(factory=AlgorithmSection)
-    """Estimator, loss, KL."""
+    """The algorithm: estimator, loss, KL and others."""
     reward: RewardSection = attrs.field(factory=RewardSection)
-    """Scoring."""
+    """The scoring of responses."""
     trainer: TrainerSection = plugin_field("trainer", "on_policy")
-    """The loop."""
+    """The training loop, with checkpoints and validation."""
     runtime: RuntimeSection = plugin_field("runtime", "inline")
-    """Where workers live."""
+    """The runtime, which starts the workers."""
     tracking: tuple[PluginSection, ...] = plugin_field(
         "tracker", "console jsonl", collection="list"
     )
-    """Where metrics go. Of the default, what is not installed is left out."""
+    """The trackers, which receive the metrics. Of the default, those that are not installed are left out."""
     preflight: PreflightSection = attrs.field(factory=PreflightSection)
-    """What is checked before a run."""
+    """The checks before a run."""
     profile: ProfileSection = attrs.field(factory=ProfileSection)
-    """What is profiled."""
+    """The profiling of training workers."""
 
     @property
     def role_sections(
@@ -377,7 +381,7 @@ class RunConfig:
             yield f"tracking[{i}]", "tracker", tracker
 
     def model_section(self, role: str) -> ModelSection:
-        """Return how a role's model is read: that of `model`, with the path and the overrides of the role's section where it has some."""
+        """Return the model section of a role: `model`, with the path and the overrides of the role's section where it has some."""
         section = self.role_sections[role]
         path = getattr(section, "path", None) or self.model.path
         inherited = self.model.override_config if path == self.model.path else {}

@@ -36,7 +36,7 @@ class OptimSection(PluginSection):
     min_lr_ratio: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
-    """Where a falling schedule ends, as a share of the peak."""
+    """Final learning rate of a falling schedule, as a share of the peak."""
 
 
 def _override_config() -> Any:
@@ -75,7 +75,7 @@ class EngineSection(PluginSection):
         return False
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """List settings of the engine that take less of an accelerator's memory, each alone, in the order in which they cost a run something."""
+        """List settings of the engine that each save accelerator memory by themselves, the cheapest first."""
         return ()
 
     def shards(self, ranks: int) -> int:
@@ -106,9 +106,9 @@ class ActorSection(TrainingSection):
     """The policy that is trained."""
 
     engine: EngineSection = plugin_field("engine", "fsdp2")
-    """What trains it."""
+    """The training engine."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """What it minimises; where absent, the policy loss of `algorithm` with its KL penalty and entropy bonus."""
+    """The objective that it minimises; where absent, the policy loss of `algorithm` with its KL penalty and entropy bonus."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
@@ -128,9 +128,9 @@ class CriticSection(TrainingSection):
     optim: OptimSection = _optim(lr=1e-5)
     """Optimizer and schedule, of its own."""
     engine: EngineSection | None = plugin_field("engine", None)
-    """What trains it; the actor's engine where absent."""
+    """The training engine; the actor's where absent."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """What it minimises; where absent, the value loss, with `value_clip` and `loss_aggregation`."""
+    """The objective that it minimises; where absent, the value loss, with `value_clip` and `loss_aggregation`."""
     path: str | None = None
     """Its starting checkpoint; the actor's where absent. The value head starts at 0 where there is none in it."""
     override_config: Mapping[str, Any] | None = _override_config()
@@ -158,7 +158,7 @@ class FollowSection:
     decay: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
     )
-    """What is kept of its own weights at each update; 0 copies the actor's. Of an adapter, each factor is averaged."""
+    """Share of its own weights that is kept at each update; 0 copies the actor's. With an adapter, each factor is averaged."""
 
     def __str__(self) -> str:
         when = "every step" if self.every == 1 else f"every {self.every} steps"
@@ -172,9 +172,9 @@ class RoleSection(TrainingSection):
     """A further model of the run. It is trained where it has an objective, and frozen where not."""
 
     engine: EngineSection | None = plugin_field("engine", None)
-    """What scores with it and trains it; the actor's engine where absent."""
+    """The engine that scores with it and trains it; the actor's where absent."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """What it minimises in every step; absent: it is frozen, without an adapter."""
+    """The objective that it minimises in every step; where absent, it is frozen, without an adapter."""
     update: FollowSection | None = None
     """How a model without an objective follows the actor; absent: its weights never change."""
     path: str | None = None
@@ -182,7 +182,7 @@ class RoleSection(TrainingSection):
     override_config: Mapping[str, Any] | None = _override_config()
     """As `model.override_config`, which holds where this is absent and `path` is absent or the same."""
     head: Literal["lm", "value"] = "lm"
-    """What it ends in: a language model's head, or one value a token."""
+    """Its last layer: a language model's head, or one value a token."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
@@ -196,10 +196,10 @@ class RefSection:
     """The reference policy, which is not trained; it exists only where something requires `ref_log_probs`."""
 
     update: FollowSection | None = None
-    """How it follows the actor (TR-DPO, arXiv 2404.09656); absent: its weights never change. With an adapter on the actor it is then a model of its
-    own."""
+    """How it follows the actor (TR-DPO, arXiv 2404.09656); absent: its weights never change. If it follows an actor with an adapter, it
+    is a separate model."""
     engine: EngineSection | None = plugin_field("engine", None)
-    """What scores with it; the actor's engine where absent."""
+    """The engine that scores with it; the actor's where absent."""
     path: str | None = None
     """Its checkpoint; the actor's starting weights where absent."""
     override_config: Mapping[str, Any] | None = _override_config()

@@ -10,7 +10,7 @@ from typing import TypeGuard
 _SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
 """Figures that are shares of the samples, or of the prompts, whatever the scores are: they are written in percent."""
 GIB = 2**30
-"""Bytes."""
+"""Bytes in a GiB."""
 
 
 def before_and_after(
@@ -35,7 +35,7 @@ def before_and_after(
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether it is a finite number, and no truth value."""
+    """Return whether a value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # these import NumPy
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""
 SHOWN_BAD_ROWS = 10
-"""Rows left out of the data that the console shows."""
+"""Most left-out rows that the console shows."""
 
 
 class RunDirectory:
@@ -189,7 +189,7 @@ class RunDirectory:
 
     @property
     def under_way(self) -> bool:
-        """Whether a living process holds it."""
+        """Whether a living process holds the directory."""
         with suppress(OSError), (self.path / MARKER).open(encoding="utf-8") as marker:
             return lock(marker.fileno()) is False
         return False
@@ -210,27 +210,29 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """The resolved config."""
+        """The path of the resolved config."""
         return self.path / "config.yaml"
 
     @property
     def final(self) -> Path:
-        """The trained model, in Hugging Face format."""
+        """The path of the trained model, in Hugging Face format."""
         return self.path / "final"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a logged step."""
+        """The path of the metrics: one JSON object a logged step."""
         return self.path / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
-        """The structured log."""
+        """The path of the structured log."""
         return self.path / "events.jsonl"
 
     @property
     def restarts(self) -> Path:
-        """One JSON object a restart by a supervisor: `time`, `cause`, `exit_code`, `step` reached, `from_step`, steps `repeated`."""
+        """The path of the supervisor's restarts, one JSON object each: `time`, `cause`, `exit_code`, `step` reached, `from_step`, steps
+        `repeated`.
+        """
         return self.path / "restarts.jsonl"
 
     @property

@@ -15,7 +15,7 @@ class Timers:
     after it (`rollout/scoring`), so that readers can stack the phases without counting time twice.
 
     Args:
-        clock: seconds, monotonic.
+        clock: a function that returns seconds and never goes back.
     """
 
     def __init__(self, *, clock: Callable[[], float] = perf_counter) -> None:

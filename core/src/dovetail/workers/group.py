@@ -35,7 +35,7 @@ class RankFailure:
     traceback: str
     """The worker's formatted traceback."""
     failed_at: float
-    """Seconds since the epoch: the rank that failed first says why, the others only lost it."""
+    """Time of the failure, in seconds since 1970: the rank that failed first has the cause, the others only lost that rank."""
 
 
 def run_on_worker(worker: object, method: str, call: Call) -> Any:

@@ -25,7 +25,7 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.metrics import merge_metrics
 
 PADDING = "padding"
-"""Column that is True on padding samples; only in batches where some part has none but those."""
+"""Column that is True on padding samples; only in batches where a part consists of padding."""
 
 
 class OneToAll(DispatchMode):
@@ -83,9 +83,9 @@ class RankZero(DispatchMode):
 class Nd(DispatchMode):
     """Batches are divided over the split axes and replicated over the others.
 
-    Every Batch among the arguments is divided alike: by the first one's token counts, with units whole, which an
-    ObjectiveSpec among the arguments names. Other arguments go to every rank. The result of a part comes from the rank with coordinate 0 on the axes that
-    replicate, but the last pipeline stage. Batches come back joined in the caller's order, mappings of metrics merged, tuples
+    Every Batch among the arguments is divided alike: by the first one's token counts, with units whole. An ObjectiveSpec among the
+    arguments sets the unit. Other arguments go to every rank. The result of a part comes from the rank with coordinate 0 on the axes that
+    replicate, in the last pipeline stage. Batches come back joined in the caller's order, mappings of metrics merged, tuples
     collected element by element; None stays None, and anything else comes as a list, one element a part.
 
     With fewer units than parts, ranks without samples would miss the collectives of the others. They get a
@@ -128,7 +128,7 @@ class Nd(DispatchMode):
         """Collect the ranks' results; see `DispatchMode.collect`.
 
         Raises:
-            DispatchError: the parts returned different kinds of results, or batches of another length than theirs.
+            DispatchError: the parts returned different kinds of results, or a batch of another length than the part.
         """
         _, rank_of_part = _parts_of(mesh, self.config.split)
         filled = [k for k, part in enumerate(receipt.parts_K) if len(part)]

@@ -12,8 +12,9 @@ class OffloadManager:
 
     Args:
         groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
-        phase: times what is done under a name: `onload`, `offload`. Neither is a part of another phase.
-        generates: whether a rollout uses the accelerator in turn with them. Otherwise the actor is offloaded only while other models compute.
+        phase: a function that times a block under a name, `onload` or `offload`. Neither is a part of another phase.
+        generates: whether a rollout and these groups take turns with the accelerator. Otherwise the actor is offloaded only while other
+            models compute.
         beside: all worker groups of models, by role.
     """
 
@@ -30,13 +31,13 @@ class OffloadManager:
         self._away: set[str] = set()
 
     def settle(self) -> None:
-        """Move every such role off the accelerator; called once the models are loaded, and before a rollout."""
+        """Move every offloaded role off the accelerator; called once the models are loaded, and before a rollout."""
         self._let_go(self._groups)
 
     def free_caches(self) -> None:
         """Make the models on the accelerator release unused memory, before a sleeping rollout wakes.
 
-        An allocator's cache would keep from it what it gave up.
+        Memory in an allocator's cache would not be free for the rollout.
         """
         present = [group for role, group in self._beside.items() if role not in self._away]
         if present:

@@ -41,7 +41,7 @@ def join_processes(
     CPU tensors go over gloo, those of an accelerator over its own library.
 
     torch's store has no password: any process that connects to it can read and change how the ranks find each other. At
-    `tcp://host:port` rank 0 listens at that address alone, where torch itself would at every one of the machine.
+    `tcp://host:port`, rank 0 listens at that address alone, while torch by itself would listen at every address of the machine.
 
     Args:
         address: `file:///path` that only these processes share, or `tcp://host:port` where rank 0 listens.

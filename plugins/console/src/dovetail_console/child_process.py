@@ -13,9 +13,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ChildProcess:
-    """Passes Ctrl-C, SIGTERM and SIGHUP on to the running child, which saves its run, and records that there was a signal.
+    """Runs commands as child processes, passes Ctrl-C, SIGTERM and SIGHUP on to the child, which then saves its run, and records the
+    signal.
 
-    The run has a process group of its own: a terminal's Ctrl-C would reach it a second time, which stops without saving.
+    The child has a process group of its own: otherwise a terminal's Ctrl-C would reach it twice, and the second one stops it without
+    saving.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class ChildProcess:
             return self._running.wait()
 
     def pause(self, seconds: float) -> bool:
-        """Wait `seconds`; returns True, and earlier, where a signal requests a stop."""
+        """Wait `seconds`, or until a signal requests a stop; return whether one does."""
         return self._stopped.wait(seconds)
 
     def _receive(self, number: int, _frame: object) -> None:

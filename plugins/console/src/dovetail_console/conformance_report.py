@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dovetail.plugins import PluginEntry, package_directories
 
 FILE_NAME = "dovetail-conformance.json"
-"""Beside the manifest: `{"schema", "reports": [report, …]}`."""
+"""Name of the file of reports beside the manifest: `{"schema", "reports": [report, …]}`."""
 SCHEMA = 1
 
 Tier = Literal["bronze", "silver", "gold", "platinum"]
@@ -24,11 +24,11 @@ TIERS: Mapping[Tier, str] = {
     "gold": "every test that ran passed; it is typed, documented and lazily imported",
     "platinum": "every test of its kind's suite ran and passed; it is typed, documented and lazily imported",
 }
-"""Each tier with what it says of a plugin, the lowest first."""
+"""Tier → the statement that it makes about a plugin, the lowest tier first."""
 
 
 def counts(report: Mapping[str, Any]) -> dict[Outcome, int]:
-    """Return how many tests of a report ended how."""
+    """Return the number of a report's tests with each outcome."""
     found = Counter(test.get("outcome") for test in report.get("tests", ()))
     return {outcome: found[outcome] for outcome in OUTCOMES}
 

@@ -10,14 +10,15 @@ from typing import Any
 from dovetail.plugins import ask, default_index
 
 GROUP = "dovetail.doctor"
-"""`name = "module:function"`; the function takes nothing and returns rows."""
+"""Entry-point group: `name = "module:function"`, a function without arguments that returns rows."""
 ROW: dict[str, type | tuple[type, ...]] = {
     "what": str,
     "available": bool,
     "detail": str,
     "problem": (str, type(None)),
 }
-"""The keys of a row. `problem` says what is broken, and below it after `→` how to fix it; what is only missing is none."""
+"""The keys of a row. `problem` says what is broken and, on a line below after `→`, how to fix it; something that is only missing is no
+problem."""
 TIMEOUT = 60.0
 """Seconds that one examination may take."""
 _CODE = """
@@ -32,7 +33,7 @@ def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
     """Return the rows of every examination, those of one package together.
 
     Args:
-        timeout: seconds for each.
+        timeout: seconds for each examination.
 
     Returns:
         Rows with the keys of `ROW`, and `owner`: the entry point's name with its distribution. An examination that

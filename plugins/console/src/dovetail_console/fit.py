@@ -14,7 +14,7 @@ from dovetail.sections import EngineSection
 from dovetail_console.memory import Measured, PlannedMemory, estimate_memory
 
 USABLE = 0.93
-"""Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and rests of blocks."""
+"""Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and fragmentation."""
 
 _CACHES = 1 / 8
 """Share of the caches of all samples of a step that an engine should have room for."""
@@ -28,12 +28,12 @@ class Fit:
     """Changes of a config under which a run fits."""
 
     card: int
-    """Bytes of an accelerator."""
+    """Memory of an accelerator, in bytes."""
     fits: bool
     changes: Changes
-    """Keys of the config and their new values; those tried last where nothing fits."""
+    """Keys of the config and their new values; where nothing fits, the changes tried last."""
     least: int
-    """Bytes that the fullest time of a step takes at least under them."""
+    """Bytes that the fullest phase of a step takes at least under these changes."""
 
 
 def fitting(planned: Planned, card: int) -> Fit:
@@ -42,7 +42,7 @@ def fitting(planned: Planned, card: int) -> Fit:
     Changes are tried in order of their cost, each on top of the ones before, until the run fits; then unnecessary ones are undone.
 
     Args:
-        planned: makes the plan for changes of config keys.
+        planned: a function that makes the plan for changes of config keys.
         card: bytes of an accelerator.
 
     Raises:

@@ -16,7 +16,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def gpu_names() -> list[str]:
-    """Return NVIDIA GPUs of this host, whatever torch thinks; found through the driver, without torch."""
+    """Return the names of this host's NVIDIA GPUs, found through the driver, without torch."""
     if _DRIVER.is_dir():
         names = [_name_in(folder / "information") for folder in sorted(_DRIVER.iterdir())]
         if names:

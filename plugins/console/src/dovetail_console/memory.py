@@ -13,7 +13,7 @@ from dovetail.planning import ModelRole, Plan
 from dovetail.sections import EngineSection
 
 Measured = MutableMapping[str, WorkingMemory | None]
-"""What engines said of their working memory, by the question."""
+"""Engines' answers about their working memory, by the question."""
 _FLOAT32 = BYTES["float32"]
 _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a weight in 4 bits, with 8 for the scale of 64 weights and 32 for that of 256 scales."""
@@ -24,26 +24,26 @@ class PlannedMemory:
     """The memory use of the fullest rank's accelerator, for each phase of a step."""
 
     phases: Mapping[str, Mapping[str, int]]
-    """By time, such as `update of actor`: bytes by purpose."""
+    """Phase, such as `update of actor` → bytes by purpose."""
     spare: Mapping[str, int] = attrs.field(factory=dict)
-    """By time: bytes that the engine does without by itself where memory is short."""
+    """Phase → bytes that the engine can do without where memory is short."""
     rollout: Mapping[str, int] = attrs.field(factory=dict)
-    """By time: bytes of the engines that generate, where some are there."""
+    """Phase → bytes of the rollout engines, where they are on the accelerator."""
     uncounted: tuple[str, ...] = ()
-    """Roles of which the working memory is not known, activations among it."""
+    """Roles whose working memory, which includes activations, is not known."""
 
     @property
     def fullest(self) -> str:
-        """The time at which most is held."""
+        """The phase that takes the most memory."""
         return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
 
     @property
     def peak(self) -> int:
-        """Bytes that are held then."""
+        """Bytes that this phase takes."""
         return sum(self.phases[self.fullest].values())
 
     def least(self, phase: str) -> int:
-        """Return the bytes that a time of a step takes at least."""
+        """Return the bytes that a phase of a step takes at least."""
         return sum(self.phases[phase].values()) - self.spare.get(phase, 0)
 
 
@@ -52,9 +52,8 @@ def estimate_memory(
 ) -> PlannedMemory:
     """Estimate the memory use of a rank's accelerator: weights, gradients, optimizer state, working memory, the rollout's engine.
 
-    What is trained is float32: weights, gradients, and the state that the optimizer says it keeps. Under
-    low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype` where it is stored in that,
-    and in float32 elsewhere.
+    Trained weights and gradients are float32; the optimizer states the size of its state. With low-rank adapters, only the adapters are
+    trained; the frozen model below them is in `model.dtype` where it is stored in that dtype, else in float32.
 
     Args:
         plan: the plan of the run.

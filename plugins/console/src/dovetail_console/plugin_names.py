@@ -78,10 +78,10 @@ def _check_home(kind: str, name: str, index: Any) -> None:
 
 
 def check_kind(kind: str | None, index: Any) -> None:
-    """Refuse a kind of which there is neither an interface nor a plugin.
+    """Refuse a kind that has neither an interface nor a plugin.
 
     Raises:
-        PluginNotFoundError: names the nearest.
+        PluginNotFoundError: there is no such kind; names the nearest.
     """
     if kind is not None and not index.entries(kind):
         index.kind(kind)

@@ -20,7 +20,7 @@ PAPER = re.compile(r"(?:arXiv[ :])?\b(\d{4}\.\d{4,5})\b")
 """A paper's number on arXiv, with or without the word before it."""
 
 IN_A_CONFIG = "In a config:"
-"""A paragraph of a docstring: the YAML that stands indented below it is laid over the generated example."""
+"""Paragraph of a docstring whose indented YAML below it is merged into the generated example."""
 
 _IMPLIED = frozenset({("rollout_correction", "mode")})
 """Kind and key of settings that a plugin's name already says."""
@@ -44,7 +44,7 @@ class ColumnNote:
 
     name: str
     holds: str
-    """Dtype and shape in words."""
+    """Text of its dtype and shape."""
     meaning: str
 
 
@@ -53,10 +53,10 @@ class Setting:
     """One key of a plugin's config."""
 
     name: str
-    """Below the plugin's own section, with dots."""
+    """Dotted path of the key below the plugin's section."""
     type: str
     default: str
-    """As YAML's flow style has it; `required` where there is none, empty for sections."""
+    """The default in YAML's flow style; `required` where there is none, empty for sections."""
     allowed: str
     doc: str
 
@@ -68,20 +68,20 @@ class Page:
     kind: str
     name: str
     summary: str
-    """One line."""
+    """One line that describes the plugin."""
     doc: str
     """The docstring: equation, paper, remarks; without its `In a config:`."""
     papers: tuple[str, ...]
     """Numbers on arXiv that the docstring names."""
     requires: tuple[ColumnNote, ...] | None
-    """Under the default config; None where that depends on the config."""
+    """Columns that it reads under the default config; None where they depend on the config."""
     provides: tuple[ColumnNote, ...] | None
     capabilities: tuple[str, ...]
     settings: tuple[Setting, ...]
     places: tuple[str, ...]
-    """Key paths at which a config selects a plugin of this kind; none for what is always active."""
+    """Key paths at which a config selects a plugin of this kind; none for plugins that are always active."""
     example: str
-    """YAML that selects it: its settings that are not null, and what belongs beside it."""
+    """YAML that selects it: its settings that are not null, and further keys that belong to them."""
     stands_for: str
     """For a preset, its settings as YAML; empty for others."""
     parts: tuple[tuple[str, str], ...]
@@ -150,7 +150,7 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def shown(value: object) -> str:
-    """Return a default as YAML's flow style has it."""
+    """Return a default in YAML's flow style."""
     return json.dumps(value, ensure_ascii=False)
 
 

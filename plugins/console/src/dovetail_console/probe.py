@@ -27,7 +27,7 @@ class Probed:
     """A plugin after its import on trial."""
 
     entry: Any
-    """Its PluginEntry."""
+    """PluginEntry of the plugin."""
     status: str
     """Its state, or `loadable` or `broken`."""
     reason: str | None
@@ -37,7 +37,8 @@ class Probed:
 def probed(entries: Iterable[Any]) -> list[Probed]:
     """Return each usable entry of the index with the result of importing it.
 
-    The plugins of one distribution are imported in one process. One whose import fails only because a need is unmet here stays as it is.
+    The plugins of one distribution are imported in one process. An entry whose import fails only because a need is unmet here keeps its
+    state.
     """
     entries = list(entries)
     groups: dict[str, list[Any]] = {}
@@ -54,7 +55,7 @@ def probed(entries: Iterable[Any]) -> list[Probed]:
 
 
 def import_fault(kind: str, name: str, distribution: str) -> tuple[str, str | None, bool] | None:
-    """Import a plugin here; return why that fails, the fix, and whether only a need is unmet. None where it does not."""
+    """Import a plugin here; return why that fails, the fix, and whether only a need is unmet. None where the import succeeds."""
     try:
         load_plugin_class(PluginRef(kind=kind, name=name, distribution=distribution))
     except DovetailError as error:

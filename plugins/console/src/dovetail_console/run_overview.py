@@ -45,7 +45,7 @@ def overview(path: Path) -> dict[str, Any]:
 
 
 def ends_of(run: RunDirectory, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return before, after and better direction of the run's key figures, and of validation's score."""
+    """Return the values `before` and `after`, and the better direction, of the run's key figures and of validation's score."""
     named = read_or_none(lambda: dict(run.read_json("plan.json")["key_figures"])) or {
         "reward/mean": "up"
     }

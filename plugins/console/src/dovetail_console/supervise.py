@@ -38,7 +38,7 @@ def supervise(
     variables: Mapping[str, str],
     cause: Path,
 ) -> None:
-    """Train in a process of its own, and again from the last checkpoint after a failure of the infrastructure.
+    """Train in a separate process, and start it again from the last checkpoint after a failure of the infrastructure.
 
     Failures of the infrastructure are: exit code 75; death by a signal, except those that stop a run cleanly; and, once a process has
     trained, exit code 2, or exit code 1 without an error that gives the cause.

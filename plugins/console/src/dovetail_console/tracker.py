@@ -80,7 +80,7 @@ class ConsoleTracker(Tracker):
         """Whether a line has said what ± means."""
 
     clock: Callable[[], float]
-    """Seconds; of a run that is watched, the times at which its rows were written."""
+    """Function that returns the time in seconds; for a watched run, the time at which the current row was written."""
 
     # ── the run's life ──
 

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from dovetail_diagnosis.history import WINDOW, MetricCourse, MetricHistory
 
 STEPS = 5
-"""So many steps in a row begin a warning, and so many end it: one bad batch is not a diagnosis."""
+"""Number of consecutive steps that begin a warning, and that end it: one bad batch is not a diagnosis."""
 REWARD, REWARD_STD = "reward/mean", "reward/std"
 SIGNAL, ALIKE = "advantage/zero_signal_groups", "reward/identical_responses"
 CUT, FAILED, ENTROPY = "response_length/clip_ratio", "reward/failure_share", "actor/entropy"
@@ -30,22 +30,22 @@ class Condition:
     """A way in which training fails, and its symptoms."""
 
     name: str
-    """One word, for `events.jsonl`; the heading of its section in docs/diagnosis.md."""
+    """One-word name for `events.jsonl`; also the heading of its section in docs/diagnosis.md."""
     figures: tuple[str, ...]
-    """What it is seen from and a warning quotes, the first above all; a row without any of them says nothing."""
+    """Figures that show it and that a warning quotes, the most important first; rows without any of them are ignored."""
     holds: Callable[[MetricHistory], bool]
     message: str
     hint: str
     key: str
     """The config key to change first."""
     rows: int = STEPS
-    """In a row: they begin a warning, or end it."""
+    """Number of consecutive rows that begin a warning, or end it."""
     evidence: Callable[[MetricHistory], str] | None = None
-    """What in the run's course shows it, beside the figures now."""
+    """Returns the evidence in the run's course, besides the current figures."""
     shows: Callable[[MetricHistory], list[str]] | None = None
-    """Which of `figures` show it now, where not all do."""
+    """Returns those of `figures` that currently show it, where not all do."""
     unless: tuple[str, ...] = ()
-    """Conditions that explain this one where they are in force."""
+    """Names of conditions that explain this one while they hold, so that it is not reported."""
 
 
 def _no_signal(history: MetricHistory) -> bool:
@@ -338,4 +338,4 @@ CONDITIONS = (
 FOLLOWED = frozenset(
     {REWARD, REWARD_STD, SIGNAL, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN}
 )
-"""Metrics whose course conditions look back at."""
+"""Metrics whose earlier values conditions use."""

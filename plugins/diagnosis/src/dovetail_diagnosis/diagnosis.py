@@ -20,15 +20,15 @@ class LearningWarning:
     message: str
     """The condition, and the figures at the step that began the warning."""
     hint: str
-    """What to try."""
+    """Advice on what to try."""
     figure: str
     """The metric that shows it."""
     key: str
     """The key of the config to change first."""
     first: int
-    """The first step at which it held."""
+    """First step at which the condition held."""
     last: int | None = None
-    """The last one; None as long as it is in force."""
+    """Last step at which the condition held; None as long as the warning is in force."""
 
     @property
     def page(self) -> str:
@@ -56,7 +56,7 @@ class RunDiagnosis:
     def observe(self, step: int, metrics: Mapping[str, object]) -> list[LearningWarning]:
         """Process the next row of metrics, of a step or of a validation, and return the warnings that begin with it.
 
-        A warning begins once its condition has held for its number of rows, and ends once it has not for as many.
+        A warning begins once its condition has held for the condition's number of rows, and ends once it has not held for as many.
         """
         self._history.add(step, metrics)
         known = len(self.warnings)

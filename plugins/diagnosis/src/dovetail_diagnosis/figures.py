@@ -12,7 +12,7 @@ from dovetail.telemetry import numbers
 
 _ACCURACY = r"val/acc@\d+"
 PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
-"""What the sign means."""
+"""Explanation of the sign ±."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Figure:
     """A figure that a person follows during a run."""
 
     label: str
-    """For a table or a chart."""
+    """Name for a table or a chart."""
     short: str
-    """For a line of a log; one word."""
+    """Name of one word for a log line."""
     metric: str
     """Its metric's name; a regular expression where `pattern` is set."""
     style: str = "number"
@@ -31,11 +31,11 @@ class Figure:
     others: tuple[str, ...] = ()
     """Metrics that stand in where the first is absent, in order of preference."""
     unless: str = ""
-    """A regular expression: where a metric of the same step matches it, another figure says more, and this one is not shown."""
+    """Regular expression of metrics of the same step that say more than this figure; where one matches, the figure is not shown."""
     always: bool = True
-    """Whether a report says so where the figure was not measured, instead of leaving it out."""
+    """Whether a report says that the figure was not measured, instead of leaving it out."""
     better: str = ""
-    """The direction that is better, `up` or `down`; empty where none is in itself."""
+    """The better direction, `up` or `down`; empty where neither is better in itself."""
 
     @property
     def title(self) -> str:
@@ -107,15 +107,15 @@ REWARD = Figure("Reward", "reward", "reward/mean")
 ACCURACY = Figure(
     "Validation accuracy", "accuracy", _ACCURACY, "percent", pattern=True, always=False
 )
-"""Where the reward says whether a response is right (its component `acc`, `accuracy` or `correct`)."""
+"""Accuracy, where the reward says whether a response is right (its component `acc`, `accuracy` or `correct`)."""
 SCORE = Figure("Validation score", "score", r"val/mean@\d+", pattern=True, unless=_ACCURACY)
-"""The mean score, where it does not: a number, since a score need not be a share."""
+"""Mean score, where the reward does not say whether a response is right: a number, since a score need not be a share."""
 LOSS = Figure(
     "Loss", "loss", "actor/loss", others=("actor/nll",), unless=r"reward/failures", always=False
 )
-"""Where there is no reward."""
+"""Training loss, for runs without a reward."""
 KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
-"""In nats a token, from the loss's KL term or else from the penalty in the reward."""
+"""KL in nats a token, from the loss's KL term or else from the penalty in the reward."""
 POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
 ENTROPY = Figure("Entropy", "entropy", "actor/entropy")
 LENGTH = Figure("Response length", "length", "response_length/mean", "length")
@@ -172,7 +172,7 @@ SPEED = Figure("Tokens a second", "tokens/s", "perf/tokens_per_second", "length"
 LENGTH_CORRELATION = Figure(
     "Score and length", "length_corr", "reward/length_correlation", always=False
 )
-"""Correlation within groups: signs of a reward that is being gamed, as the two that follow."""
+"""Correlation within groups: a sign that the policy games the reward, as are the next two figures."""
 REPEATED_TEXT = Figure("Repeated text", "repeated", "reward/repeated_text", "percent", always=False)
 IDENTICAL_RESPONSES = Figure(
     "Identical answers", "identical", "reward/identical_responses", "percent", always=False
@@ -183,7 +183,7 @@ STALENESS = Figure(
     "rollout/staleness_mean",
     always=False,
 )
-"""Where samples may be of older weights than the rollout's."""
+"""Age of samples, where older weights than the rollout's may have generated them."""
 FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 
 KEY_FIGURES = (
@@ -203,7 +203,7 @@ KEY_FIGURES = (
     SECONDS,
     SPEED,
 )
-"""In the order in which they are shown."""
+"""All key figures, in the order in which they are shown."""
 
 
 def key_figure(metric: str, better: str) -> Figure:
@@ -227,7 +227,7 @@ def validation_figure(metric: str | None) -> Figure:
 
 
 def bucket_means(values: Sequence[float], count: int) -> list[float]:
-    """Return at most `count` values that follow the whole series: means of equal runs of it."""
+    """Return at most `count` values that summarise the whole series: means of equal runs of it."""
     if len(values) <= count:
         return list(values)
     edges = [round(index * len(values) / count) for index in range(count + 1)]

@@ -20,7 +20,7 @@ class RunFrames:
     """The records of a run, as data frames.
 
     Attributes:
-        metrics: one row a step, by `step`, a column a metric; lines of one step are merged, and what was not logged is NaN.
+        metrics: one row a step, indexed by `step`, and one column a metric; lines of one step are merged, and missing values are NaN.
         samples: one row a sample that was kept, with its `step` and `file` (`step` or `validation`).
         config: the config of the run.
         summary: the content of `summary.json`; empty during the first training.

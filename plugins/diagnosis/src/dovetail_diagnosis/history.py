@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 WINDOW = 5
-"""Steps behind a mean: one batch is not a trend."""
+"""Number of steps in a mean: one batch is not a trend."""
 _SCORES = (re.compile(r"val/acc@\d+"), re.compile(r"val/mean@\d+"))
 """Metrics of validation with rewards, over all data sources; the first that is there counts."""
 
@@ -72,9 +72,9 @@ class MetricHistory:
     Attributes:
         now: the finite figures of the latest row.
         start: the first value of each metric.
-        series: the values of each metric that conditions look back at.
+        series: the course of each metric whose earlier values conditions use.
         validations: the validations of the main score.
-        best: the best of these validations; the first of several.
+        best: the best of these validations; the first of several equal ones.
         score: the name of the main score; empty before the first validation.
     """
 

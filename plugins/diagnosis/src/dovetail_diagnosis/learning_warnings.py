@@ -41,7 +41,7 @@ class LearningWarnings:
 
     @hookimpl
     def run_finished(self) -> None:
-        """Name the warnings in force, which may have been logged long ago."""
+        """Log the warnings that are still in force, which may have begun long ago."""
         if rest := self._diagnosis.in_force.values():
             since = ", ".join(f"{warning.name} since step {warning.first}" for warning in rest)
             self._logger.warning("the run ended with warnings in force", warnings=since)

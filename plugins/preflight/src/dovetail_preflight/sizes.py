@@ -114,7 +114,7 @@ def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def long_penalty_buffer(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The overlong penalty's buffer is as long as the longest response: no response is short enough to go free.
+    """The overlong penalty's buffer is as long as the longest response: every response is penalised.
 
     DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer of the whole
     limit or more makes it a penalty on every token of every response.

@@ -22,9 +22,9 @@ _TRAINING = (
 
 
 def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A file that is read twice: its rows count double, or what is held out is trained on.
+    """A file that is read twice: its rows count double, or held-out rows are trained on.
 
-    Held-out figures say nothing of what a model can do where it was trained on the same rows.
+    Held-out metrics mean nothing where the model was trained on the same rows.
     """
     train, val = config.data.training_files, config.data.val_files
     trained = "data.mixture" if config.data.mixture else "data.train_files"
@@ -43,7 +43,7 @@ def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """One tracker that is asked for twice with the same settings: it would show or write everything twice."""
+    """A tracker that the config selects twice with the same settings: it would show or write everything twice."""
     trackers = list(config.tracking)
     for number, tracker in enumerate(trackers):
         if tracker in trackers[:number]:
@@ -58,7 +58,7 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
     """An environment of `runtime.environments` is not on this machine, lacks what its role needs, or does not fit; or the machine has
     fewer accelerators than the pools of `runtime` ask for.
 
-    It is a warning, since the run may take place on another machine; there it is an error before anything starts.
+    This is a warning, since the run may take place on another machine; on the run's machine it is an error before anything starts.
     """
     if plan is None:
         return
@@ -114,8 +114,8 @@ def _refs(plan: Plan, role: str) -> list[PluginRef]:
 
 
 def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A profile of steps, roles or ranks that the run does not have: nothing would be written for them. Or by a tool that can't record on
-    the device of a role.
+    """A profile of steps, roles or ranks that the run does not have: nothing would be written for them. Or a profile by a tool that can't
+    record on the device of a role.
     """
     profile = config.profile
     if profile.tool is None or plan is None:

@@ -48,7 +48,7 @@ def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Keys of the algorithm are set, but the actor has an objective of its own, which reads nothing that they make.
+    """Keys of the algorithm are set, but the actor has an objective of its own, for which they have no effect.
 
     A KL penalty or a clip bound that does nothing shows in no metric: the policy drifts while the config says that it is held.
     """
@@ -66,7 +66,7 @@ def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and uses none of them.
 
-    So it is where the config of a run of reinforcement learning is given another trainer, or a reward is expected to act.
+    This happens where the config of a reinforcement-learning run gets another trainer, or a reward is expected to have an effect.
     """
     if plan is None or plan.generates:
         return
@@ -154,7 +154,7 @@ def _set(section: PluginSection, standard: str) -> Iterator[str]:
 
 
 def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A stage names another in `before` or `after`, of which there is none, but one of a similar name."""
+    """A stage names another in `before` or `after` that does not exist, while one with a similar name does."""
     if plan is None:
         return
     known = {stage.name for stage in plan.stages}

@@ -35,16 +35,16 @@ class _Vocabulary:
 
 
 def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A reference, a critic or the policy would read other tokens than the run's tokenizer means: its figures say nothing.
+    """A reference, a critic or the policy would read other tokens than the run's tokenizer means: its outputs mean nothing.
 
-    A reference or a critic has to have embeddings for all ids that a sample can hold: those that the run's tokenizer gives and
-    the policy has embeddings for. An error where it lacks tokens of the trained vocabulary, the one that ends a sequence, or one
-    that the chat template writes; a warning where it lacks only other added tokens, which samples need not hold. The policy
-    itself may lack those, and what a tokenizer of its own puts as far out.
+    A reference or a critic must have embeddings for all ids that a sample can hold: those that the run's tokenizer gives and the policy
+    has embeddings for. It is an error where it lacks tokens of the trained vocabulary, the token that ends a sequence, or one that the
+    chat template writes; a warning where it lacks only other added tokens, which samples need not hold. The policy itself may lack such
+    tokens, and tokens to which a tokenizer of its own gives ids as high.
 
-    Where a model comes with a tokenizer of its own, the two have to give the same ids to the same tokens: an error where those of
-    the trained vocabulary differ, a warning where only added tokens do. Rows that pad an embedding mean nothing. Models that are
-    not on this machine are not looked at, and tokenizers that do not tell their tokens are not compared.
+    A model's own tokenizer must give the same ids to the same tokens as the run's: it is an error where tokens of the trained vocabulary
+    differ, a warning where only added tokens do. Padding rows of an embedding are ignored. Models that are not on this machine are not
+    checked, and tokenizers that do not list their tokens are not compared.
     """
     section = config.model
     given = section.tokenizer_path or section.path

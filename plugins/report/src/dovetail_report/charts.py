@@ -11,7 +11,7 @@ from typing import Any
 from dovetail_diagnosis import figures
 
 SERIES_COLOURS = 8
-"""The page's stylesheet names so many: `--series-1` …"""
+"""Number of series colours in the page's stylesheet: `--series-1` …"""
 _POINTS = 1000
 """Points of a line; a longer one is drawn as means of equal runs of it, in a band from the least to the largest value."""
 
@@ -25,7 +25,7 @@ class Line:
     low: Sequence[float] | None = None
     """Lower ends of an interval around the values, drawn as a band."""
     high: Sequence[float] | None = None
-    """Upper ends."""
+    """Upper ends of the interval."""
     name: str = ""
 
 
@@ -35,7 +35,7 @@ def line_chart(
     """Return lines over steps as JSON values.
 
     Args:
-        lines: at least one value altogether.
+        lines: the lines, with at least one value altogether.
         style: the format of values; see `figures.Figure.style`.
         markers: mark the points, for series with few.
     """
@@ -46,7 +46,7 @@ def stacked_chart(steps: Sequence[float], parts: Mapping[str, Sequence[float]]) 
     """Return seconds that add up, stacked over steps, as JSON values.
 
     Args:
-        steps: ascending.
+        steps: the steps, ascending.
         parts: for each part one value a step; drawn from below in this order, the last in grey.
     """
     lines = [_line(Line(steps, values, name=name), band=False) for name, values in parts.items()]
@@ -73,5 +73,5 @@ def _rounded(value: float) -> float:
 
 
 def finite(values: Sequence[float | None]) -> list[float]:
-    """Return the values with 0 for what is absent or not finite, so that they can be stacked."""
+    """Return the values with 0 in place of absent or non-finite ones, so that they can be stacked."""
     return [value if value is not None and math.isfinite(value) else 0.0 for value in values]

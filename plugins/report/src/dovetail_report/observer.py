@@ -15,7 +15,7 @@ _SHARE = 0.02
 
 
 class ReportWriter:
-    """Writes the report while a run is under way, and when it has ended, well or not."""
+    """Writes the report while a run is under way, and when it has ended, successfully or not."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None

@@ -21,7 +21,7 @@ def algorithm_line(config: str) -> str:
     """Return the algorithm that a resolved config chooses: `preset dapo · grpo advantages · ppo_clip policy loss · …`; or the actor's own objective.
 
     Args:
-        config: YAML; may be torn or empty, which gives an empty line.
+        config: YAML; a damaged or empty one gives an empty line.
     """
     import yaml
 

@@ -12,13 +12,13 @@ from dovetail_report import charts
 from dovetail_report.summary import History
 
 COMPONENT = "reward/components/"
-"""Metrics of a component's mean; its percentiles are `reward/component_p10/…` and `reward/component_p90/…`."""
+"""Prefix of the metrics of components' means; a component's percentiles are `reward/component_p10/…` and `reward/component_p90/…`."""
 _MOST_COMPONENTS = 12
 _LAST = 4
 """A sign is judged over the last quarter of the steps."""
 
 Judge = Callable[[Sequence[float]], str]
-"""From all values of a figure to what is worrying about them; empty where nothing is."""
+"""A function from all values of a figure to a text on what is suspicious; empty where nothing is."""
 
 
 def _longer_pays(values: Sequence[float]) -> str:
@@ -64,7 +64,7 @@ def component_cards(history: History) -> list[dict[str, Any]]:
 
 
 def components_left_out(history: History) -> int:
-    """Return the components beyond the limit, which have no card."""
+    """Return the number of components beyond the limit, which have no card."""
     count = sum(name.startswith(COMPONENT) for name in history.names)
     return max(0, count - _MOST_COMPONENTS)
 
@@ -96,7 +96,7 @@ def _component(history: History, name: str) -> dict[str, Any]:
 
 
 def card(title: str, values: Sequence[float], write: Callable[[float], str]) -> dict[str, Any]:
-    """Return a card without its drawing: title, first and latest value."""
+    """Return a card without its chart: title, first and latest value."""
     return {
         "title": title,
         "chart": None,

@@ -25,11 +25,11 @@ from dovetail_report.suspicions import suspicions
 from dovetail_report.text import LONGEST_TEXT, as_text, shorten
 
 FOLDER = "report"
-"""Beside `report.html`."""
+"""Folder of the samples beside `report.html`."""
 RULES = ("best", "worst", "longest", "advantage", "failed")
-"""Why a sample may have been kept; a bit of the index each."""
+"""Rules by which a sample may have been kept; each is a bit in the index."""
 FLAGS = ("failed", "cut", "left out", "suspect", "episode")
-"""What a sample may be; a bit of the index each."""
+"""Properties that a sample may have; each is a bit in the index."""
 _VERSION = 2
 _MOST_FILES = 1000
 _MOST_BYTES = 15 << 20
@@ -45,20 +45,20 @@ class EmbeddedSamples:
     """The samples of a run that the report's page embeds."""
 
     count: int
-    """Samples in all files."""
+    """Number of samples in all files."""
     suspect: int
-    """Samples that are marked as suspect."""
+    """Number of samples that are marked as suspect."""
     every: int
-    """One step of every so many has its samples in the report."""
+    """Interval of the steps whose samples are in the report: one step of every `every`."""
     scripts: list[str]
-    """Scripts of an index of some steps and of these steps, which show samples where the folder is missing."""
+    """Scripts with the samples of some steps and an index of these, which the page uses where the folder is missing."""
 
 
 def write_samples(directory: Path) -> EmbeddedSamples:
     """Write the samples of a run beside its report; files that have not changed since the last report stay.
 
-    Where there are too many bytes, texts are shorter; then those of every second step are left out, again and again. The first and the last
-    step stay.
+    Where there are too many bytes, texts are shortened first; then the samples of every second step are left out, repeatedly if needed.
+    The first and the last step stay.
 
     Raises:
         RunDirectoryError: a file can't be written.

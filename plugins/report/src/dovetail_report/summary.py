@@ -16,7 +16,7 @@ from dovetail.telemetry import RunDirectory, read_rows
 from dovetail_diagnosis import figures
 
 EDGE = 10
-"""First and last rewards are means over at most so many steps."""
+"""Most steps over which the first and the last reward are averaged."""
 
 
 class History:
@@ -93,12 +93,12 @@ def summarise(run_directory: Path, history: History | None = None) -> dict[str, 
 
     Args:
         run_directory: the run directory.
-        history: the history of its metrics, where they have been read.
+        history: the history of the run's metrics, if it has been read already.
 
     Returns:
         `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
-        whose values these are: what `summary.json` names, or else the one that the first validation chooses (a mean score where the
-        reward did not say what is right); `reward_first` and `reward_last` (means over the first and the last steps) and
+        the metric with these values: the one that `summary.json` names, or else one of the first validation (a mean score where the
+        reward did not say which responses are right); `reward_first` and `reward_last` (means over the first and the last steps) and
         `reward_steps` (over how many, at most 10); `seconds_per_step` and `tokens_per_second` (medians);
         `step_seconds` (the sum over steps); `reward_failures`.
     """

@@ -27,7 +27,7 @@ def suspicions(
 
     Args:
         rows: the rows of `samples/step_N.jsonl` of one step.
-        right: the least score of a right answer in the previous step, used where this step has none.
+        right: the lowest score of a right answer in the previous step, used where this step has none.
     """
     scores = [row["score"] if numbers.is_number(row.get("score")) else None for row in rows]
     known = [score for score in scores if score is not None]

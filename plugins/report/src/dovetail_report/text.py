@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 LONGEST_TEXT = 4000
-"""Characters of a text that are shown."""
+"""Most characters of a text that are shown."""
 
 
 def as_text(value: object) -> str:

@@ -15,19 +15,17 @@ _METRIC = re.compile(
 _KINDS = ("acc", "mean", "pass", "majority", "best")
 """In the order of the columns."""
 EVERYTHING = "all"
-"""What the row over all prompts is called."""
+"""Name of the row over all prompts."""
 
 
 def source_of(name: str, kind: str = "mean") -> str | None:
-    """Return the data source of a source's mean score, such as `gsm8k` of `val/gsm8k/mean@1`, or of another kind of figure such
-    as `acc`; None for any other metric.
-    """
+    """Return the data source in the name of a metric of this kind, such as `gsm8k` in `val/gsm8k/mean@1`; None for any other metric."""
     match = _METRIC.fullmatch(name)
     return match["source"] if match is not None and match["kind"] == kind else None
 
 
 def validation_table(history: History) -> dict[str, Any] | None:
-    """Return step, columns and rows of the latest validation; None where one figure would be all there is to show.
+    """Return step, columns and rows of the latest validation; None where it would show only one figure.
 
     pass@k is shown for every k above 1, majority@k and best@k for the largest k, mean and accuracy always: pass@1, majority@1
     and best@1 are means of the same samples.

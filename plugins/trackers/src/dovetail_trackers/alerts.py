@@ -25,11 +25,11 @@ from dovetail_diagnosis import diagnose
 from dovetail_trackers.config import AlertsConfig
 
 TRIES = 3
-"""How often an alert is sent before it is given up."""
+"""Number of attempts to send an alert."""
 
 
 class AlertsTracker(Tracker):
-    """Runs a command, calls a webhook, or both, in a thread of its own: the run neither waits for them nor fails with them.
+    """Runs a command, calls a webhook, or both, in a thread of its own, so that the run neither waits for them nor fails with them.
 
     Both get one JSON object, the command on its standard input: `event` (one of the config's `on`), `run` (PROJECT/EXPERIMENT),
     `directory`, `host`, `step`, `total_steps` (null where it is not known yet), `message`, `time` (UTC, ISO 8601), and `text`, a line with all of it, which Slack and

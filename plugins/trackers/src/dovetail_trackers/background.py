@@ -22,7 +22,7 @@ from dovetail.interfaces import PluginContext, Tracker
 from dovetail_trackers.config import TrackerConfig
 
 TRIES = 3
-"""How often a log call is tried before it is counted as lost. Opening the run is tried until the run ends."""
+"""Number of attempts of a log call before it is counted as lost. Opening the run is tried until the run ends."""
 FILES = ("config.yaml", "plugins.lock.json", "plan.json")
 """Files of the run directory that are kept as artefacts."""
 
@@ -36,26 +36,26 @@ class TrackedRun:
     """The arguments with which a library opens its run."""
 
     project: str
-    """Project, or experiment of MLflow."""
+    """Name of the project, or of MLflow's experiment."""
     name: str
-    """Name of the run there."""
+    """Name of the run in the library."""
     directory: Path
     """The run directory."""
     start_step: int
-    """Steps finished before; the first that is logged is the next."""
+    """Number of steps finished before; the next step is the first that is logged."""
     run_id: str | None
-    """The id that `open` returned in an earlier sitting; None: the run is new there."""
+    """The id that `open_run` returned before the run was resumed; None for a run that is new in the library."""
     config: Mapping[str, Any]
     """The resolved config as `config.yaml` has it: values from the environment are not in it."""
     files: tuple[Path, ...]
-    """Config, lock and plan."""
+    """Paths of config, lock and plan."""
 
 
 class BackgroundTracker(Tracker):
     """Base of this package's trackers. A subclass writes to its library; only the tracker's thread calls it.
 
-    Hooks append to a queue and return. A call that fails is reported once and tried again; a queue that is full drops
-    what is logged further. `close` waits for the rest, until `close_seconds` after the end of the run.
+    Hooks append to a queue and return. A call that fails is reported once and tried again; a full queue drops further calls. `close`
+    waits for the queued calls, until `close_seconds` after the end of the run.
 
     `trackers/NAME.json` in the run directory keeps the id of the run in the library and the last logged step of each metric,
     by which a resumed run leaves out what was logged before it was killed.
@@ -66,10 +66,9 @@ class BackgroundTracker(Tracker):
     module: ClassVar[str]
     """The module of the library, without which the tracker can't be made."""
     rewinds: ClassVar[bool] = False
-    """Whether a resumed run may log steps anew: the library forgets the first values of them, or drops the second."""
+    """Whether a resumed run may log steps again: the library forgets their first values, or drops the second ones."""
     settle_seconds: ClassVar[float] = 0.0
-    """How long the library keeps in memory what a killed process then loses. A resumed run logs it anew, where it was not lost
-    a second time."""
+    """Seconds for which the library keeps calls in memory, which a killed process loses. A resumed run logs these again."""
 
     def __init__(self, config: TrackerConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -94,7 +93,7 @@ class BackgroundTracker(Tracker):
 
     @classmethod
     def installed(cls) -> bool:
-        """Return whether the library is there."""
+        """Return whether the library is installed."""
         with suppress(ModuleNotFoundError):  # a package above the module
             return importlib.util.find_spec(cls.module) is not None
         return False
@@ -111,7 +110,7 @@ class BackgroundTracker(Tracker):
 
     @abstractmethod
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log finite values."""
+        """Log the metrics of a step, all of them finite."""
 
     @abstractmethod
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -119,7 +118,7 @@ class BackgroundTracker(Tracker):
 
     @abstractmethod
     def end_run(self, status: str) -> None:
-        """Write what is buffered and close the run: `completed`, `stopped` or `failed`."""
+        """Write buffered calls and close the run with a status: `completed`, `stopped` or `failed`."""
 
     # ── hooks, in the thread of training ──
 

@@ -16,7 +16,7 @@ class TrackerConfig(PluginSection):
     project: str | None = None
     """The project (MLflow: experiment) to log to; None: the run's `project`."""
     run_name: str | None = None
-    """The name of the run there; None: the run's `experiment`."""
+    """The name of the run in the tracker; None: the run's `experiment`."""
     tags: tuple[str, ...] = ()
     """Tags of the run."""
     notes: str = ""
@@ -26,9 +26,9 @@ class TrackerConfig(PluginSection):
     queue_size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
     """Log calls that may wait to be written; further ones are dropped and counted."""
     retry_seconds: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
-    """Seconds after which what failed is tried again, and after which a call that has not returned is reported."""
+    """Seconds after which a failed call is tried again, and after which a call that has not returned is reported."""
     close_seconds: float = attrs.field(default=60.0, validator=attrs.validators.ge(0))
-    """Seconds at the end of the run in which what still waits is written; all trackers share them."""
+    """Seconds at the end of the run for writing the calls that still wait; all trackers share them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,7 +74,9 @@ class TrackioConfig(TrackerConfig):
 
 @attrs.frozen(kw_only=True)
 class OpentelemetryConfig(TrackerConfig):
-    """OpenTelemetry, over OTLP/HTTP: its environment variables say where to. `samples`: whether episodes become spans; there is no table."""
+    """OpenTelemetry, over OTLP/HTTP, to the address in its environment variables. `samples`: whether episodes become spans; there is no
+    table.
+    """
 
 
 Event = Literal["completed", "stopped", "failed", "stalled", "warning", "restarted", "given_up"]
@@ -92,10 +94,10 @@ class AlertsConfig(PluginSection):
     command: tuple[str, ...] = ()
     """A program and its arguments, such as `[./alert.sh, --urgent]`. It gets the alert on its standard input, as JSON."""
     webhook_variable: str | None = None
-    """The environment variable that holds the address to which the alert is posted, as JSON; the address is written nowhere."""
+    """The environment variable that holds the address to which the alert is posted, as JSON; the address is never written to a file."""
     on: tuple[Event, ...] = get_args(Event)
-    """Which events are told. `warning`: one of those of docs/diagnosis.md begins, such as a collapse of entropy or reward."""
+    """Events that cause an alert. `warning`: a warning of docs/diagnosis.md begins, such as a collapse of entropy or reward."""
     stall_seconds: float = attrs.field(default=1800.0, validator=attrs.validators.gt(0))
-    """Seconds without a phase, a step or a metric after which the run stalls; longer than the longest phase takes."""
+    """Seconds without a phase, a step or a metric after which the run counts as stalled; set it above the longest phase."""
     timeout: float = attrs.field(default=10.0, validator=[attrs.validators.gt(0), _someone])
-    """Seconds for a command or a call, and for the alerts that are left at the end of the run."""
+    """Seconds for a command or a call of the webhook, and for the alerts that are left at the end of the run."""

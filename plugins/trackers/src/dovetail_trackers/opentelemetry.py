@@ -34,8 +34,8 @@ class _Span:
 class OpentelemetryTracker(BackgroundTracker):
     """Sends metrics as gauges, and each step as a trace: a span for the step, and below it one for each phase and each episode.
 
-    OpenTelemetry's environment variables say where to (`OTEL_EXPORTER_OTLP_ENDPOINT`, …). A phase that comes between two steps, such
-    as a validation, is a trace of its own. Episodes are those of agent loops; a response to a prompt alone is none.
+    OpenTelemetry's environment variables give the address (`OTEL_EXPORTER_OTLP_ENDPOINT`, …). A phase between two steps, such as a
+    validation, is a trace of its own. Episodes are those of agent loops; a single response to a prompt is not an episode.
     """
 
     name = "opentelemetry"

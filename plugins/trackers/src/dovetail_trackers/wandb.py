@@ -11,14 +11,14 @@ from dovetail_trackers.background import BackgroundTracker, TrackedRun, TrackerE
 from dovetail_trackers.config import WandbConfig
 
 FLUSH_SECONDS = 0.5
-"""Between writes to the run's file: what a killed process loses at most."""
+"""Seconds between writes to the run's file: a killed process loses at most so much."""
 
 
 class WandbTracker(BackgroundTracker):
     """Logs to Weights & Biases, or offline below the run directory.
 
-    The x axis is the metric `step`. W&B's own counts log calls: it would hold a row back until the next step begins, and drop what
-    is logged of a step that has passed.
+    The x axis is the metric `step`. W&B's own step counts log calls: it would hold a row back until the next step begins, and drop rows
+    of earlier steps.
     """
 
     name = "wandb"

@@ -57,7 +57,7 @@ class Answers:
 
 
 def main() -> None:
-    """Read what to check from a file of the shared folder, check it, and write the answers beside it."""
+    """Read which plugins to check from a file of the shared folder, check them, and write the answers beside the file."""
     folder = Path(sys.argv[1])
     asked = json.loads((folder / QUESTION).read_text())
     sys.path[:] = asked["path"]

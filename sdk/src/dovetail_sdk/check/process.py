@@ -41,7 +41,7 @@ def checking(
         timeout: seconds for each plugin, after which the process is killed.
 
     Yields:
-        Each line that it writes, at once, and last how it ended.
+        Each line that the process writes, at once, and last an `Ended`.
     """
     question = {
         "path": sys.path,

@@ -41,7 +41,7 @@ class ResultRecorder:
             self._result = {"outcome": outcome, "reason": reason or _skip_reason(report)}
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Write how a test ended."""
+        """Write the outcome of a test."""
         seconds = round(time.perf_counter() - self._began, 3)
         self._write(test={"name": _name(nodeid), **self._result, "seconds": seconds})
 

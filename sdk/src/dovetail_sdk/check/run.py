@@ -34,12 +34,12 @@ def check_plugins(
         entries: the plugins, whatever their state.
         overrides: `key=value` settings of their configs for the suites.
         only: a pytest `-k` expression: run these tests alone. A report then has no tier.
-        timeout: seconds for each plugin until the process is killed; what was running then counts as failed.
+        timeout: seconds for each plugin until the process is killed; the check or test that was running then counts as failed.
 
     Yields:
         `{"schema", "plugin", "interface", "versions", "date", "config", "settings", "checks", "facts", "tests", "not_run", "tier",
-        "seconds"}`: `config` holds the overrides; `settings`, for each suite, what differs from the kind's suite on the
-        config's defaults; `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
+        "seconds"}`: `config` holds the overrides; `settings`, for each suite, the differences from the kind's suite on the config's
+        defaults; `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
         `not_run` says why the suite could not run here, null where it did.
     """
     parts: dict[str, list[PluginEntry]] = {}

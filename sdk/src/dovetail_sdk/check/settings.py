@@ -16,7 +16,7 @@ def settings_of(suite: type) -> dict[str, Any]:
     """Return the settings in which a suite differs from the kind's suite on the config's defaults, as JSON values.
 
     Returns:
-        `config`: the fields of the config that are not at their default, None where it is made only within a test; and
+        `config`: the fields of the config that are not at their default, None where a test makes the config; and
         the suite's own attributes, such as `tolerance`.
     """
     plain = next(base for base in suite.__mro__ if "kind" in vars(base))

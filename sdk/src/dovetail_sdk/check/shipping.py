@@ -26,7 +26,7 @@ _BUILD_TIME = 120.0
 
 
 class NotHereError(PluginError):
-    """This environment lacks what a check needs; the message says what."""
+    """This environment lacks something that a check needs; the message names it."""
 
 
 def installed(entry: PluginEntry) -> Installed:
@@ -111,7 +111,7 @@ def check_wheel(entry: PluginEntry) -> None:
 
 @functools.cache
 def built_file(source: Path, wanted: str) -> bytes | None:
-    """Return a file out of the wheel of a source folder, None where it is not in it; built once for all plugins of a process."""
+    """Return a file's content in the wheel of a source folder, None where the wheel lacks the file; the wheel is built once a process."""
     with (
         tempfile.TemporaryDirectory() as folder,
         zipfile.ZipFile(build_wheel(source, Path(folder))) as archive,

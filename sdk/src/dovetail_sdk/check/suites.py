@@ -23,7 +23,7 @@ from dovetail.plugins.kinds import KINDS
 UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
 DECLARATIONS = "conformance"
-"""The module beside a plugin's, or of its whole package, that may hold suites, with what they need beside the class."""
+"""Name of the module, beside a plugin's or of its whole package, that may hold suites with their settings."""
 
 
 def class_name(name: str) -> str:
@@ -48,8 +48,8 @@ def suites_for(
 ) -> dict[str, type]:
     """Return the suites that check a plugin, by the name under which pytest finds them.
 
-    Those whose `plugin` is the class in the nearest `conformance.py`, from the folder of its module up to that of its
-    package, where there are any; else the plain suite of the kind. Overrides change the config of each.
+    These are the suites for the class in the nearest `conformance.py`, from the folder of the class's module up to its package's; without
+    any, the plain suite of the kind. Overrides change the config of each.
 
     Raises:
         PluginBrokenError: the module with the declarations fails.
@@ -76,15 +76,15 @@ def _suite_of(kind: str) -> type:
 
 
 def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[str]) -> Any:
-    """Return the plugin's config from what is given and `key=value` overrides.
+    """Return the plugin's config from given settings and `key=value` overrides.
 
     Args:
         kind: the plugin's kind.
         tree: the settings as a mapping, `name` among them.
-        overrides: they win over the tree.
+        overrides: the overrides, which win over the tree.
 
     Raises:
-        ConfigError: lists everything that is wrong with it.
+        ConfigError: the config is wrong; lists every problem.
     """
     config_class = installed_config_class(kind, tree)
     layers, problems = read_overrides(list(overrides), rank=1)

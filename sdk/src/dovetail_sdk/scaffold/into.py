@@ -29,8 +29,8 @@ from dovetail_sdk.scaffold.new import (
 def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     """Write a plugin into the package in `directory`: modules in a folder of their own, tests, an entry point.
 
-    The manifest is derived anew. Besides the entry point in pyproject.toml, and what its template imports, no
-    file of the package changes.
+    The manifest is derived again. In pyproject.toml only the entry point and the template's requirements are added; no other file of the
+    package changes.
 
     Args:
         kind: one of `KINDS`.
@@ -41,8 +41,8 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
         The new files, relative to `directory`.
 
     Raises:
-        PluginError: there is no such kind, no package, or a plugin, module or file of that name exists; or the manifest
-            can't be derived. The package is unchanged then, as after an OSError.
+        PluginError: there is no such kind or no package; a plugin, module or file of that name exists; or the manifest can't be derived.
+            The package is unchanged after any error.
     """
     check_words(kind, name)
     project = read_project(directory)

@@ -72,7 +72,7 @@ KINDS = tuple(
     for kind in (*_PLUGIN_KINDS, *EXTENSIONS)
     if any(template.startswith(f"{kind}/") for template in _TEMPLATES.list_templates())
 )
-"""Kinds that have a template: all of core, those that packages bring with one, and most of `EXTENSIONS`."""
+"""Kinds that have a template: all of core's, packages' kinds with a template, and most of `EXTENSIONS`."""
 
 
 def new_plugin(
@@ -80,14 +80,14 @@ def new_plugin(
 ) -> Path:
     """Write the package `dovetail-<name>` below `parent` and return its directory.
 
-    What it writes builds, installs, and passes its own tests, lint and type check as it stands.
+    The package builds, installs, and passes its own tests, lint and type check without changes.
 
     Args:
         kind: one of `KINDS`.
         name: the plugin's name, `[a-z][a-z0-9_]*`.
         parent: the parent of the package's directory; created where missing.
         licence: one of `LICENCES`.
-        repository: add what a repository of its own has: workflows for tests and releases, hooks, a changelog.
+        repository: add the files of a repository of its own: workflows for tests and releases, hooks, a changelog.
 
     Raises:
         PluginError: there is no such kind or licence, the name is not a plain word, or the directory exists or can't be made.
@@ -196,7 +196,7 @@ def requirements_of(kind: str) -> list[str]:
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:
-    """Lay files and folders of a package out as `ruff format` would: where a line breaks depends on the length of the names."""
+    """Lay files and folders of a package out as `ruff format` would, since line breaks depend on the length of the names."""
     if importlib.util.find_spec("ruff") is None:
         return
     for command in (("check", "--fix-only", "--select", "I"), ("format",)):
@@ -211,7 +211,7 @@ def check_words(kind: str, name: str) -> None:
     """Refuse an invalid kind or name.
 
     Raises:
-        PluginError: names what there is, or what a name looks like.
+        PluginError: the kind or name is invalid; names the existing kinds, or the form of a name.
     """
     if kind not in KINDS:
         near = nearest(kind, KINDS)

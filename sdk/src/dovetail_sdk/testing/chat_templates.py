@@ -17,13 +17,13 @@ _CHATML = """{%- if tools %}<|im_start|>system
 {%- endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 CHATML = _CHATML.replace("CONTENT", "message.content")
-"""After Qwen2.5."""
+"""A chat template like Qwen2.5's."""
 THINKING = _CHATML.replace(
     "CONTENT",
     "message.content.split('</think>')[-1].lstrip() if message.role == 'assistant' and not loop.last and "
     "messages[-1].role == 'user' else message.content",
 )
-"""After Qwen3: earlier thinking is left out once a user's message follows."""
+"""A chat template like Qwen3's: earlier thinking is left out once a user's message follows."""
 HEADERS = """{{ bos_token }}{% for message in messages %}
 {%- set role = 'ipython' if message.role == 'tool' else message.role %}
 {{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}
@@ -31,7 +31,7 @@ HEADERS = """{{ bos_token }}{% for message in messages %}
 {%- if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}
 {{- message.tool_calls[0].function | tojson }}{% else %}{{ message.content | trim }}{% endif %}{{ '<|eot_id|>' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
-"""After Llama 3.1: one call at a time, and no text beside it."""
+"""A chat template like Llama 3.1's: one call at a time, and no text beside it."""
 INSTRUCT = """{{ bos_token }}{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}{% for message in messages %}
 {%- if message.role == 'user' %}
 {%- if tools and message == users[-1] %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
@@ -40,13 +40,13 @@ INSTRUCT = """{{ bos_token }}{%- set users = messages | selectattr('role', 'equa
 {%- elif message.tool_calls %}[TOOL_CALLS][
 {%- for call in message.tool_calls %}{{ call.function | tojson }}{{ '' if loop.last else ', ' }}{% endfor %}]{{ eos_token }}
 {%- else %}{{ message.content + eos_token }}{% endif %}{% endfor %}"""
-"""After Mistral: tools are described before the last user's message, and move with it."""
+"""A chat template like Mistral's: tools are described before the last user's message, and move with it."""
 OBSERVER = """{% for message in messages %}
 {%- if message.role == 'tool' %}{{ '<|observation|>\\n' + message.content }}
 {%- else %}{{ '<|' + message.role + '|>\\n' + (message.content or '') }}
 {%- for call in message.tool_calls or [] %}{{ '\\n<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}
 {%- endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}{# <|user|> <|observation|> #}"""
-"""After GLM-4: nothing ends a turn but the token that begins the next one."""
+"""A chat template like GLM-4's: a turn ends only with the token that begins the next one."""
 
 TEMPLATES: Mapping[str, str] = {
     "chatml": CHATML,

@@ -93,17 +93,17 @@ FAILURES: dict[str, Callable[[], Any]] = {
     "mapping_without_score": lambda: {"reward": 1.0},
     "mapping_with_nan": lambda: {"score": math.nan, "format": 1.0},
 }
-"""Ways to fail, by name."""
+"""Functions that fail, by the name of the failure."""
 
 PROCESS_FAILURES: dict[str, Callable[[], Any]] = {
     "crash": lambda: os._exit(3),
     "kill": lambda: os.kill(os.getpid(), 9),
     "spin": _spin,
 }
-"""Ways to fail that take the process along, by name: only for managers that run functions in processes of their own."""
+"""Functions that end their process, by the name of the failure: only for managers that run functions in processes of their own."""
 LIST_FAILURES: dict[str, Callable[[int], Any]] = {
     "too_few": lambda count: [1.0] * (count - 1),
     "too_many": lambda count: [1.0] * (count + 1),
     "one_number": lambda count: 1.0,  # noqa: ARG005
 }
-"""Ways in which a result on lists is none, by name."""
+"""Functions that return a list that is not a valid result, by the name of the failure."""

@@ -12,7 +12,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeServer:
-    """A context manager of an HTTP server on the loopback interface, with answers by path, or `*` for all other paths; else it answers 404.
+    """A context manager of an HTTP server on the loopback interface, with answers by path; `*` is for all other paths, which else get 404.
 
     Attributes:
         url: the server's address.
@@ -56,7 +56,7 @@ class FakeServer:
         self.close()
 
     def close(self) -> None:
-        """Close the server and the requests that hang in it."""
+        """Close the server and its hanging requests."""
         self.release.set()
         self._server.shutdown()
         self._server.server_close()

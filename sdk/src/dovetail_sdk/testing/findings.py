@@ -19,11 +19,11 @@ def findings_of(
     sections: Mapping[str, Any] | None = None,
     prompts: int | None = 1280,
 ) -> list[Finding]:
-    """Return the findings of a rule for a config and its plan; for the config alone where no plan can be made.
+    """Return the findings of a rule for a config and its plan, or for the config alone where no plan can be made.
 
     Args:
-        rule: the function.
-        overrides: `key=value`.
+        rule: the rule's function.
+        overrides: `key=value` overrides of the config.
         sections: the sections of the config, below the overrides; without one of the model, `model.path` is `tiny`.
         prompts: training prompts that the plan counts: by default 10 batches of 128. None before data is read.
     """

@@ -18,7 +18,7 @@ class SimulatedGroup(InlineGroup):
 
     Attributes:
         workers: the workers, by rank.
-        calls: for every call so far the method, and each rank's arguments (None: not called).
+        calls: the method of every call so far, and each rank's arguments, None where the rank was not called.
     """
 
     def __init__(

@@ -48,11 +48,11 @@ class PlannedObjective(Objective):
 
 @attrs.frozen(kw_only=True, eq=False)
 class ObjectiveUpdate:
-    """The result of a mini-batch."""
+    """The result of an objective on a mini-batch."""
 
     loss: float
     gradients: dict[str, np.ndarray]
-    """The loss's gradient by each output, of the output's shape."""
+    """Gradient of the loss with respect to each output, of the output's shape."""
     metrics: dict[str, Metric]
     finite: bool
 

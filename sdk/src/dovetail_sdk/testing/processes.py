@@ -43,9 +43,9 @@ _preloaded = [
 
 
 def preload(*modules: str) -> None:
-    """Name modules that ranks need: they are imported once, before the first ranks of this process start. Missing modules are ignored.
+    """Name modules to import once, before the first ranks of this process start. Missing modules are ignored.
 
-    Call it in a conftest. It saves time and changes nothing else; a module that is not there is passed over.
+    Call it in a conftest. It saves time and changes nothing else.
     """
     _preloaded.extend(modules)
 
@@ -69,7 +69,7 @@ def start_forked(*processes: Callable[[Any], Any]) -> list[Any]:
 
 @attrs.frozen(kw_only=True)
 class Rank:
-    """Where a function that runs on every rank is."""
+    """The rank on which a function runs."""
 
     rank: int
     world: int
@@ -79,8 +79,8 @@ class ProcessRanks:
     """R processes on the CPU with torch's default process group over them.
 
     Args:
-        world: R.
-        threads: the threads of each process; the machine's cores are few.
+        world: the number of processes, R.
+        threads: the number of threads of each process; few, since the machine's cores are shared.
         timeout: seconds that a call may take before it fails and every process is ended.
     """
 
@@ -107,9 +107,9 @@ class ProcessRanks:
     def run(
         self, function: Callable[..., Any], *args: Any, timeout: float | None = None
     ) -> list[Any]:
-        """Call `function(rank: Rank, *args)` on every rank at once; the results in rank order.
+        """Call `function(rank: Rank, *args)` on every rank at once, and return the results in rank order.
 
-        The function is pickled by name: it lives at the top of a module, which each rank imports at its first call.
+        The function is pickled by name, so it must be defined at the top of a module, which each rank imports at its first call.
 
         Args:
             function: the function to call.

@@ -30,7 +30,7 @@ MESSAGES = [{"role": "user", "content": "question"}]
 
 Body = Callable[[Session], Awaitable[None]]
 EngineCall: TypeAlias = tuple[RolloutRequest, Completion]
-"""What an engine was asked with, for one sample, and what it produced."""
+"""The request to an engine, for one sample, and the completion that the engine produced."""
 
 
 class FunctionLoop(AgentLoop):
@@ -75,10 +75,10 @@ def results_of(count: int, text: str) -> list[dict[str, Any]]:
 
 
 def random_episode(parallel: int) -> Body:
-    """Return an episode of turns, cuts, forks, messages, texts and rewards, which follows from the sample's name.
+    """Return a random episode of turns, cuts, forks, messages, texts and rewards, determined by the sample's name.
 
     Args:
-        parallel: calls of one turn at most; without any, nothing is called.
+        parallel: the most calls of one turn; 0 for no calls.
     """
 
     async def run(session: Session) -> None:
@@ -107,7 +107,7 @@ def random_episode(parallel: int) -> Body:
 
 
 class RecordedEngine:
-    """Records the requests and results of a started engine, and can drop it.
+    """Records the requests and results of a started engine, and can make it fail.
 
     Args:
         engine: the engine whose `submit` is replaced; each request has one sample.

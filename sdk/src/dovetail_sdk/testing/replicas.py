@@ -22,7 +22,7 @@ def replica_context(model: Path, run_directory: Path, /, **settings: Any) -> Plu
     Args:
         model: directory in Hugging Face format.
         run_directory: the run directory.
-        settings: further fields of `PluginContext`, or others for these.
+        settings: further fields of `PluginContext`, or other values for these.
     """
     fields = {
         "seed": 1,
@@ -44,7 +44,7 @@ def send_weights(
     Where the engine refuses, the update is called off at the sender, as the run's controller does, so that it does not wait.
 
     Args:
-        engine: started.
+        engine: a started engine.
         sender: the trainer's end of the engine's transport.
         manifest: names, shapes and dtypes of the tensors; `receivers` is filled in here.
         tensors: names and values, in the manifest's order.

@@ -11,11 +11,11 @@ from dovetail_sdk.testing.failing_reward import compute_score
 from dovetail_sdk.testing.fake_server import FakeServer, reply
 
 Answer = Callable[[Any, dict[str, str]], tuple[int, Any]]
-"""From a request's JSON and headers to status and answer: anything that JSON has, or bytes as they are."""
+"""A function from a request's JSON and headers to a status and an answer: a JSON value, or bytes that are sent unchanged."""
 
 
 def score_rows(request: Any, headers: dict[str, str]) -> tuple[int, Any]:  # noqa: ARG001 - an Answer gets both
-    """Score each row, and report the failure of those that fail."""
+    """Score each row, and report the failure of rows that fail."""
     results: list[Any] = []
     for row in request["samples"]:
         try:

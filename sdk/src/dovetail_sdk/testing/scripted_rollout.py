@@ -39,7 +39,7 @@ async def answers(
 
 
 def stream_answer(request: RolloutRequest, sample: int) -> list[int]:
-    """Return an answer that follows from the sample's stream alone, as a real engine's should."""
+    """Return an answer that depends on the sample's stream alone, as a real engine's should."""
     low, _ = request.streams[sample].key()
     length = 1 + low % request.sampling.max_new_tokens
     return [(low >> shift) % 97 for shift in range(length)]
@@ -47,12 +47,12 @@ def stream_answer(request: RolloutRequest, sample: int) -> list[int]:
 
 @attrs.frozen(kw_only=True)
 class Script:
-    """What a scripted replica does with each request.
+    """The script of a replica: its behaviour for each request.
 
     Attributes:
-        fails_after: samples that it yields of a request before it fails, one entry a request in the
-            order of arrival; None, and requests beyond the last entry, do not fail.
-        answer: the response tokens of a sample.
+        fails_after: the number of samples that it yields of each request before it fails, in the order of arrival. Requests with None, or
+            beyond the last entry, do not fail.
+        answer: a function that returns the response tokens of a sample.
         delay: seconds before each sample.
     """
 
@@ -65,11 +65,11 @@ class ScriptedRollout(BaseRollout):
     """A rollout replica that follows a script and records its requests.
 
     Attributes:
-        requests: every request it got, in order.
+        requests: every request that it got, in order.
         versions: every weight version that it received.
         aborted: every request id that it was asked to abort.
         closed: whether it was closed.
-        asleep: tags that sleep.
+        asleep: tags whose memory is asleep.
     """
 
     name = "scripted"
@@ -122,7 +122,7 @@ class ScriptedRollout(BaseRollout):
 
     @property
     def version(self) -> int:
-        """The weight version in force."""
+        """The current weight version."""
         return self.versions[-1] if self.versions else 0
 
     async def abort(self, request_ids: Sequence[str]) -> None:

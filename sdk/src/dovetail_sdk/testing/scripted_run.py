@@ -27,7 +27,7 @@ from dovetail.interfaces import (
 from dovetail.sections import ModelSection, RunConfig
 
 PROMPTS = 2
-"""Prompts a step, of one sample each."""
+"""Number of prompts in a step, with one sample each."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +36,7 @@ class ScriptedExperience:
 
     samples: Sequence[Sample]
     columns: Batch
-    """What `batch` returns."""
+    """Columns that `batch` returns."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
     """(epoch, prompt, attempt) of each prompt that is not trained on → why."""
 

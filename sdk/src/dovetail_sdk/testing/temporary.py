@@ -39,7 +39,7 @@ class _Nowhere(Distribution):
 def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
     """Register plugins for the duration of the context, so that a config can select them by name.
 
-    They take the place of installed ones of the same kind and name. Workers in other processes do not know them. Contexts
+    They replace installed plugins of the same kind and name. Workers in other processes do not know them. Contexts
     may be nested.
 
     Args:

@@ -29,7 +29,7 @@ START_SECONDS = 120.0
 _HANGS = "hangs"
 
 Contents = list[tuple[str, str, tuple[int, ...], bytes]]
-"""What arrived: name, dtype, shape and bytes of each tensor, in order."""
+"""Received tensors: name, dtype, shape and bytes of each, in order."""
 
 
 def case_tensors(seed: int = 0) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def case_tensors(seed: int = 0) -> dict[str, Tensor]:
 def manifest_of(
     tensors: dict[str, Tensor], version: int = 1, bucket_bytes: int = 1 << 20
 ) -> WeightManifest:
-    """Return the manifest under which these tensors travel, with their shapes and dtypes."""
+    """Return the manifest of these tensors, with their shapes and dtypes."""
     specs = tuple(
         TensorSpec(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."))
         for n, t in tensors.items()
@@ -79,7 +79,7 @@ def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
 
 @attrs.frozen(kw_only=True)
 class TransportPlace:
-    """What a process needs to make its end of a transport."""
+    """The arguments with which a process makes its end of a transport."""
 
     plugin: type[WeightTransport]
     config: PluginConfig
@@ -105,7 +105,7 @@ class TransportEnd:
 
     Args:
         place: the transport's place.
-        side: the end; a receiver is made, and so registered, when this returns.
+        side: the end: sender or receiver. A receiver is made, and so registered, when the constructor returns.
         rank: the rank of its context.
     """
 
@@ -135,7 +135,7 @@ class TransportEnd:
 
         Args:
             manifest: the sender's manifest.
-            hang_after: a tensor after which no other is asked for: the end waits until it is killed.
+            hang_after: the name of a tensor after which no other is requested: the end waits until it is killed.
         """
         self._pipe.send(("receive", manifest, hang_after))
         return self
@@ -146,7 +146,7 @@ class TransportEnd:
         Args:
             manifest: the manifest of these tensors.
             seed: the seed of `case_tensors`.
-            hang_before: a tensor that is never gathered: the end waits before it until it is killed.
+            hang_before: the name of a tensor that is never gathered: the end waits before it until it is killed.
         """
         self._pipe.send(("send", manifest, seed, hang_before))
         return self
@@ -167,8 +167,8 @@ class TransportEnd:
         """Wait until the end hangs at the tensor given to it.
 
         Raises:
-            Exception: it came to an end instead, with this.
-            TimeoutError: it did neither.
+            Exception: the error with which the end finished instead.
+            TimeoutError: the end neither hung nor finished in time.
         """
         if self._next(time.monotonic() + timeout)[0] != _HANGS:
             raise RuntimeError("the end reached its last tensor without hanging")
@@ -182,7 +182,7 @@ class TransportEnd:
         return outcome, value
 
     def kill(self) -> None:
-        """End the process by SIGKILL: it cleans nothing up."""
+        """End the process by SIGKILL, without any cleanup."""
         self._process.kill()
         self._process.join()
 

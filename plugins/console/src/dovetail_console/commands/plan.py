@@ -67,11 +67,10 @@ def plan(
 ) -> None:
     """Print which stages and models a run of CONFIG, or of overrides alone, needs, with resolved counts and a memory estimate.
 
-    With --from-run, a prediction of seconds a step and of the shares in which trainer and rollout wait for each other follows. With
-    --fit, overrides follow under which no accelerator's memory is exceeded.
+    --from-run adds a prediction of the seconds a step, and of the shares of time in which trainer and rollout wait for each other. --fit
+    adds overrides under which no accelerator's memory is exceeded.
 
-    What the preflight rules find in the config follows, as `dovetail check` prints it. Exits with 2 where that is an
-    error.
+    Findings of the preflight rules follow, as `dovetail check` prints them. Exits with 2 where one is an error.
     """
     import attrs
 
@@ -198,7 +197,7 @@ def _word(value: object) -> str:
 
 
 def render_columns(made: Plan) -> None:
-    """Print the columns of every stage, each that it reads with its version: 1 as first written, 1 more after each rewrite."""
+    """Print the columns of every stage; columns that it reads have a version: 1 as first written, 1 more after each rewrite."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -26,7 +26,7 @@ _COUNTED = ("preset", "rollout_correction")
 def list_plugins(kind: str | None, every: bool, state: str | None, as_json: bool) -> None:
     """List the installed plugins by kind; with KIND, those of one kind with state, interface and capabilities.
 
-    Presets and rollout corrections are counted unless you ask for them. No plugin is imported: `dovetail doctor` does that.
+    Presets and rollout corrections are only counted unless KIND asks for them. No plugin is imported: `dovetail doctor` does that.
     With preflight for KIND, list the rules that judge a config before step 1.
     """
     if kind == "preflight":

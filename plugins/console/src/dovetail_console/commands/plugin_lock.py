@@ -29,8 +29,8 @@ _CONFIGS = (".yaml", ".yml")
 def lock(what: tuple[str, ...], output: Path, as_json: bool) -> None:
     """Write a lock of the plugins that a run of CONFIG would use, of the named plugins, or of every compatible one.
 
-    It holds versions, interfaces, hashes of code that no version pins, and the packages that the plugins depend on: in
-    this environment, and in those of `runtime.environments`.
+    The lock holds versions, interfaces, hashes of code that no version pins, and the packages that the plugins depend on, in this
+    environment and in those of `runtime.environments`.
     """
     from dovetail.plugins import write_lock
 

@@ -57,7 +57,7 @@ def list_runs(paths: tuple[Path, ...], as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(paths: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Compare run directories: a table, what differs in their configs, and a page with their curves on one axis.
+    """Compare run directories: print a table and the differences of their configs, and write a page with their curves on one axis.
 
     The page is one file that needs no network.
     """
@@ -102,7 +102,7 @@ HEADERS = ("RUN", "STATE", "STEP", "TRAINING", "HELD OUT", "AGE", "WARNINGS")
 
 
 def rows_below(folder: Path) -> list[dict[str, Any]]:
-    """Return the overview of each run below a folder, the one begun last first."""
+    """Return the overview of each run below a folder, the latest first."""
     from dovetail_console.run_overview import overview, runs_below
 
     found = (overview(path) for path in runs_below(folder))

@@ -37,8 +37,8 @@ _IDLE_LOOKS = 30
 def watch(path: Path, every: float, once: bool) -> None:
     """Follow PATH, a run directory or a folder of runs, until nothing in it runs any more. Ctrl-C ends it; the run goes on.
 
-    A run is shown as on its own console, with all its warnings; of the lines that there are already, the last 20. In a folder
-    nothing may run for 30 looks, so that the next run of a sweep is followed, too.
+    A run is shown as on its own console, with all its warnings and the last 20 of its existing lines. A folder is followed until nothing
+    has run for 30 looks, so that the next run of a sweep is followed, too.
     """
     from dovetail.telemetry import RunDirectory
 

@@ -41,7 +41,7 @@ class AdvantageConformance(PluginConformance):
         )
 
     def compares_groups(self) -> bool:
-        """Return whether a sample's advantage compares it with others of its prompt."""
+        """Return whether a sample's advantage compares the sample with others of its prompt."""
         least = self.plugin.min_group_size(self.make_config())
         return self.plugin.scope == "group" or least >= 2
 

@@ -45,7 +45,7 @@ def draw_episodes(
     Args:
         loop: an agent loop whose context has the tokenizer `template_tokenizer(CHATML)`.
         prompts: rows with messages in `raw`; their tokens are computed here.
-        said: returns the policy's turns for the prompt with an index; they repeat from the first when used up.
+        said: a function that returns the policy's turns for the prompt with an index; after the last turn they repeat.
         n: the number of samples a prompt.
         tokens: the token limit of a response.
     """
@@ -91,9 +91,9 @@ class AgentLoopConformance(PluginConformance):
     kind = "agent_loop"
     plugin: ClassVar[type[AgentLoop]]
     turns: ClassVar[Sequence[str]] = ("one turn", "another")
-    """What the policy says in its turns, in order, and from the first again."""
+    """Texts of the policy's turns, in order; after the last they repeat."""
     row: ClassVar[Mapping[str, Any]] = {}
-    """What prompts have besides their messages: fields of `Prompt`."""
+    """Further fields of the prompts, besides their messages: fields of `Prompt`."""
 
     def draw(
         self, n: int = 3, *, indices: Sequence[int] = (0,), tokens: int = 4096

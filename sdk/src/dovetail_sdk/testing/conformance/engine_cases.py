@@ -21,7 +21,7 @@ Weights = dict[str, torch.Tensor]
 
 
 class EngineCases(PluginConformance):
-    """Base of the suites of training engines; without tests of its own but every plugin's."""
+    """Base of the suites of training engines; its only tests are those of every plugin."""
 
     kind = "engine"
     plugin: ClassVar[type[TrainEngine]]
@@ -30,7 +30,7 @@ class EngineCases(PluginConformance):
     tolerance: ClassVar[float] = 2e-5
     """Largest difference that counts as float32 rounding."""
     policy_loss: ClassVar[str] = "reinforce"
-    """The policy loss of the test objective; any installed one does."""
+    """The policy loss of the test objective; it may be any that is installed."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -46,7 +46,7 @@ class EngineCases(PluginConformance):
         head: Literal["lm", "value"] = "lm",
         **optim: Any,
     ) -> TrainEngine:
-        """Start an engine in float32: the actor's, or with the head "value" the critic's."""
+        """Start an engine in float32: the actor's, or the critic's for the head "value"."""
         transport = make_plugin(
             PluginRef(kind="weight_transport", name="in_process"), PluginContext()
         )

@@ -20,7 +20,7 @@ from dovetail_sdk.testing.tiny import tiny_model
 
 VALUES = frozenset({"values"})
 CLIP = 0.02
-"""Small, so that both sides of the maximum occur."""
+"""Range of the value clipping, small so that both sides of the maximum occur."""
 
 
 class ValueRoleConformance(EngineCases):
@@ -78,7 +78,7 @@ class ValueRoleConformance(EngineCases):
         return model.eval()
 
     def reference_values(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Return float32 [T]: its value of the state before each response token, sample by sample; carries the gradient."""
+        """Return float32 [T]: the model's value of the state before each response token, sample by sample; carries the gradient."""
         found = []
         for prompt, response in zip(batch["prompt_ids"], batch["response_ids"], strict=True):
             ids = torch.from_numpy(np.concatenate([prompt, response]))[None]

@@ -24,13 +24,13 @@ PARTS = {
     "uneven": [[2, 3, 6, 7, 0, 1], [4, 5]],
     "empty ones": [[], [0, 1, 2, 3, 4, 5, 6, 7], []],
 }
-"""Cuts of it into micro-batches, with neighbours together: they are a pair, and a group."""
+"""Cuts of the mini-batch into micro-batches that keep neighbours together, which are a pair and a group."""
 SINGLE = {"single": [[row] for row in range(8)]}
 """A cut that the unit `sample` also allows."""
 
 
 class ObjectiveCases(PluginConformance):
-    """What the suites of objectives and of policy losses share: updates with one objective, cut and spread in every way."""
+    """Base of the suites of objectives and of policy losses: updates with one objective, cut and spread in every way."""
 
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
@@ -38,7 +38,7 @@ class ObjectiveCases(PluginConformance):
     """Scalars under test, where they differ from their defaults."""
 
     def goal(self) -> Objective:
-        """Return the objective that is trained with."""
+        """Return the objective of the updates."""
         raise NotImplementedError
 
     def mini_batch(self, seed: int) -> Batch:

@@ -24,7 +24,7 @@ class OptimizerConformance(PluginConformance):
     kind = "optimizer"
     plugin: ClassVar[type[Optimizer]]
     steps: ClassVar[int] = 3
-    """Steps before a state is kept."""
+    """Number of steps before a state is kept."""
 
     def make_config(self) -> Any:
         """Return the config under test, with a learning rate above 1e-4, whose steps show in float32."""
@@ -163,7 +163,7 @@ class ScheduleConformance(PluginConformance):
     plugin: ClassVar[type[Schedule]]
 
     def shares(self, last: int, needs_end: bool = True) -> list[float]:
-        """Return the share at every step to the last."""
+        """Return the share of the peak learning rate at every step up to the last."""
         schedule: Schedule = self.make()
         return [schedule.share(step, last if needs_end else None) for step in range(last + 1)]
 

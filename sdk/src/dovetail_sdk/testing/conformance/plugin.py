@@ -23,8 +23,8 @@ _KIT = __name__.rpartition(".")[0]
 class PluginConformance:
     """Base of every conformance suite. A subclass sets `plugin`, and `config` where the default is not enough.
 
-    A subclass may add tests of its own. It can't replace a standard one: one that can't hold for a plugin is named in
-    `expected_failures`, still runs, and is reported with its reason.
+    A subclass may add tests of its own, but can't replace a standard one. A standard test that can't hold for a plugin is named in
+    `expected_failures`; it still runs, and is reported with its reason.
 
     Raises:
         PluginError: at the definition of a subclass that overrides a standard test, or whose `expected_failures` name an unknown
@@ -36,9 +36,9 @@ class PluginConformance:
     plugin: ClassVar[type[Plugin]]
     """The class under test."""
     config: ClassVar[Any] = None
-    """Its config; by default `plugin.Config(name=plugin.name)`."""
+    """The plugin's config; by default `plugin.Config(name=plugin.name)`."""
     expected_failures: ClassVar[Mapping[str, str]] = {}
-    """Standard tests that fail for this plugin, each with the reason. One that passes after all is a failure."""
+    """Standard tests that fail for this plugin, each with the reason. A named test that passes is a failure."""
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
@@ -89,7 +89,7 @@ class PluginConformance:
         return self.plugin(self.make_config(), PluginContext(**context))
 
     def named_columns(self) -> frozenset[str]:
-        """Return the names of the columns that it reads or writes."""
+        """Return the names of the columns that the plugin reads or writes."""
         if not issubclass(self.plugin, ColumnPlugin):
             return frozenset()
         config = self.make_config()

@@ -35,8 +35,8 @@ class PolicyLossConformance(ObjectiveCases):
     kind = "policy_loss"
     plugin: ClassVar[type[PolicyLoss]]
     smooth: ClassVar[bool] = False
-    """Set it where the aggregated loss has no stop-gradient that its value shows: its gradient is then compared with
-    finite differences, for one advantage a sample.
+    """Whether the aggregated loss has no stop-gradient that its value shows; its gradient is then compared with finite differences, for
+    one advantage a sample.
     """
 
     # What a third party may override
@@ -89,13 +89,13 @@ class PolicyLossConformance(ObjectiveCases):
         )
 
     def outputs(self, mini_batch: Batch, seed: int = 0) -> dict[str, np.ndarray]:
-        """Return the columns of a mini-batch that its model's outputs hold, float32 [T]."""
+        """Return the columns of a mini-batch that are model outputs, float32 [T]."""
         goal = self.goal()
         names = [output.name for output in goal.outputs(goal.config)]
         return {name: mini_batch[name].values for name in names}
 
     def inputs(self, mini_batch: Batch, dtype: torch.dtype = torch.float32) -> LossInputs:
-        """Return all samples as input of `token_losses`: masked tokens hold 0, and `prepare` has added its columns."""
+        """Return all samples as input of `token_losses`, with the columns of `prepare`; masked tokens hold 0."""
         plugin: PolicyLoss = self.make()
         prepared = plugin.prepare(mini_batch, LocalReduction())
         mask = mini_batch["response_mask"]

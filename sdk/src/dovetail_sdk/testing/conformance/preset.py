@@ -21,10 +21,10 @@ class PresetConformance(PluginConformance):
     kind = "preset"
     plugin: ClassVar[type[Preset]]
     mapping: ClassVar[Mapping[str, Any]] = {"model": {"path": "tiny"}}
-    """The config that the preset is tried under."""
+    """The config with which the preset is tested."""
 
     def config_class(self, kind: str, section: Mapping[str, Any]) -> type:
-        """Return the Config of a plugin: the preset under test, installed or not, and everything else as installed."""
+        """Return the Config of a plugin: of the preset under test, even if it is not installed, or of an installed plugin."""
         if (kind, section.get("name")) == (self.kind, self.plugin.name):
             return self.plugin.Config
         return installed_config_class(kind, section)

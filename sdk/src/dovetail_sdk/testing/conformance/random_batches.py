@@ -21,7 +21,7 @@ def random_batch(
     declared: Iterable[Column] = (),
     component_names: tuple[str, ...] = ("accuracy", "format"),
 ) -> Batch:
-    """Make groups × n samples of 0 to 12 tokens, a fifth of which tools wrote.
+    """Make groups × n samples of 0 to 12 tokens, of which a fifth are masked as tools' output.
 
     Args:
         required: columns to add to `group_id`, `scores`, `token_rewards` and `response_mask`.
@@ -59,7 +59,7 @@ def random_batch(
 
 
 def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
-    """Return the batch with these rewards: as scores, on the last token of the policy, and as components.
+    """Return the batch with these rewards: as scores, as token rewards on the policy's last token, and as components.
 
     Args:
         batch: a batch with `response_mask`.
@@ -134,12 +134,12 @@ def random_trajectory(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def inner_of(column: Column) -> tuple[int, ...]:
-    """Return an inner shape that the column can have: 3 where a size differs between runs."""
+    """Return an inner shape for the column: sizes that differ between runs are 3."""
     return tuple(3 if size is None else size for size in column.inner)
 
 
 def beside(flags_T: Any, values: Any) -> Any:
-    """Return flags [T], an array or a tensor, in a shape that broadcasts with values [T, …]."""
+    """Return flags [T], an array or a tensor, reshaped to broadcast with values [T, …]."""
     return flags_T.reshape(-1, *(1,) * (values.ndim - 1))
 
 

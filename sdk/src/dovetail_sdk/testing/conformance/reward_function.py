@@ -32,9 +32,9 @@ class RewardFunctionConformance(PluginConformance):
     kind = "reward_function"
     plugin: ClassVar[type[RewardFunction]]
     right: ClassVar[tuple[tuple[str, Any], ...]] = ()
-    """Pairs of response and ground truth that deserve the full score; without any, what needs them is left out."""
+    """Pairs of response and ground truth that deserve the full score; without any, tests that need them are skipped."""
     wrong: ClassVar[tuple[tuple[str, Any], ...]] = ()
-    """Pairs of response and ground truth that deserve less."""
+    """Pairs of response and ground truth that deserve less than the full score."""
 
     def needs_examples(self) -> None:
         """Skip the test where the suite has no example of a right or of a wrong answer."""

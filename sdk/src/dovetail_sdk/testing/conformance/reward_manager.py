@@ -45,7 +45,7 @@ KINDS = {
         FailureKind.INVALID_VALUE,
     ),
 }
-"""The kind of failure that each way to fail at once must give."""
+"""Way to fail at once → the kind of failure that it must give."""
 KINDS_OF_PROCESSES = {
     "hang": FailureKind.TIMEOUT,
     "spin": FailureKind.TIMEOUT,
@@ -53,19 +53,19 @@ KINDS_OF_PROCESSES = {
     "kill": FailureKind.CRASH,
 }
 SETTLE = 60.0
-"""Seconds for threads and processes to be gone."""
+"""Seconds within which threads and processes must have ended."""
 PATIENCE = 120.0
-"""Seconds that a sample may run which comes to an end: however busy the machine, none misses it."""
+"""Time limit in seconds of samples that end, long enough for a busy machine."""
 
 
 class RewardManagerConformance(PluginConformance):
     """Conformance suite for reward managers: subclass it and set `plugin` and `config`.
 
-    The manager is made with the function of `dovetail_sdk.testing.failing_reward`, which fails as a row asks; its
-    score of any sound row is 1 where the response is the ground truth, 0 where it isn't. A manager that scores by a
-    service overrides `around`, to run one that does the same.
+    The manager is made with the function of `dovetail_sdk.testing.failing_reward`, which fails as a row asks and otherwise scores 1 where
+    the response is the ground truth, else 0. For a manager that scores by a service, override `around` to run a service that does the
+    same.
 
-    The capability `timeout` asks for the tests of hanging functions, `processes` for those of dying ones.
+    With the capability `timeout`, hanging functions are tested; with `processes`, functions that end their process.
     """
 
     kind = "reward_manager"
@@ -73,17 +73,17 @@ class RewardManagerConformance(PluginConformance):
     attribute: ClassVar[str] = "compute_score"
     """The function of `failing_reward` that is used: `compute_score`, or `compute_scores` on lists."""
     shares_calls: ClassVar[bool] = False
-    """Samples share calls, so that one that hangs takes others along."""
+    """Whether samples share calls, so that a hanging sample makes others fail."""
     timeout: ClassVar[float] = 0.4
-    """Seconds that a sample may run which never comes to an end; all that share its call, where calls are shared."""
+    """Time limit in seconds of samples that never end, and of all that share a call with one."""
     fails_on_demand: ClassVar[bool] = True
-    """Scoring fails as a row asks; not so where a manager scores by something else than the suite's function."""
+    """Whether scoring fails as a row asks; False for a manager that does not use the suite's function."""
     tolerance: ClassVar[float] = 0.0
-    """How far a score may be from `expected`, absolutely."""
+    """Largest absolute difference of a score from `expected`."""
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Yield while the manager needs its surroundings, such as a server."""
+        """Start surroundings that the manager needs, such as a server, and yield while they run."""
         yield
 
     @contextlib.contextmanager
@@ -105,11 +105,11 @@ class RewardManagerConformance(PluginConformance):
                 manager.close()
 
     def expected(self, value: float) -> float:
-        """Return the manager's score of a sample that its function scores so."""
+        """Return the manager's score of a sample to which its function gives `value`."""
         return value
 
     def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> Sample:
-        """Return a row that is sound, or fails in one way."""
+        """Return a sample that is scored normally, or fails in the way named by `fail`."""
         return make_sample(
             name,
             "4" if right else "5",
@@ -128,7 +128,7 @@ class RewardManagerConformance(PluginConformance):
     ) -> dict[str, Outcome]:
         """Return the samples' outcomes as the Scorer computes them. For managers that score groups, each sample is a group.
 
-        Those whose names are `endless` have the time limit of the suite, and with them all others where calls are shared.
+        Samples whose names are in `endless` have the time limit `timeout`; where calls are shared, all samples have it.
         """
 
         async def main() -> dict[str, Outcome]:

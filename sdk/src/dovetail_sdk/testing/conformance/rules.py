@@ -17,7 +17,7 @@ class RulesConformance:
         found: by rule, `key=value` overrides of configs in which the rule finds something, with the severity and words
             of the message.
         silent: by rule, overrides of configs in which the rule finds nothing.
-        elsewhere: rules of the package that other tests try.
+        elsewhere: rules of the package that other tests cover.
     """
 
     distribution: ClassVar[str]

@@ -30,7 +30,7 @@ class RunConformance:
 
     @contextmanager
     def collected(self, run: Run) -> Iterator[StepContext]:
-        """Yield a step that has collected, and learns at the end of the block."""
+        """Yield a step that has collected its samples, and learn from them at the end of the block."""
         with run.step() as step:
             run.collect(step)
             yield step
@@ -38,7 +38,7 @@ class RunConformance:
 
     @contextmanager
     def abandoned(self, run: Run) -> Iterator[StepContext]:
-        """Yield a step that ends with an error of its trainer's."""
+        """Yield a step whose block ends with an error, as the trainer's own."""
         with pytest.raises(_RaisedError), run.step() as step:  # noqa: PT012 - the step passes it on
             yield step
             raise _RaisedError
@@ -115,7 +115,9 @@ class RunConformance:
     def assert_no_trace(
         self, run: Run, ends: Callable[[Run, StepContext], None], error: type[Exception]
     ) -> None:
-        """Assert that a step that `ends` breaks off after `collect` raises this error, and that the next step has its number and samples."""
+        """Assert that a step raises this error where `ends` breaks it off after `collect`, and that the next step has its number and
+        samples.
+        """
         run.publish_weights()
         before = run.position
         samples: list[str] = []

@@ -95,10 +95,10 @@ class DatasetConformance(PluginConformance):
     """Rows that a file of the format can hold."""
 
     suffix: ClassVar[str] = ".jsonl"
-    """What the names of its files end in."""
+    """Suffix of its files' names."""
 
     def write(self, path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows as a file of this format holds them."""
+        """Write rows to a file of this format."""
         pytest.skip("it says no way to write its files: override `write` in a suite")
 
     def read(self, *paths: Path) -> list[Mapping[str, Any]]:
@@ -144,7 +144,7 @@ class TrackerConformance(PluginConformance):
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Yield while the tracker needs its surroundings, such as a server."""
+        """Start surroundings that the tracker needs, such as a server, and yield while they run."""
         yield
 
     def test_a_whole_run_is_followed(self, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ class TrainerConformance(PluginConformance):
     kind = "trainer"
     plugin: ClassVar[type[Trainer]]
     steps: ClassVar[int] = 3
-    """Steps of the run."""
+    """Number of the run's steps."""
 
     def trained(self, **settings: Any) -> ScriptedRun:
         """Return a run that the trainer has driven to its end; for `settings` see `ScriptedRun`."""

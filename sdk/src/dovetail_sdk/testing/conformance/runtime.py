@@ -45,7 +45,7 @@ class RuntimeConformance(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def replicas(cls, runtime: Runtime) -> list[BaseRollout]:
-        """Return two replicas on it."""
+        """Return two rollout replicas on the runtime."""
         return runtime.rollout_replicas(cls().spec("rollout", "EchoRollout"), 2)
 
     def placed(self) -> Runtime:
@@ -56,7 +56,7 @@ class RuntimeConformance(PluginConformance):
         return runtime
 
     def spec(self, kind: str, attribute: str) -> WorkerSpec:
-        """Return a group of one of the suite's workers."""
+        """Return the spec of a group of one of the suite's worker classes."""
         ref = PluginRef(
             kind=kind, name=attribute, path=runtime_workers.__file__, attribute=attribute
         )

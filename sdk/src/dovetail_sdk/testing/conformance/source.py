@@ -67,7 +67,7 @@ class Lengths(RewardManager):
 
 
 class OneByOne(Trainer):
-    """Publishes, collects, learns."""
+    """Publishes weights, collects and learns, step by step."""
 
     name, api, Config = "one_by_one", ">=2.0,<3", TrainerSection
 
@@ -121,7 +121,7 @@ class SourceConformance(PluginConformance):
             yield started
 
     def collected(self, run: TrainingRun, *, learn: bool) -> list[str]:
-        """Take a step, and return the names of its samples. Without `learn` it ends before."""
+        """Take a step, and return the names of its samples. Without `learn`, the step ends after collecting."""
         run.publish_weights()
         names: list[str] = []
         with nullcontext() if learn else pytest.raises(PluginBrokenError), run.step() as step:

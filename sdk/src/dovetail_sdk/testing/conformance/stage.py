@@ -34,7 +34,7 @@ from dovetail_sdk.testing.scripted_run import ScriptedExperience
 ALWAYS = frozenset(
     name for name, column in GLOSSARY.items() if column.owner in ("loader", "rollout", "reward")
 ) - {"media"}
-"""What is in every batch of the suite."""
+"""Columns of every batch of the suite."""
 
 
 class StageConformance(PluginConformance):
@@ -46,7 +46,7 @@ class StageConformance(PluginConformance):
     kind = "stage"
     plugin: ClassVar[type[Stage]]
     overrides: ClassVar[tuple[str, ...]] = ()
-    """`key=value` of the config that the stage is asked about, such as `algorithm.advantage=gae`."""
+    """Overrides of the config with which the stage is tested, such as `algorithm.advantage=gae`."""
     required: ClassVar[Mapping[str, str]] = {}
     """Columns that other stages require, and what requires each."""
     tolerance: ClassVar[float] = 1e-5

@@ -25,7 +25,7 @@ from dovetail.planning.resolved_plugins import choose
 from dovetail_sdk.testing.conformance.random_batches import along_responses, beside, random_batch
 
 Answer = Callable[[str, Batch, frozenset[str | OutputSpec]], Batch]
-"""(role, batch, outputs) → what a forward pass of the role's model gives."""
+"""(role, batch, outputs) → the outputs of a forward pass of the role's model."""
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def plan_facts(overrides: tuple[str, ...], required: frozenset[tuple[str, str]])
     """Return the facts of a plan for the smallest config.
 
     Args:
-        overrides: `key=value`, laid over it.
+        overrides: `key=value` overrides of that config.
         required: columns that others require, each with what requires it.
 
     Raises:
@@ -193,7 +193,7 @@ class RandomModel:
         return Future.completed(None)
 
     def average_weights(self, directory: Path, share: float) -> Future[None]:
-        """Change nothing: the answers stay."""
+        """Change nothing: answers do not depend on weights."""
         assert 0 < share <= 1
         return Future.completed(None)
 
@@ -210,7 +210,7 @@ class Roles(dict[str, Any]):
     """Worker groups by role; an unknown role raises.
 
     Attributes:
-        refused: roles that were asked for and are not there.
+        refused: roles that were requested and do not exist.
     """
 
     def __init__(self, roles: Iterable[str], answer: Answer) -> None:

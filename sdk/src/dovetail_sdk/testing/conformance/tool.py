@@ -37,11 +37,11 @@ class ToolConformance(PluginConformance):
     kind = "tool"
     plugin: ClassVar[type[Tool]]
     episode: ClassVar[EpisodeInfo] = EpisodeInfo(sample_id="sample-0")
-    """The episode that it is opened for."""
+    """The episode for which the tool is opened."""
     calls: ClassVar[tuple[tuple[str, Mapping[str, Any], str], ...]] = ()
-    """Function, arguments, and a text that the observation contains; each is tried in an episode of its own."""
+    """Calls: function, arguments, and a text that the observation contains. Each is tried in an episode of its own."""
     refused: ClassVar[tuple[tuple[str, Mapping[str, Any], str], ...]] = ()
-    """Calls that become an error observation, each with a text that it contains."""
+    """Calls that become an error observation, each with a text that the observation contains."""
     hanging: ClassVar[tuple[str, Mapping[str, Any]] | None] = None
     """A call that runs for more than ten seconds unless it is cancelled."""
 
@@ -159,7 +159,7 @@ class ToolParserConformance(PluginConformance):
     tools: ClassVar[Sequence[ToolSchema]] = ()
     """Schemas of the functions that the examples call."""
     examples: ClassVar[tuple[tuple[str, ParsedTurn], ...]] = ()
-    """A turn with calls, and what it says."""
+    """Examples: the text of a turn with calls, and the parsed turn."""
 
     def parse(self, text: str) -> ParsedTurn:
         """Parse one turn."""

@@ -18,9 +18,9 @@ __all__ = ["RolloutConformance", "RolloutSuite"]
 class RolloutConformance(
     GenerationCases, LogProbCases, InterruptionCases, UpdateCases, AdapterCases, MemoryCases
 ):
-    """Subclass it, set `plugin`, and pytest runs what its capabilities promise.
+    """Conformance suite for rollout engines: subclass it and set `plugin`; its capabilities decide which tests run.
 
-    Attributes and methods of `RolloutSuite` say how the suite reaches the engine: its device, the weight transport,
-    how an update is sent. An engine in other processes names a `weight_transport` that reaches them; one with the capability
-    `lora` has a `config` with room for adapters.
+    Attributes and methods of `RolloutSuite` say how the suite reaches the engine: its device, the weight transport, how an update is
+    sent. An engine in other processes needs a `weight_transport` that reaches them; an engine with the capability `lora`, a `config` with
+    room for adapters.
     """

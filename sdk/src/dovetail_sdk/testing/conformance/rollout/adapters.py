@@ -156,7 +156,7 @@ class AdapterCases(RolloutSuite):
         )
 
     def merged(self, adapter: PlainAdapter, base: PlainModel) -> PlainModel:
-        """Return the oracle: the model with the adapter merged, which finds other things likely than without it."""
+        """Return the reference model with the adapter merged, after asserting that its predictions differ from the base model's."""
         merged = adapter.merged(base)
         assert np.abs(merged.score(SCORED) - base.score(SCORED)).max() > 2 * self.tolerance
         return merged

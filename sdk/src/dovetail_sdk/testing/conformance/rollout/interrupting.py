@@ -12,8 +12,7 @@ import pytest
 from dovetail.interfaces import BaseRollout, Completion, RolloutRequest
 
 TIMEOUT = 600.0
-"""Seconds after which an answer is given up that should long have come, from an engine that decodes slowly and on a machine
-with much else to do."""
+"""Seconds to wait for an answer, enough for a slow engine on a busy machine."""
 _ATTEMPTS = 20
 
 
@@ -67,9 +66,9 @@ async def interrupted(
     """Submit a request and interrupt it, again until it was caught in the middle.
 
     Args:
-        engine: started.
-        request: long enough to be caught.
-        interrupt: awaited while it runs; afterwards the request must come to its end.
+        engine: a started engine.
+        request: a request that runs long enough to be caught.
+        interrupt: the interruption, awaited while the request runs; afterwards the request must end.
         caught: whether the samples show that they were caught in the middle.
 
     Returns:

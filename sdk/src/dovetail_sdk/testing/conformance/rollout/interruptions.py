@@ -207,7 +207,7 @@ class InterruptionCases(RolloutSuite):
         self.assert_likely_by_version(whole, 1, {first: plain, second: changed})
 
     def version_of(self, engine: BaseRollout) -> int:
-        """Return the version of the weights that generate now."""
+        """Return the version of the weights with which the engine generates now."""
         (version,) = versions_of(self.greedy(engine))
         return version
 

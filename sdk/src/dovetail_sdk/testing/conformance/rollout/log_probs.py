@@ -14,11 +14,11 @@ from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, RolloutSuite
 
 DRAWS = 1000
-"""Single tokens of one prompt, over a vocabulary of 300: the estimate is within 0.013 of the truth, as a standard deviation."""
+"""Number of single tokens drawn for one prompt, over a vocabulary of 300: the estimate's standard deviation is 0.013."""
 
 
 class LogProbCases(RolloutSuite):
-    """Parity with a plain forward pass in float32."""
+    """Tests of log-probabilities against a plain forward pass in float32."""
 
     def test_log_probs_are_given_only_when_asked_for(self, engine: BaseRollout) -> None:
         for completion in self.generate(engine, self.request(0))["prompt0"]:

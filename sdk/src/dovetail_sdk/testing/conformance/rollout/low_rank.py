@@ -25,7 +25,7 @@ class PlainAdapter:
     """
 
     manifest: WeightManifest
-    """A manifest of kind `adapter`, which lists the tensors in their order."""
+    """Manifest of kind `adapter`, which lists the tensors in order."""
     tensors: dict[str, Tensor]
     """A [r, in] and B [out, r] of every adapted layer by peft's names, float32 on the CPU."""
 
@@ -50,7 +50,7 @@ class PlainAdapter:
             modules: last parts of the names of the adapted layers, such as `q_proj`.
             rank: r.
             alpha: the numerator of the scale s.
-            rank_stabilised: s = alpha / √r instead of alpha / r (arXiv 2312.03732).
+            rank_stabilised: whether s is alpha / √r instead of alpha / r (arXiv 2312.03732).
             strength: standard deviation of B's entries; A's have 1.
             seed: the random seed; by default the version.
         """

@@ -16,7 +16,7 @@ ALL = frozenset({"weights", "kv_cache"})
 
 
 class MemoryCases(RolloutSuite):
-    """Needs the capability `sleep`."""
+    """Tests of the capability `sleep`."""
 
     @pytest.mark.parametrize("tags", [ALL, frozenset({"kv_cache"})], ids=["all", "kv_cache"])
     def test_after_sleep_and_wake_it_generates_exactly_as_before(

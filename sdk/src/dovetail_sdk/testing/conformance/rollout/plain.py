@@ -71,7 +71,7 @@ class PlainModel:
         return self.score(whole_L, temperature)[len(prompt_ids_P) - 1 :]
 
     def continued(self, ids_1L: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Return logits [L, V] of the tokens after a cache, which their keys and values are added to."""
+        """Return logits [L, V] of tokens that follow a cache, and add their keys and values to the cache."""
         return self._model(ids_1L, past_key_values=cache, use_cache=True).logits[0]
 
     @staticmethod
@@ -81,8 +81,7 @@ class PlainModel:
         response_ids_T: np.ndarray,
         versions_T: np.ndarray,
     ) -> np.ndarray:
-        """Return float32 [T], nats: log-probabilities of a response during which weights changed, with each token's keys and values as the
-        version of that token computed them.
+        """Return float32 [T], nats: log-probabilities of a response during which weights changed, without recomputing keys and values.
 
         The weights of a token's version process the token before it, on top of the keys and values computed so far.
 

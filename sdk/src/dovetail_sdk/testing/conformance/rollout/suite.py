@@ -43,9 +43,9 @@ PROMPTS = (
     (21,),
     tuple(5 + (7 * token) % 290 for token in range(300)),
 )
-"""Short ones, and one that fills several blocks of any engine's prefix cache."""
+"""Token ids of prompts: short ones, and one that fills several blocks of any engine's prefix cache."""
 LONG = len(PROMPTS) - 1
-"""Number of the last one."""
+"""Index of the long prompt."""
 
 _senders: WeakKeyDictionary[BaseRollout, WeightSender] = WeakKeyDictionary()
 _versions = itertools.count(1)
@@ -66,17 +66,17 @@ class RolloutSuite(PluginConformance):
     weights_device: ClassVar[str] = "cpu"
     """The torch device of the tensors that are sent."""
     dtype: ClassVar[Literal["float32", "bfloat16"]] = "float32"
-    """In which the engine computes; the reference computes in float32 throughout."""
+    """Dtype in which the engine computes; the reference always computes in float32."""
     tolerance: ClassVar[float] = 1e-5
-    """Largest difference of log-probabilities, in nats, from the reference in float32. In another dtype, tokens that the
-    reference finds likely within twice as much are as good as one another where the most likely one is asked for."""
+    """Largest difference of log-probabilities, in nats, from the reference in float32. In another dtype, a greedy token may be any whose
+    reference log-probability is within twice this of the most likely one's."""
     weight_transport: ClassVar[PluginSection] = InProcessTransportConfig(
         name="in_process", timeout=60.0
     )
-    """How weights reach the engine: the config of a transport. A minute is enough for its ends to meet on a busy machine,
-    and not too long where a torn update is waited for."""
+    """How weights reach the engine: the config of a transport. A timeout of a minute is enough for its ends to meet on a busy machine,
+    and not too long for a torn update."""
     long_response: ClassVar[int] = 2000
-    """Tokens that take long enough to be interrupted; with the longest prompt, within the engine's length."""
+    """Tokens of a response that is long enough to be interrupted; with the longest prompt, it fits the engine's length."""
 
     # -- what an engine may override -----------------------------------------------------------
 
@@ -156,7 +156,7 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def updated_engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
-        """Yield the engine of `fresh`."""
+        """Yield the started engine that `fresh` updates."""
         suite = cls()
         engine = suite.start(model_directory)
         yield engine
@@ -197,7 +197,8 @@ class RolloutSuite(PluginConformance):
         Args:
             engine: started.
             model: the new weights.
-            fault: it `breaks off` in the middle; or its manifest `lacks a tensor` of the model, or `names another`.
+            fault: the fault of the update: it `breaks off` in the middle; or its manifest `lacks a tensor` of the model, or `names
+                another`.
 
         Raises:
             WeightSyncError: the engine's error.

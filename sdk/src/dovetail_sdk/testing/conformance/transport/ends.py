@@ -25,15 +25,15 @@ from dovetail_sdk.testing.transport_ends import Contents, TransportPlace, conten
 
 Outcome = Contents | WeightSyncError
 PATIENCE = 60.0
-"""Seconds that ends may wait for each other where all come: enough on a busy machine."""
+"""Seconds that ends may wait for each other where all connect: enough on a busy machine."""
 TO_COME = 2.0
-"""Seconds within which ends come, where one of them never does."""
+"""Seconds within which ends connect in tests where one of them never does."""
 IN_VAIN = 0.3
-"""Seconds to wait where no other end comes."""
+"""Seconds to wait in tests where no other end connects."""
 
 
 class EndsOfATransport(PluginConformance):
-    """Makes the ends, and runs an update between them."""
+    """Base of the suite of weight transports, which makes the ends and runs an update between them."""
 
     kind = "weight_transport"
     plugin: ClassVar[type[WeightTransport]]
@@ -122,7 +122,7 @@ class EndsOfATransport(PluginConformance):
 
     @property
     def meets(self) -> bool:
-        """Whether both ends of an update must be there at the same time: then each learns of the other's failure."""
+        """Whether both ends of an update must run at the same time, so that each learns of the other's failure."""
         return "ends_meet" in self.plugin.capabilities
 
     def needs_processes(self) -> None:

@@ -18,7 +18,7 @@ from dovetail_sdk.testing.transport_ends import TransportEnd, case_tensors, cont
 
 
 class BetweenProcesses(EndsOfATransport):
-    """For transports that declare `across_processes`."""
+    """Tests of transports with the capability `across_processes`."""
 
     def test_processes_receive_what_another_one_sends(self) -> None:
         self.needs_processes()
