@@ -1,5 +1,4 @@
-"""Analysis of the text of assert tests: the names that they use of the response, and the operations that only its own process can answer.
-"""
+"""Analysis of the text of assert tests: the names of the response that they use, and operations that only its process can answer."""
 
 from __future__ import annotations
 
