@@ -115,7 +115,7 @@ class OpenTools:
 
         Raises:
             ToolError: no function has this name, the arguments violate its schema, or the tool raised it. The policy is shown the
-            message.
+                message.
             TypeError: the tool returned no ToolResult.
         """
         if call.name not in self._functions:

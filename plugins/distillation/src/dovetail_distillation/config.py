@@ -103,8 +103,7 @@ class DistillConfig(PluginSection):
     """Words of the teacher that are compared at each token."""
     tail: Literal["bucket", "renormalize"] = "bucket"
     """Treatment of all other words: `bucket` counts them as one word with the remaining probability; `renormalize` drops them and
-    normalises
-    both sides without them."""
+    normalises both sides without them."""
     beta: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.lt(1)]
     )

@@ -87,8 +87,7 @@ class SimulatedUserConfig(WorkerSection):
 
     file: str = attrs.field(default="", validator=_given_text)
     """File with one task per line, a JSON object: `user`, the user's goal and knowledge; `opening`, the user's first message; optionally
-    `answer`,
-    a text that the policy's last message has to contain, and `system`, the policy's system message."""
+    `answer`, a text that the policy's last message has to contain, and `system`, the policy's system message."""
     url: str = attrs.field(default="", validator=_is_url)
     """The base of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
     model: str = attrs.field(default="", validator=_given_text)

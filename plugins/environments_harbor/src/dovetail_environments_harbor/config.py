@@ -33,8 +33,7 @@ class HarborConfig(WorkerSection):
     """A folder of tasks, or one task: a folder with task.toml, instruction.md and tests."""
     runtime: str = "docker"
     """The runtime of tasks, by Harbor's name: `docker`, `podman`, `singularity`, or a service of its list. `sandbox`: without a container,
-    in the
-    sandbox of `dovetail-rewards`, which has this machine's programs and no network; the task's Dockerfile is not run."""
+    in the sandbox of `dovetail-rewards`, which has this machine's programs and no network; the task's Dockerfile is not run."""
     runtime_config: Mapping[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
     """Settings of that runtime in Harbor."""
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})

@@ -22,8 +22,7 @@ class OpenEnvConfig(WorkerSection):
     """In place of `project`: the address of a running server, such as a container's. It has to accept `workers` concurrent sessions."""
     action: str | None = None
     """The field of an action that gets the policy's text, such as `message`. Absent: the only required field of an action; with several,
-    the
-    policy writes the action as a JSON object."""
+    the policy writes the action as a JSON object."""
     observation: str | None = None
     """The field of an observation that the policy sees. Absent: all fields, as JSON where there are several."""
     instruction: str = attrs.field(default="", metadata={VERBATIM: True})

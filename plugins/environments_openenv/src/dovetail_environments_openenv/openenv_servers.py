@@ -15,8 +15,7 @@ class OpenEnv(WorkerEnvironment):
 
     Training tasks come from the split of type `train` of the environment's task API, held-out tasks from its next split. An environment
     without that API is reset with seeds instead. An action that the environment refuses is answered with the reason, and counts as a turn.
-    Parts are `turns` and
-    `invalid`, the refused actions.
+    Parts are `turns` and `invalid`, the refused actions.
 
     In a config:
 

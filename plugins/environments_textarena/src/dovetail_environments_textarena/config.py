@@ -18,5 +18,4 @@ class TextarenaConfig(WorkerSection):
         validator=attrs.validators.min_len(1),
     )
     """Games by their names in TextArena, such as `TicTacToe-v0`; tasks are divided evenly. A game of two is played against random moves,
-    the
-    policy taking each seat in turn; its observations have to list the allowed moves, as those of board games do."""
+    the policy taking each seat in turn; its observations have to list the allowed moves, as those of board games do."""

@@ -14,8 +14,7 @@ class Verifiers(WorkerEnvironment):
     """A taskset of verifiers: its harness calls the policy, its rewards score the episode.
 
     The reward is the sum of the weighted rewards of the taskset's trace; parts are the single rewards, the trace's metrics, and `turns`. An
-    episode in which
-    verifiers notes an error fails.
+    episode in which verifiers notes an error fails.
 
     In a config:
 

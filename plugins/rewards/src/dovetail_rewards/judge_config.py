@@ -56,8 +56,8 @@ class JudgeConfig(BudgetConfig):
     extra_body: dict[str, Any] = attrs.field(factory=dict)
     """Further keys of the request, such as `{response_format: {type: json_object}}`."""
     tries: int = attrs.field(default=3, validator=AT_LEAST_ONE)
-    """Requests for a judgement before it fails. Retried are failed connections, time-outs, retryable statuses, and answers without a
-    verdict where `temperature` is not 0.
+    """Requests for a judgement before it fails. A request is repeated after a failed connection, a time-out, a retryable status, or, where
+    `temperature` is not 0, an answer without a verdict.
     """
     backoff: float = attrs.field(default=0.5, validator=NOT_NEGATIVE)
     """Seconds before the second request; doubles with each. the endpoint's `Retry-After` is used where it is longer."""

@@ -65,8 +65,7 @@ class ProcessRewardModelConfig(ScoringModelConfig):
 
     head: Literal["classifier", "language_model"] = "classifier"
     """classifier: a token classifier with one label, or with two of which the second means right; language_model: the probability of
-    `positive`
-    relative to `negative` as the next token."""
+    `positive` relative to `negative` as the next token."""
     positive: str = attrs.field(default="+", metadata={VERBATIM: True})
     """Text whose last token is a language model's verdict on a right step."""
     negative: str = attrs.field(default="-", metadata={VERBATIM: True})

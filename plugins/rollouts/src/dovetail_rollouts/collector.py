@@ -216,7 +216,7 @@ class RolloutCollector:
         Args:
             step: the number of the step.
             sound: True where the step was stopped, False where it failed. After a failure, which the groups may have caused, no
-            checkpoint keeps them.
+                checkpoint keeps them.
         """
         groups = self._taken.pop(step, [])
         self._ledger.give_back(step)

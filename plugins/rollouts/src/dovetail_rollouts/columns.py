@@ -85,8 +85,7 @@ def to_batch(
     """Return the columns of the samples that have a score, one row for each of their sequences; failed samples are left out.
 
     A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position among the
-    samples in the batch. `sample_id` is
-    unique: a sample's second sequence and those after it append their number to it.
+    samples in the batch. `sample_id` is unique: a sample's second sequence and those after it append their number to it.
 
     Args:
         samples: samples in any order; those of one `group` answer one prompt.

@@ -1,4 +1,4 @@
-"""`dovetail pool`: show, add and drain the rollout replicas of a running run."""
+"""`dovetail pool`: show, add and drain the rollout replicas of an active run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_WAIT = click.option(
 
 @click.group()
 def pool() -> None:
-    """Show and change the rollout replicas of a running run."""
+    """Show and change the rollout replicas of an active run."""
 
 
 @pool.command()
@@ -26,9 +26,8 @@ def pool() -> None:
 def status(run: Path, as_json: bool) -> None:
     """Print the replicas of RUN, a run directory, and the length of its queue.
 
-    A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the
-    others') or failed. REQUESTS counts unanswered requests, TOKENS the most
-    tokens that they may still generate.
+    A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the others') or
+    failed. REQUESTS counts unanswered requests, TOKENS the most tokens that they may still generate.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_rollouts.pool_socket import ask

@@ -43,8 +43,7 @@ class EarlyRelease:
         """Return the groups to take, sorted by the step in which they are due; None where the step has to wait.
 
         The first finished groups are taken if all remaining groups can still be trained on in time when later steps take the earliest
-        deadline
-        first. Where that is impossible, the step waits for the groups that are due first.
+        deadline first. Where that is impossible, the step waits for the groups that are due first.
 
         Args:
             admitted: the groups that no step has taken; at least `count`.

@@ -1,4 +1,4 @@
-"""PoolCommands: the commands to the pool of a running run: show its status, add a replica, drain a replica."""
+"""PoolCommands: the commands to the pool of an active run: show its status, add a replica, drain a replica."""
 
 from __future__ import annotations
 

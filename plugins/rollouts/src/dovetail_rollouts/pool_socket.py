@@ -1,4 +1,4 @@
-"""The connection of `dovetail pool` to a running run: a Unix socket that carries JSON lines.
+"""The connection of `dovetail pool` to an active run: a Unix socket that carries JSON lines.
 
 The socket is in a folder that only the run's user may enter, since its path may have at most about 100 bytes and a shared file system
 may not support sockets. The run directory holds a symbolic link to it.

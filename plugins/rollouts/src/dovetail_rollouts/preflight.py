@@ -36,8 +36,7 @@ def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
     A server that renders the whole conversation again then shows the policy other tokens than it was trained on. The warning names the
     turns and the setting of `rollout.agent_loop.on_history_change`: `keep` or `fork`; `refuse` makes it an error. The template is tried
-    with
-    a tool in place of the loop's own, which are not started. Models that are not on this machine are not looked at.
+    with a tool in place of the loop's own, which are not started. Models that are not on this machine are not looked at.
     """
     from dovetail_datasets import load_tokenizer
     from dovetail_rollouts.template_transitions import (

@@ -30,8 +30,7 @@ class StreamingConfig(TrainerSection):
 
     over_sampling: float | None = None
     """Limit of outstanding prompts, in multiples of a step's prompts, from sync_every to below (max_staleness + 1) · sync_every. A step
-    then
-    takes the prompts that finish first; the others continue, and are trained on within max_staleness. null: as many as max_staleness
+    then takes the prompts that finish first; the others continue, and are trained on within max_staleness. null: as many as max_staleness
     allows, taken in the order of admission."""
 
     def __attrs_post_init__(self) -> None:

@@ -24,7 +24,7 @@ _PROGRAM = Path(__file__).with_name("math_worker.py")
 
 
 class MathTimeoutError(TimeoutError):
-    """Raised where the comparison of the ground truth alone exceeds the time limit."""
+    """The comparison of the ground truth alone exceeded the time limit."""
 
 
 class MathProcesses:
@@ -34,9 +34,8 @@ class MathProcesses:
     separate process, which is killed at the limit.
 
     An answer whose comparison ends without a result (time limit, memory, crash or an error of sympy) is wrong, so that a policy can't avoid
-    a
-    score by writing a power tower. The sample fails only if comparing the ground truth with the number 1 has no result either. A comparison
-    therefore takes up to the limit, and up to twice the limit where the ground truth is the cause.
+    a score by writing a power tower. The sample fails only if comparing the ground truth with the number 1 has no result either. A
+    comparison therefore takes up to the limit, and up to twice the limit where the ground truth is the cause.
 
     Args:
         count: the number of processes; further callers wait.

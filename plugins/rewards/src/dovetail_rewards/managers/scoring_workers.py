@@ -60,9 +60,9 @@ class ScoringWorkers:
     """Workers that score batches, each with a reward manager over the run's functions.
 
     A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for that
-    time is
-    pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored again, alone on a worker: a
-    sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most `restarts` times in a row.
+    time is pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored again, alone on a
+    worker: a sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most `restarts` times in a
+    row.
 
     Args:
         config: a config whose `workers` is set.

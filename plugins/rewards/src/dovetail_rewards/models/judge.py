@@ -38,9 +38,9 @@ _SHOWN = 2000
 class JudgeManager(RewardManager):
     """Scores single samples by the verdicts of a language model.
 
-    score = aggregate of `votes` verdicts; components `votes` (that succeeded) and `vote_spread` (their standard deviation)
-    where there are several. A sample with fewer than `min_votes` successful
-    judgements fails with the kind of the first failed one, such as an unreachable judge or an answer that can't be parsed.
+    score = aggregate of `votes` verdicts; components `votes` (that succeeded) and `vote_spread` (their standard deviation) where there are
+    several. A sample with fewer than `min_votes` successful judgements fails with the kind of the first failed one, such as an unreachable
+    judge or an answer that can't be parsed.
 
     Every request, retries included, is charged to one budget; waiting for the budget does not count as running time.
 

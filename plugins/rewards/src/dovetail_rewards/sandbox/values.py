@@ -121,5 +121,5 @@ class Runner(Protocol):
         ...
 
     def cancel(self, program: Program) -> None:
-        """End the running runs of this Program object; they raise SandboxUnreachableError. On a service they end at their limit."""
+        """End the runs of this Program object; they raise SandboxUnreachableError. On a service they end at their limit."""
         ...
