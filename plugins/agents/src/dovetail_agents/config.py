@@ -13,20 +13,20 @@ from dovetail.sections import ABOVE_ZERO, EpisodeSection, PluginSection, plugin_
 
 @attrs.frozen(kw_only=True)
 class ToolAgentConfig(EpisodeSection):
-    """The policy calls tools until it calls none."""
+    """Settings of `tool_agent`, whose episodes end with a turn without tool calls."""
 
     tools: tuple[PluginSection, ...] = plugin_field("tool", None, collection="list")
-    """What it can call, described to it in this order."""
+    """The tools that the policy can call, described to it in this order."""
     parser: PluginSection | None = plugin_field("tool_parser", "hermes")
-    """How the model writes its calls."""
+    """Parser of the model's tool calls."""
     max_calls_per_turn: int = attrs.field(default=8, validator=attrs.validators.ge(1))
-    """Calls of one turn that are run, all at once; 1 for models whose chat template takes one."""
+    """Maximum calls of one turn that are run, all at once; 1 for models whose chat template accepts only one."""
     call_seconds: float | None = attrs.field(default=60.0, validator=ABOVE_ZERO)
-    """How long a call may run. One that takes longer is cancelled and named, and its episode fails with `tool`."""
+    """Seconds that a call may run. One that takes longer is cancelled, and its episode fails with `tool`."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Further tries of a call whose tool failed; what a tool tells the policy is not a failure."""
+    """Retries of a call whose tool failed; an error that a tool reports to the policy is no failure."""
     max_running_calls: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Calls that run at once, over all episodes; waiting for a place does not count as a call's time."""
+    """Maximum concurrent calls over all episodes; waiting does not count as a call's time."""
 
 
 def _pattern(_config: Any, _attribute: Any, value: str) -> None:
@@ -38,7 +38,7 @@ def _pattern(_config: Any, _attribute: Any, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class EpisodeOutcomeConfig(PluginSection):
-    """Leaves out episodes by how they ended, or by what went wrong in them."""
+    """Settings of `episode_outcome`, which leaves out episodes by their end or their errors."""
 
     outcomes: tuple[
         Literal["no_answer", "void_turn", "unreadable_call", "turns", "tokens", "calls"], ...
@@ -46,8 +46,8 @@ class EpisodeOutcomeConfig(PluginSection):
         default=("no_answer", "unreadable_call", "turns", "tokens"),
         validator=attrs.validators.min_len(1),
     )
-    """Episodes of which one of these is true are left out."""
+    """Outcomes of episodes that are left out."""
     answer: str = attrs.field(default=r"\S", validator=_pattern)
     """Regular expression that is searched for in a turn's text: a turn without a match is not an answer."""
     action: Literal["drop", "mask"] = "drop"
-    """drop: they leave their group. mask: they count in their group's statistics, and have no loss."""
+    """drop: the episodes are removed from their group. mask: they count in the group's statistics, but have no loss."""

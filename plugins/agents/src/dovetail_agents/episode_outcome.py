@@ -1,4 +1,4 @@
-"""EpisodeOutcome: leaves episodes out of training by how they ended and what went wrong in them."""
+"""EpisodeOutcome: leaves episodes out of training by their end or their errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EpisodeOutcome(SampleFilter):
         return frozenset({"trajectory", "finish_reason"})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Return bool [N]: False for the sequences of an episode of which one of the outcomes is true.
+        """Return bool [N]: False for the sequences of an episode that has one of the outcomes.
 
         Args:
             columns: `trajectory`, N JSON objects, and `finish_reason`, N texts.

@@ -11,9 +11,9 @@ from dovetail.interfaces import GroundTruth, RewardFunction
 class EpisodeReward(RewardFunction):
     """The sum of the rewards that tools and the agent loop gave.
 
-    R = Σ_k r_k over turns k, with r_k on the last token of turn k: what `Session.reward` and `ToolResult.reward` gave.
+    R = Σ_k r_k over turns k. r_k, the sum given by `Session.reward` and `ToolResult.reward`, is on the last token of turn k.
 
-    A sample that is one response to its prompt has no turns, and fails.
+    A sample that is a single response without an episode fails.
     """
 
     name = "episode"
@@ -35,7 +35,7 @@ class EpisodeReward(RewardFunction):
             solution_str: not read.
             ground_truth: not read.
             extra_info: not read.
-            trajectory: what happened in the episode, as JSON values.
+            trajectory: the record of the episode, as JSON values.
 
         Raises:
             ValueError: there was no episode.

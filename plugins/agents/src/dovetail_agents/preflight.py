@@ -17,7 +17,8 @@ _LOOP = "rollout.agent_loop"
 def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
     """`tool_agent` has no tool; or a call's limit (`call_seconds`, `max_seconds`) ends it before its tool would, such as a program of `python` at its own limit.
 
-    The tool would show the policy that it took too long. The limit fails the episode, which then has no score: a policy can choose that.
+    A tool's own time limit is reported to the policy. The limit of calls fails the episode, which then has no score, so that a policy could
+    avoid a score on purpose.
     """
     loop = config.rollout.agent_loop
     if not isinstance(loop, ToolAgentConfig):

@@ -36,15 +36,15 @@ Result = TypeVar("Result")
 
 _HERMES = PluginSection(name="hermes")
 UNREADABLE = "unreadable_call"
-"""What a call that can't be read is named in the trajectory."""
+"""The name of an unreadable call in the trajectory."""
 _BACKOFF_SECONDS = 0.25
 
 
 class ToolAgent(AgentLoop):
-    """In each turn, the calls that the policy wrote are run at once, and it is shown their results in the order of the calls.
+    """Agent loop that runs the calls of each turn concurrently, and shows their results to the policy in the order of the calls.
 
     The episode ends with a turn without calls, with a tool that says so, or at a limit. A ToolError, a call that can't be read, and calls beyond
-    `max_calls_per_turn` become observations `error: …`. A reward that a tool gives is its turn's.
+    `max_calls_per_turn` become observations `error: …`. A tool's reward is added to the turn of its call.
 
     Metrics are means over episodes: `episode/tool_calls/NAME` and `episode/tool_seconds/NAME` of each function, tries that failed
     included in its seconds; `episode/tool_errors`, ToolErrors and calls that can't be read; `episode/unreadable_calls`, the latter alone;
@@ -80,7 +80,7 @@ class ToolAgent(AgentLoop):
         """Start the tools and the parser.
 
         Raises:
-            PluginError: one can't be loaded, a schema is wrong, or two functions share a name.
+            PluginError: a tool or the parser can't be loaded, a schema is wrong, or two functions share a name.
         """
         parser: Any = make_plugin(
             ref_for("tool_parser", self.config.parser or _HERMES), self.context

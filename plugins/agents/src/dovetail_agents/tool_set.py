@@ -114,8 +114,8 @@ class OpenTools:
         """Run a call.
 
         Raises:
-            ToolError: no function has this name, the arguments violate its schema, or the tool raised it: the policy is
-                shown the message.
+            ToolError: no function has this name, the arguments violate its schema, or the tool raised it. The policy is shown the
+                message.
             TypeError: the tool returned no ToolResult.
         """
         if call.name not in self._functions:

@@ -1,4 +1,4 @@
-"""What a run reads: rows of datasets as prompts and examples, tokenizers and chat templates, images, and what a model's files say of it.
+"""The inputs of a run: dataset rows as prompts and examples, tokenizers and chat templates, images, and the facts in a model's files.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

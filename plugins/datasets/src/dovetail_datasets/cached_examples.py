@@ -34,7 +34,7 @@ from dovetail_datasets.shards import SHARD_ROWS, Shard, ShardFile, ShardFolder
 
 _log = logging.getLogger("dovetail")
 SAMPLED = 3
-"""Shards of a streamed dataset that are read before the start: the first, and others at equal distances."""
+"""The number of shards of a streamed dataset that are read before the start: the first, and others at equal distances."""
 
 
 class _Part(NamedTuple):
@@ -57,11 +57,11 @@ class ExampleRows:
 
     shape: DatasetShape
     offset: int
-    """Rows of the datasets before it."""
+    """The number of rows in the datasets before this one."""
     rows: RowGroups
     make: ExampleMaker
     folder: ShardFolder | None
-    """The folder of its shards; None where they are not kept."""
+    """The folder of the dataset's shards; None where they are not kept."""
 
 
 class ExampleShards:
@@ -88,7 +88,7 @@ class ExampleShards:
         self._open: dict[int, Shard] = {}
 
     def missing(self) -> int:
-        """Return the rows of shards that the cache did not have when it was opened."""
+        """Return the number of rows in shards that the cache lacked when it was opened."""
         folders = [each.folder for each in self.datasets]
         return sum(
             part.size
@@ -115,7 +115,7 @@ class ExampleShards:
         """Return the example of a row, counted over all datasets; None where it is too long.
 
         Raises:
-            DataError: its file has changed, or it is bad and no row may be.
+            DataError: the row's file has changed, or the row is bad and no bad row is allowed.
         """
         number = int(np.searchsorted(self._firsts, row, side="right")) - 1
         dataset = self.datasets[self._parts[number].dataset]
@@ -213,11 +213,11 @@ class ExampleShards:
 
 
 class CachedExamples(IndexedPrompts):
-    """Examples by place, of the rows that are neither too long nor bad.
+    """Examples by position, without rows that are too long or bad.
 
     Args:
         shards: the shards of the datasets.
-        rows: int64 [E], the row of each place.
+        rows: int64 [E], the row at each position.
         digests: texts that differ where the examples do.
     """
 
@@ -278,7 +278,7 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         """Return the example of a row; see `ExampleShards.take`.
 
         Raises:
-            DataError: more rows are bad than may be.
+            DataError: more rows are bad than allowed.
         """
         found = super().take(row)
         if isinstance(found, BadRow):

@@ -1,4 +1,4 @@
-"""Closing: what stands behind a response where a model is trained at its end."""
+"""Closing: the tokens after a response, for models that are trained at the response's end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Closing:
     """The token after a response, for objectives that are trained at the response's end."""
 
     tail: tuple[int, ...]
-    """What the chat template writes behind a response that is trained on."""
+    """Tokens that the chat template writes after a response that is trained on."""
     added: int
-    """Tokens at the end of such a response that the template does not write."""
+    """The number of tokens at the end of such a response that the template does not write."""
     token: int
-    """Its value is that of all that stands before it."""
+    """The token at which the model is trained; its value is that of everything before it."""
 
     @classmethod
     def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:

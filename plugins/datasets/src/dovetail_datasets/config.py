@@ -14,12 +14,12 @@ class FilesConfig(PluginSection):
     """Parquet, JSONL, JSON arrays and Arrow files, also compressed by gzip or zstd."""
 
     format: Literal["auto", "parquet", "jsonl"] = "auto"
-    """What the files are; auto goes by their names, then by their first bytes. A JSON array is recognised under `jsonl`."""
+    """Format of the files; auto recognises it by their names, then by their first bytes. `jsonl` includes JSON arrays."""
 
 
 @attrs.frozen(kw_only=True)
 class ShuffledConfig(PluginSection):
-    """Each epoch in an order of its own."""
+    """Settings of the sampler `shuffled`, which draws a new order for each epoch."""
 
     seed: int | None = None
-    """Seed of the order; the run's where absent."""
+    """Seed of the order; absent: the run's seed."""

@@ -1,8 +1,8 @@
 """TextEncoder: the token ids of rendered text, in which control tokens are those that the chat template writes.
 
-A given text may spell a control token: a web page with `<|im_end|>` and the beginning of a system's turn would speak as the system. So
-such spellings in messages are marked before the template renders them. A text with marks is encoded by a copy of the tokenizer whose
-control tokens have secret names, which are written for the template's tokens alone: what is marked is text like any other.
+A message may spell a control token: a web page with `<|im_end|>` and the beginning of a system turn would pose as the system. So such
+spellings are marked before the template renders the messages. A copy of the tokenizer, whose control tokens have secret names, encodes the
+result: only the template's own control tokens are written with these names, and marked spellings are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail_datasets.tokenizer import added_tokens, special_texts
 
 T = TypeVar("T")
 Parts = list[list[int]]
-"""Token ids of a text, in parts: the prompt; what is trained on; what is not, and what is, in turn."""
+"""Token ids of a text, in parts: the prompt, a trained part, then untrained and trained parts in turn."""
 
 _MARK = "".join(secrets.choice(digits) for _ in range(32))
 """Begins a mark: digits, which templates neither trim nor escape nor capitalise; random ones, which no given text holds."""
@@ -38,7 +38,7 @@ _BARS = frozenset("|｜")
 
 
 class Marked(str):
-    """A text in which the parts given by data are marked. Control tokens elsewhere in it become tokens."""
+    """A text in which parts from the data are marked. Control tokens outside them are encoded as control tokens."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class TextEncoder:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        control_tokens: `allow` marks nothing, so that what text spells becomes a control token.
+        control_tokens: `data.control_tokens`; with `allow` nothing is marked, so that spelled control tokens are encoded as such.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class TextEncoder:
 
 
 def unmarked(text: str) -> str:
-    """Return a text as it reads, without marks."""
+    """Return a text without marks."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 

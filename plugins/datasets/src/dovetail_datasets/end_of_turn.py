@@ -1,4 +1,4 @@
-"""TurnEnds: what ends an assistant's turn, also where the chat template writes nothing after it."""
+"""TurnEnds: the token that ends an assistant's turn, also where the chat template writes nothing after the turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail_datasets.message_form import SENTINEL, Tools, message_form
 from dovetail_datasets.tokenizer import special_texts
 
 Stops = Callable[[], Collection[int]]
-"""Returns the tokens at which generation stops; none where that is not known."""
+"""A function that returns the tokens at which generation stops; empty where they are unknown."""
 _QUESTION = {"role": "user", "content": "."}
 _CALL = {
     "id": "call00000",
@@ -48,9 +48,9 @@ class TurnEnds:
 
         Args:
             text: the text of the messages up to the turn.
-            following: the text with the messages after it; None where what comes after the turn is left out.
+            following: the text including the messages after the turn; None where these are left out.
             tools: the functions of the conversation.
-            calls: whether the turn has calls.
+            calls: whether the turn has tool calls.
         """
         turn = text.rstrip()
         if turn.endswith(self.special):

@@ -1,4 +1,4 @@
-"""The kinds of example that a dataset may hold: what they are called, and which columns they have besides."""
+"""The kinds of example that a dataset may hold: their names and their additional columns."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ NAMES: dict[Examples, str] = {
     "preferences": "preference pairs",
     "unpaired_preferences": "rated responses",
 }
-"""What examples are called."""
+"""The plural noun for each kind of example."""
 OBJECTIVES: dict[Examples, str] = {
     "conversations": "nll",
     "preferences": "dpo",
     "unpaired_preferences": "kto",
 }
-"""Objectives that advice names for them."""
+"""The objective that messages suggest for each kind."""
 LABELS: dict[Examples, frozenset[str]] = {
     "preferences": frozenset({"pair_id", "chosen", "margin"}),
     "unpaired_preferences": frozenset({"desirable"}),
 }
-"""Columns that examples of a kind have besides; `margin` where the dataset has it and something requires it."""
+"""Additional columns of each kind; `margin` only where the dataset has it and something requires it."""
 
 
 def advice_on_column(column: str, kind: Examples) -> str | None:

@@ -1,4 +1,4 @@
-"""The program of a process that makes shards: rows come in, shards go out, pickled."""
+"""The program of a process that makes shards: it reads pickled rows, and writes pickled shards."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class ExampleProcess:
     multiprocessing is not used: its children run the main script of the user again.
 
     Args:
-        make: pickled; called there with each call's arguments.
+        make: the pickled function, which the process calls with each call's arguments.
 
     Raises:
-        Exception: it can't be unpickled there.
+        Exception: the function can't be unpickled in the process.
     """
 
     def __init__(self, make: bytes) -> None:

@@ -46,7 +46,7 @@ _LABEL, _MARGIN = "label", "margin"
 _TOOL = "tool"
 """The role of a tool's result."""
 LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
-"""Columns of a batch that rows give beside their responses."""
+"""Columns of a batch that come from rows, besides their responses."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -54,11 +54,11 @@ class TrainedResponse:
     """The tokens that follow a prompt, with the mask of those that are trained on."""
 
     ids: np.ndarray
-    """int64 [T]; the last one is trained on."""
+    """Token ids, int64 [T]; the last one is trained on."""
     mask: np.ndarray
-    """bool [T], True on the tokens that are trained on."""
+    """The loss mask, bool [T]: True on the tokens that are trained on."""
     image_mask: np.ndarray | None = None
-    """bool [T], True on the tokens that stand for images; None where none does."""
+    """The mask of image placeholders, bool [T]; None without images."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -66,11 +66,11 @@ class Example(Prompt):
     """A tokenised row to train on. Its prompt is everything before the first trained token."""
 
     answers: tuple[TrainedResponse, ...]
-    """One of a conversation; of a preference pair the chosen one and the rejected one."""
+    """The answers: one for a conversation; the chosen and the rejected one for a preference pair."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """What the row says of them, by the batch's column."""
+    """The row's labels of the answers, by the batch's column."""
     lost: int = 0
-    """Tokens beyond a limit that were cut off."""
+    """The number of tokens beyond a limit that were cut off."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -83,23 +83,23 @@ class Example(Prompt):
 
 @attrs.frozen(kw_only=True)
 class RawExample:
-    """A row's parts; nothing is tokenised yet. All of them are messages, or all are texts."""
+    """The parts of a row before tokenisation: either all messages, or all texts."""
 
     prompt: Turns | str
     responses: tuple[Turns | str, ...]
     last_only: bool = False
     """Train only on the last of the turns of each response that would otherwise be trained on."""
     tools: list[dict[str, Any]] | None = None
-    """For the chat template."""
+    """The functions that the chat template describes."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """What the row says of the responses, by the batch's column."""
+    """The row's labels of the responses, by the batch's column."""
     images: tuple[RawImage, ...] = ()
     """Images of the messages up to the last turn that is trained on, in order."""
     folder: str | None = None
     """Folder of the file that holds the row, where it is known."""
 
     def trained(self, response: Turns) -> list[int]:
-        """Return the turns that are trained on, as places in the prompt's messages and the response's together."""
+        """Return the turns that are trained on, as indices into the prompt's and the response's messages together."""
         turns = enumerate(response, len(self.prompt))
         places = [i for i, turn in turns if _is_assistant(turn) and turn.get("weight") != 0]
         return places[-1:] if self.last_only else places
@@ -116,7 +116,7 @@ def row_parser(
         section: the section with the prompt's column and the handling of texts.
 
     Raises:
-        DataError: a file lacks a column; names those that it has.
+        DataError: a file lacks a column; the message names those that it has.
     """
     there = {column for file in files for column in file.columns}
     responses, needed = _columns(kind, there, section)

@@ -1,4 +1,4 @@
-"""The text and the token ids of examples: what the chat template, or a plain text, makes of each answer with its prompt."""
+"""The texts and token ids of examples: each answer with its prompt, rendered by the chat template or as plain text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TrainedConversation:
 
     messages: Turns
     trained: Sequence[int] = ()
-    """Places of the turns that are trained on."""
+    """Indices of the turns that are trained on."""
     tools: Any = None
 
 

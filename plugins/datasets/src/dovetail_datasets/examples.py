@@ -1,4 +1,4 @@
-"""Rows to examples: conversations and preference pairs as token ids, with a mask on what is trained on."""
+"""Rows to examples: conversations and preference pairs as token ids, with a mask on the trained tokens."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ class ExampleMaker:
     Args:
         files: the files, each with its first rows, from which the columns are known.
         tokenizer: see `load_examples`, as for the arguments below.
-        section: the limits, and how rows are read.
+        section: the section with the limits and the columns.
         model: the model's path, for messages.
         kind: the kind of example.
         media_dir: see `load_prompts`.
         text_alone: whether rows with images are refused.
-        known: the model's vocabulary and stop tokens, where they are known already: reading them loads torch.
+        known: the model's vocabulary and stop tokens, if already known; reading them loads torch.
 
     Raises:
         DataError: a file lacks a column.
-        ConfigError: examples are to be truncated, and that is not defined for them.
+        ConfigError: truncation is configured, and is not defined for this kind of example.
     """
 
     def __init__(

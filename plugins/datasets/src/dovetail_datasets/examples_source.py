@@ -72,14 +72,14 @@ class StepExamples:
 
     examples: Sequence[Example]
     closing: Closing | None = None
-    """What follows each response, where the model is trained at its end."""
+    """The tokens after each response, where the model is trained at its end; None otherwise."""
     labels: Collection[str] = LABEL_COLUMNS
-    """Columns that rows may give beside their responses: those that the step takes."""
+    """Label columns of rows that the step takes."""
 
     samples: Sequence[Sample] = ()
-    """None is generated."""
+    """Generated samples: none."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
-    """All of them are trained on."""
+    """Reasons for prompts that are not trained on: none, since all examples are."""
 
     def batch(self) -> Batch:
         """Return the columns: a row for each answer, those of a pair adjacent."""
@@ -119,7 +119,7 @@ class StepExamples:
 
 
 class ExamplesSource(ExperienceSource):
-    """Takes each step's examples from the dataset: what the trainer's `examples` names."""
+    """Takes each step's examples, of the kind that the trainer's `examples` names, from the dataset."""
 
     name = "examples"
     api = ">=2.0,<3"
@@ -127,10 +127,10 @@ class ExamplesSource(ExperienceSource):
 
     @classmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        """Return how many examples a step takes, and of which kind.
+        """Return the number and the kind of the examples that a step takes.
 
         Raises:
-            PlanError: the trainer takes prompts, or samples are to be filtered.
+            PlanError: the trainer takes prompts, or sample filters are configured.
         """
         kind, trainer = _kind(facts), facts.plugins["trainer"].ref.name
         if kind == "prompts":

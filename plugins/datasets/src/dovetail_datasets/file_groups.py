@@ -19,7 +19,7 @@ from dovetail.interfaces import PlacedRow, RowGroups
 from dovetail_datasets.rows import unfilled
 
 LINES = 1024
-"""Rows of a group of a JSON file; those of a Parquet file are its row groups, those of an Arrow file its record batches."""
+"""The number of rows in a group of a JSON file. A Parquet file's groups are its row groups, an Arrow file's its record batches."""
 _BATCH = 1024
 """Rows of a row group that are decoded at once."""
 _MAGIC = b"PAR1"
@@ -31,18 +31,18 @@ class DataFile:
     """A file with rows."""
 
     name: str
-    """As messages have it."""
+    """The file's name in messages."""
     path: Path
-    """Where its content is; elsewhere, where the file is compressed."""
+    """The path of the file's content, which is another file where the original is compressed."""
     format: str
-    """`parquet`, `jsonl`, `json` or `arrow`."""
+    """The file's format: `parquet`, `jsonl`, `json` or `arrow`."""
 
 
 class FileGroups(RowGroups):
     """Groups of files, in order.
 
     Args:
-        files: at least one.
+        files: the files, at least one.
 
     Raises:
         DataError: a file can't be read, or has no rows.
@@ -241,7 +241,7 @@ _READERS: Mapping[str, type[_Reader]] = {
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raise an error of the system as a DataError that names the file."""
+    """Raise an error of the operating system as a DataError that names the file."""
     try:
         yield
     except OSError as error:

@@ -26,9 +26,9 @@ FORMATS = {
     ".json": "jsonl",
     ".arrow": "arrow",
 }
-"""File name endings, and what such files hold."""
+"""Formats by file name ending."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""Endings behind those."""
+"""Compressions by the ending after the format's."""
 _PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 """First bytes of compressed files that are unpacked."""
 _OTHERS = (

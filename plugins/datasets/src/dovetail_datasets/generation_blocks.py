@@ -1,4 +1,4 @@
-"""Chat templates that mark what the assistant writes, by transformers' block `{% generation %}`."""
+"""Chat templates that mark the assistant's text by transformers' block `{% generation %}`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail.interfaces import Tokenizer
 from dovetail_datasets.chat_template import GenerationExtension, parse_template
 
 Span = tuple[int, int]
-"""First character and the one after the last."""
+"""A span of a text: its first character, and the one after its last."""
 
 
 def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
@@ -74,7 +74,7 @@ def render(
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """Return spans of which none begins where another ends."""
+    """Return spans with adjacent ones joined."""
     edges = [0, *(i for i, (a, b) in enumerate(pairwise(spans), 1) if a[1] < b[0]), len(spans)]
     return [(spans[a][0], spans[b - 1][1]) for a, b in pairwise(edges) if a < b]
 

@@ -1,4 +1,4 @@
-"""Rows with images to prompts: the chat template, and the model's processor, which expands what stands for each image."""
+"""Rows with images to prompts: the chat template, and the model's processor, which expands each image's placeholder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rendered(NamedTuple):
     ids: list[int]
     images: tuple[FoundImage, ...]
     image_tokens: int = 0
-    """Tokens that stand for images."""
+    """The number of image placeholder tokens."""
 
 
 class ImageRenderer:
@@ -31,7 +31,7 @@ class ImageRenderer:
 
     Args:
         tokenizer: the tokenizer of the run.
-        section: how plain prompts are rendered.
+        section: the section with the rendering of plain prompts.
         model: the model whose processor counts an image's tokens.
 
     Raises:

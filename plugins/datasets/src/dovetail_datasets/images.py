@@ -1,4 +1,4 @@
-"""Images of a dataset's row: what it holds, how its prompt refers to them, and where their bytes go.
+"""Images of a dataset's row: reading them, matching them with the prompt, and keeping their bytes.
 
 verl's form: a column `images`, a list of files, and messages in which `<image>` stands for each, in order. Messages of
 typed parts (`{"type": "image"}`) work too, and may hold their images themselves.
@@ -22,7 +22,7 @@ from dovetail.errors import DataError
 from dovetail.interfaces import MediaRef
 
 PLACEHOLDER = "<image>"
-"""What stands for an image in a message's text."""
+"""The placeholder of an image in a message's text."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _LONGEST_SHOWN = 255
 """Characters of a path; what is longer is hardly one."""
@@ -96,7 +96,7 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
         where: the row, for messages.
 
     Raises:
-        DataError: an entry is something else.
+        DataError: an entry is of another type.
     """
     if value is None:
         return ()
@@ -178,7 +178,7 @@ def with_images(
 
 
 def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many of these messages' parts are images."""
+    """Return the number of image parts in these messages."""
     return sum(_is_image(part) for message in messages for part in _parts(message))
 
 

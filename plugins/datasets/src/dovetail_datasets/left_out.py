@@ -1,4 +1,4 @@
-"""LeftOut: what a chat template leaves out of rows, found by rendering marks in place of the texts of one row of each kind."""
+"""LeftOut: detection of content that a chat template omits, by rendering marks in place of the texts of one row of each kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail_datasets.message_form import SENTINEL, THOUGHTS, message_form
 from dovetail_datasets.tokenizer import special_texts
 
 Render = Callable[[TrainedConversation], tuple[Tokenizer, AnswerText]]
-"""Returns the text of a conversation as rows have it, and the tokenizer whose template wrote it."""
+"""A function that returns the rendered text of a conversation, and the tokenizer whose template rendered it."""
 _CLOSE = "</think>"
 _THOUGHTS = "thoughts "
 _INLINE = f"{_THOUGHTS}in <think>…{_CLOSE}"
@@ -68,8 +68,8 @@ class LeftOut:
     followed by an end of turn. Reasoning of other turns may be left out, as many templates do by design.
 
     Args:
-        render: a conversation.
-        own_tools: whether the functions of conversations are the rows' own, which have to be in the text.
+        render: a function that renders a conversation.
+        own_tools: whether the tools come from the rows, and thus have to be in the text.
     """
 
     def __init__(self, render: Render, *, own_tools: bool = True) -> None:
@@ -82,8 +82,8 @@ class LeftOut:
         """Return the parts of a row that are left out, to add to `tally`.
 
         Args:
-            conversations: one for each of its answers.
-            where: file and row.
+            conversations: one conversation for each answer of the row.
+            where: the row's file and number, for messages.
 
         Raises:
             DataError: the row has tools, and the chat template does not render them.

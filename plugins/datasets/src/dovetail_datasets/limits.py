@@ -20,13 +20,13 @@ class Truncation:
     """Counts of what was cut from rows that exceed their limits."""
 
     rows: int = 0
-    """Rows that were cut."""
+    """The number of rows that were cut."""
     of_rows: int = 0
-    """All rows that are kept."""
+    """The number of all rows that are kept."""
     tokens: int = 0
-    """Tokens that were cut off."""
+    """The number of tokens that were cut off."""
     of_tokens: int = 0
-    """All tokens of the kept rows, those that were cut off included."""
+    """The number of tokens of the kept rows, including those that were cut off."""
 
     def __add__(self, other: Truncation) -> Truncation:
         return Truncation(*map(sum, zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
@@ -40,8 +40,8 @@ class Truncation:
         """Return the counts for rows.
 
         Args:
-            lost: tokens that were cut off each.
-            tokens: the tokens of all rows as they are now.
+            lost: the number of tokens that were cut off from each row.
+            tokens: the number of tokens of all rows after cutting.
         """
         lost = [*lost]
         total = sum(lost)
@@ -49,33 +49,33 @@ class Truncation:
 
 
 def truncates(section: DataSection) -> bool:
-    """Return whether longer rows are cut."""
+    """Return whether rows beyond the limits are cut."""
     return section.overlong_prompts.startswith("truncate")
 
 
 def kept_places(length: int, limit: int, how: str) -> np.ndarray:
-    """Return the places of the tokens that remain, int64 [limit], ascending.
+    """Return the indices of the tokens that remain, int64 [limit], ascending.
 
     Args:
         length: tokens of a row, more than `limit`.
         limit: tokens that remain.
-        how: `truncate_left`, `truncate_right` or `truncate_middle`: where tokens are taken out. Of the middle, limit // 2 tokens
-            remain before it.
+        how: `truncate_left`, `truncate_right` or `truncate_middle`: where tokens are removed. With the
+            middle removed, limit // 2 tokens remain before it.
     """
     before = {"truncate_left": 0, _TRUNCATE_RIGHT: limit}.get(how, limit // 2)
     return np.concatenate([np.arange(before), np.arange(length - limit + before, length)])
 
 
 def check_truncation(section: DataSection, kind: str) -> None:
-    """Refuse to truncate examples where that is not defined.
+    """Refuse truncation where it is not defined for the examples.
 
     Args:
         section: the section with the handling of long examples.
         kind: the kind of example.
 
     Raises:
-        ConfigError: the examples are preferences; or a part other than the end is to be cut, and there is no limit on
-            the whole.
+        ConfigError: the examples are preferences; or another part than the end would be cut, and there is no limit on the whole
+            example.
     """
     how = section.overlong_prompts
     if truncates(section) and kind != "conversations":
@@ -99,8 +99,8 @@ def truncated(example: Example, section: DataSection, *, images: bool) -> Exampl
 
     Args:
         example: the example of one answer.
-        section: the limits, and where it is cut.
-        images: whether it has some.
+        section: the section with the limits and the place of the cut.
+        images: whether the example has images.
     """
     (answer,) = example.answers
     before, whole = len(example.prompt_ids), section.max_length
@@ -166,7 +166,7 @@ def too_long(
 def no_examples_left(
     kind: str, count: int, paths: Sequence[str], section: DataSection
 ) -> DataError:
-    """Return the error about examples of which all are too long."""
+    """Return the error for a dataset whose examples are all too long."""
     keys = (
         f"{_PROMPT}={section.max_prompt_length} or {_RESPONSE}={section.max_response_length}"
         if section.max_length is None
@@ -179,7 +179,7 @@ def no_examples_left(
 
 
 def no_prompts_left(lengths: Sequence[int], paths: Sequence[str], limit: int) -> DataError:
-    """Return the error about prompts, of these lengths in tokens, of which all are too long."""
+    """Return the error for a dataset whose prompts, of these lengths in tokens, are all too long."""
     longest = max(lengths)
     has = f"{longest}" if min(lengths) == longest else f"{min(lengths)} to {longest}"
     who, are, were, they_have = (

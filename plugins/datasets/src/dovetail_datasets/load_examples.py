@@ -1,4 +1,4 @@
-"""Datasets to examples: all of them at once, or some now and the others as they are taken."""
+"""Datasets to examples: all at once, or streamed as they are taken."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from dovetail_datasets.shards import SHARD_ROWS, ShardFolder, cache_folder
 STREAMED_FROM = 2**26
 """Characters of rows from which `data.streaming: auto` is on: a process tokenises about a million a second."""
 HEADS, HEAD = 4, 256
-"""Groups of which the first rows tell which columns there are, and how many rows of each."""
+"""The number of groups, and of first rows in each, from which a dataset's columns are determined."""
 PROCESSES_FROM = 8 * SHARD_ROWS
-"""Rows that are not in the cache from which they are made by several processes: a process takes seconds to start."""
+"""The number of uncached rows from which several processes are used, since a process takes seconds to start."""
 MOST_PROCESSES = 8
 
 
@@ -42,9 +42,9 @@ class ExampleSet(PromptSet):
     """Examples of a dataset or of a mixture."""
 
     heads: tuple[Prompt, ...]
-    """One of each dataset of which an example was read."""
+    """One example of each dataset of which any was read."""
     images: bool
-    """Whether one that was read has an image."""
+    """Whether any example that was read has an image."""
 
     @property
     def has_images(self) -> bool:
@@ -80,8 +80,8 @@ def load_datasets(
     """Read, check, render and tokenise every row; of streamed rows only the first ones, the others when they are taken.
 
     Args:
-        source: reads the files.
-        datasets: by name: files or patterns, and how they are read.
+        source: the dataset source that reads the files.
+        datasets: the files or patterns and the section of each dataset, by name.
         tokenizer: a Hugging Face tokenizer.
         section: limits and the handling of longer rows, weights of datasets, streaming, the cache.
         model: the model's path, for messages.
@@ -89,7 +89,7 @@ def load_datasets(
         media_dir: see `load_prompts`.
 
     Returns:
-        Examples, as its prompts.
+        The set of examples; `prompts` holds them.
 
     Raises:
         DataError: a file, column or image is bad, or more rows than `section.max_bad_rows`: the chat template writes earlier turns anew, an

@@ -1,4 +1,4 @@
-"""The data of a run: rows to train on and rows that are held out, read as the config says."""
+"""The data of a run: training rows and held-out rows, read according to the config."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def data_of(
 
     Args:
         tokenizer: the tokenizer of the run.
-        train: rows to train on.
-        val: rows that are held out, or None.
-        section: how they were read.
+        train: the training rows.
+        val: the held-out rows, or None.
+        section: the section from which they were read.
         rows_are: the plural noun for rows, for messages.
         limits: the length limits, as text for messages.
     """
@@ -84,7 +84,7 @@ def load_prompt_data(
         rows_are: the plural noun for rows, for messages.
 
     Raises:
-        ConfigError: no training files are named, they are to be streamed, or `data.max_length` is set.
+        ConfigError: no training files are named, streaming is configured, or `data.max_length` is set.
     """
     if config.data.streaming is True:
         raise ConfigError(
@@ -124,7 +124,7 @@ def read_prompts(
         config: the config of the run.
         tokenizer: the tokenizer of its model.
         paths: files or patterns.
-        source: reads the files; by default the config's source.
+        source: the dataset source; by default the config's.
         section: the section with the columns and the length limits; by default `config.data`.
         tools: schemas of the functions that the chat template is given.
     """
@@ -157,7 +157,7 @@ def refuse_no_files(section: DataSection) -> None:
 
 
 def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:
-    """Return files and section of each training dataset by its name in the mixture; without one, the one that there is."""
+    """Return files and section of each training dataset, by its name in the mixture; without a mixture, of the only dataset."""
     if not section.mixture:
         return {"": (section.train_files, section)}
     return {
@@ -175,5 +175,5 @@ def configured_dataset(config: RunConfig, tokenizer: Tokenizer) -> DatasetSource
 
 
 def media_dir(config: RunConfig) -> Path:
-    """Return where images without a file of their own are written."""
+    """Return the directory for images that have no file."""
     return Path(config.data.media_dir or Path(config.output_dir) / "media")

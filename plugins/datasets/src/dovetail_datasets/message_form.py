@@ -13,7 +13,9 @@ from dovetail.errors import DataError
 from dovetail.interfaces import Message, Tokenizer
 
 SENTINEL = "SENTINEL" + "".join(secrets.choice(ascii_uppercase) for _ in range(16))
-"""What stands for a text in a trial: letters alone, so that templates neither trim nor escape it; random ones, which no given text holds."""
+"""The text that is rendered in trials: only letters, so that templates neither trim nor escape it, and random, so that no other text holds
+it.
+"""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Fields of an assistant's message that hold its thought: those of Qwen3 and DeepSeek, gpt-oss, and vLLM."""
 _ARGUMENTS = {"value": SENTINEL}
@@ -32,7 +34,7 @@ _CALL = {
 
 
 ContentForm = Literal["text", "parts"]
-"""What a template reads a message's content as."""
+"""The form in which a template reads a message's content."""
 Tools = Sequence[Mapping[str, Any]] | None
 """Functions that the chat template describes in a conversation."""
 
@@ -53,7 +55,7 @@ class MessageForm:
 
     Args:
         tokenizer: a tokenizer with a chat template.
-        tools: functions to render the template with, when its form is tried out.
+        tools: the functions with which the template is rendered when its form is tried.
     """
 
     def __init__(self, tokenizer: Tokenizer, tools: Tools) -> None:
@@ -187,13 +189,13 @@ class MessageForm:
 
     @cached_property
     def tail(self) -> str | None:
-        """What the template writes after the assistant's text at the end of a conversation; None where that is not known."""
+        """The text that the template writes after the assistant's text at the end of a conversation; None where it is unknown."""
         turn = {"role": "assistant", "content": SENTINEL}
         _, found, tail = self.rendered(self.taken([self._question, turn])).rpartition(SENTINEL)
         return tail if found else None
 
     def rendered(self, messages: Sequence[Message]) -> str:
-        """Return messages as text, as they stand; empty where the template raises."""
+        """Return the unchanged messages rendered as text; empty where the template raises."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""Mixtures: several datasets as one, and how much of a step is from each."""
+"""Mixtures: several datasets as one, and each one's share of a step."""
 
 from __future__ import annotations
 

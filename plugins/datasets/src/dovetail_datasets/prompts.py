@@ -40,17 +40,17 @@ class PromptSet(RowSet):
     """Prompts or examples of files, in their order."""
 
     filtered_overlong: int
-    """Rows left out because their prompt is longer than the limit."""
+    """The number of rows left out because their prompt is longer than the limit."""
     truncated: Truncation = attrs.field(factory=Truncation)
-    """What was cut of longer rows."""
+    """Counts of what was cut from longer rows."""
     spelled: int = 0
-    """How many control tokens the rows spell, which are encoded as text."""
+    """The number of control tokens that the rows spell, which are encoded as text."""
 
     def notes(self, what: str, limits: str, section: DataSection) -> Iterator[str]:
         """Yield notes on the rows; counts of streamed rows cover those read so far.
 
         Args:
-            what: they are called.
+            what: the plural noun for the rows.
             limits: the length limits, as text for messages.
             section: the data section, with the handling of long rows and of control tokens.
         """
@@ -82,7 +82,7 @@ def load_prompts(
     """Read, check, render and tokenise every row.
 
     Args:
-        source: reads the files.
+        source: the dataset source that reads the files.
         paths: files or patterns.
         tokenizer: a Hugging Face tokenizer.
         section: the limit on prompts and the handling of longer ones, the prompt's column, plain prompts.

@@ -1,4 +1,4 @@
-"""What prompts and examples have in common: rows go through chat template and tokenizer in lots, and a bad one is named."""
+"""Helpers for prompts and examples: rendering and tokenising rows in batches, and finding bad rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail_datasets.chat_template import parse_template
 from dovetail_datasets.encoding import TextEncoder
 
 ROWS_AT_ONCE = 2048
-"""Rows that go through the tokenizer in one call."""
+"""The number of rows that are tokenised in one call."""
 Row = TypeVar("Row")
 Made = TypeVar("Made")
 
@@ -21,7 +21,7 @@ def check_template_args(section: DataSection) -> None:
     """Refuse arguments of the chat template where plain prompts bypass it.
 
     Raises:
-        ConfigError: there are arguments.
+        ConfigError: `data.chat_template_args` is set.
     """
     if section.chat_template_args:
         raise ConfigError(
@@ -58,13 +58,13 @@ def made_or_bad(
     """Apply `make` to rows, and return its results and the faults of bad rows, which are found by bisection.
 
     Args:
-        make: converts several rows.
+        make: a function that converts several rows.
         rows: the rows in order.
         encoders: the encoders that `make` uses, which count what they encode.
         most_bad: the limit of bad rows.
 
     Raises:
-        DataError: a row is bad, and none may be.
+        DataError: a row is bad, and no bad row is allowed.
     """
     before = [encoder.spelled for encoder in encoders]
     try:
@@ -89,13 +89,13 @@ def in_batches(
     """Yield the number of every row with its result of `render`.
 
     Args:
-        render: converts several rows.
+        render: a function that converts several rows.
         parsed: the rows.
-        place: returns the place of a row, by its number, for messages.
-        at_once: rows that are rendered together.
+        place: a function that returns the place of a row, by its number, for messages.
+        at_once: the number of rows that are rendered together.
 
     Raises:
-        DataError: a row can't be rendered; names it.
+        DataError: a row can't be rendered; the message names it.
     """
     for start in range(0, len(parsed), at_once):
         batch = parsed[start : start + at_once]

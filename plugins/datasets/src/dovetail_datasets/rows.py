@@ -1,4 +1,4 @@
-"""Rows: what a dataset source has read, and where each row came from."""
+"""Rows of a dataset source, each with its number and its file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class NumberedRow(NamedTuple):
 
     number: int
     columns: Mapping[str, Any] | DataError
-    """What is wrong, where it can't be read."""
+    """The row's values by column, or the error if it can't be read."""
     where: str
-    """File and row, for messages."""
+    """The row's file and number, for messages."""
     folder: str | None
-    """That relative paths count from."""
+    """The folder to which relative paths refer."""
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ _UINT64 = 2**64 - 1
 
 
 class ShuffledSampler(Sampler):
-    """A new permutation every epoch.
+    """Sampler that draws a new permutation every epoch.
 
     Sorts raw 64-bit draws of Philox (Salmon et al., SC 2011) under the key (seed, epoch): unlike
     NumPy's `permutation`, raw draws are the same in every version of NumPy.
@@ -30,7 +30,7 @@ class ShuffledSampler(Sampler):
 
 
 class SequentialSampler(Sampler):
-    """The order of the files, every epoch."""
+    """Sampler that takes rows in the order of the files, every epoch."""
 
     name = "sequential"
     api = ">=1.0,<2"

@@ -32,9 +32,9 @@ class RawRow:
     extra_info: Mapping[str, Any] | None
     response: str | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
-    """For the chat template."""
+    """The functions that the chat template describes."""
     images: tuple[RawImage, ...] = ()
-    """As many as the prompt refers to, in that order."""
+    """The images to which the prompt refers, in order."""
     folder: str | None = None
     """Folder of the file that holds the row; None for rows that are in no file."""
 
@@ -94,7 +94,7 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
     """Refuse a row with videos, or with text that can't be tokenised and stored (lone surrogates).
 
     Raises:
-        DataError: the row has one.
+        DataError: the row has videos or such text.
     """
     for path, text in unencodable(row):
         raise DataError(
@@ -226,7 +226,7 @@ def tools_of(value: object, where: str) -> list[dict[str, Any]] | None:
     """Return the functions of a row: a list of JSON schemas, or its JSON text.
 
     Raises:
-        DataError: the value is neither.
+        DataError: the value is neither of them.
     """
     if value is None or is_nan(value):
         return None
@@ -254,7 +254,7 @@ def check_column(
     """Refuse rows of which none has the column; the default hint is about the prompt's column.
 
     Raises:
-        DataError: names the columns present, and the nearest.
+        DataError: no row has the column; the message names the columns present, and the nearest.
     """
     if any(key in row for row in rows):
         return

@@ -1,7 +1,7 @@
 """Shards: examples of consecutive rows, in memory or in a file of the token cache that is mapped into memory.
 
-A dataset's folder in the cache is named after everything that its tokens follow from; a shard's file after its number and the digest of its bytes.
-A file that does not match is made again, and processes may write one at the same time.
+A dataset's folder in the cache is named after all inputs of its tokens, a shard's file after its number and the digest of its bytes. A file
+that does not match is made again, and several processes may write it at the same time.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from dovetail_datasets.limits import Truncation
 _OWN = ("raw", "where", "data_source", "labels", "lost")
 """What an example has beside its tokens."""
 SHARD_ROWS = 1024
-"""Rows of a shard, at most: a shard ends with its group."""
+"""The most rows of a shard, which also ends with its group."""
 
 
 @attrs.frozen(kw_only=True)
 class ShardFacts:
-    """What is known of a shard's rows beside their examples."""
+    """Facts about a shard's rows besides their examples."""
 
     rows: int
     bad: tuple[BadRow, ...]
     overlong: int
     truncated: Truncation
     spelled: int
-    """Control tokens that they spell, which are encoded as text."""
+    """The number of control tokens that the rows spell, which are encoded as text."""
     left_out: Tally
     images: bool = False
-    """Whether a row has one: what becomes of it follows from other files, too."""
+    """Whether a row has an image; its example then also depends on other files."""
     digest: str
     """Digest of the examples' tokens and of the masks of the trained ones."""
 
@@ -66,7 +66,7 @@ class Shard:
 
     @property
     def has_images(self) -> bool:
-        """Whether an example has one."""
+        """Whether an example has an image."""
         return any(example.media for example in self._examples)
 
     def example(self, place: int) -> Example:
@@ -88,7 +88,7 @@ class ShardFile(Shard):
         path: the path of the file.
 
     Raises:
-        ValueError, OSError, KeyError: it is damaged, or can't be read.
+        ValueError, OSError, KeyError: the file is damaged, or can't be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +128,7 @@ class ShardFolder:
     """A dataset's folder in the token cache.
 
     Args:
-        path: the path of the folder; it is made with the first shard.
+        path: the path of the folder, which is created with the first shard.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +137,7 @@ class ShardFolder:
         self._files = {int(each.stem.partition("-")[0]): each for each in found}
 
     def has(self, number: int) -> bool:
-        """Return whether a shard was there when the folder was opened."""
+        """Return whether a shard existed when the folder was opened."""
         return number in self._files
 
     def open(self, number: int, size: int) -> ShardFile | None:

@@ -30,7 +30,9 @@ class DataRecipeConformance(PluginConformance):
     kind = "data_recipe"
     plugin: ClassVar[type[DataRecipe]]
     rows: ClassVar[Files] = {}
-    """Some rows of each split, with the columns and types that the dataset's card states; of a split to hold out from, two prompts."""
+    """Some rows of each split, with the columns and types of the dataset's card; at least two prompts of a split from which prompts are
+    held out.
+    """
     unread: ClassVar[frozenset[str]] = frozenset()
     """Columns of the dataset that the recipe does not read."""
 
@@ -54,7 +56,7 @@ class DataRecipeConformance(PluginConformance):
         return folder
 
     def prepared(self, folder: Path, rows: Files | None = None) -> Path:
-        """Return the folder that the recipe writes for its rows, or for others."""
+        """Return the folder that the recipe writes for the suite's rows, or for the given ones."""
         if self.plugin.repository and not self.rows:
             pytest.skip("it gives no rows of the dataset: set `rows` in a suite")
         output = folder / "prepared"

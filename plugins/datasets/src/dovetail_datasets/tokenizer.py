@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
     "tekken.json",
     "spiece.model",
 )
-"""A directory with a tokenizer has at least one of these."""
+"""Names of files of which a tokenizer's directory has at least one."""
 
 
 def load_tokenizer(
@@ -85,7 +85,7 @@ def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
         tokenizer: the tokenizer of the run.
 
     Returns:
-        None of them where there are no such files.
+        The tokens; empty where there are no such files.
     """
     from transformers import GenerationConfig
 
@@ -97,7 +97,7 @@ def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
 
 
 def eos_of(*sources: object) -> tuple[int, ...]:
-    """Return the tokens that any of tokenizers and configs names as its end of sequence, sorted."""
+    """Return the end-of-sequence tokens of all these tokenizers and configs, sorted."""
     found: set[int] = set()
     for source in sources:
         value = getattr(source, "eos_token_id", None)
@@ -130,7 +130,7 @@ def check_ids(
         place: the row, for the error.
 
     Raises:
-        DataError: a token has no embedding; names the token.
+        DataError: a token has no embedding; the message names it.
     """
     largest = int(ids_T.max(initial=0))
     if vocabulary is not None and largest >= vocabulary:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.telemetry import RunDirectory
 
 EXPECTED_ACCURACY = 0.8
-"""Held-out accuracy that the demo's own settings pass."""
+"""Held-out accuracy that the demo's default settings exceed."""
 
 
 @click.command()
@@ -123,7 +123,7 @@ def write_config(path: Path, text: str) -> Path:
     """Write a config into a directory, which is made where it does not exist, and return its path.
 
     Raises:
-        RunDirectoryError: it can't be written.
+        RunDirectoryError: the file can't be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 LARGEST = 99
 """Largest number in a problem."""
 HELD_OUT = 256
-"""Held-out problems."""
+"""The number of held-out problems."""
 CARRY_SHARE = 0.75
-"""Share of the problems that need a carry in the ones: in a plain draw it would be 0.45."""
+"""Share of the problems that need a carry in the ones; a uniform draw would have 0.45."""
 
 Pair = tuple[int, int]
 

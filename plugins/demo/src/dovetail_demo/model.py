@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 HASHES = ("##", "####")
-"""The only tokens of more than one character: the answer's mark is one token, and reached in two merges."""
+"""The only tokens of more than one character: the answer's mark, and the half of it from which it is merged."""
 CHARACTERS = "".join(map(chr, range(ord("!"), ord("~") + 1))) + "ĠĊ"
 """ASCII, each character a token; Ġ and Ċ are how byte-level tokenizers write the blank and the end of line."""
 
@@ -24,8 +24,8 @@ CHAT_TEMPLATE = (
 HIDDEN_SIZE = 128
 """Features of the demo's model, which has half a million parameters."""
 WEIGHT_SCALE = 0.06
-"""Standard deviation of the initial weights. The usual 0.02 suits models many times as wide: this one would take
-twice as many steps to leave the plateau at which training starts."""
+"""Standard deviation of the initial weights. The usual 0.02 suits much wider models: with it, this model would
+need twice as many steps to leave the initial plateau of training."""
 
 
 def make_tokenizer(directory: Path) -> PreTrainedTokenizerBase:

@@ -1,4 +1,4 @@
-"""What the GRPO run starts from: the task's data, an untrained model, and the warm-started model.
+"""The inputs of the GRPO run: the task's data, an untrained model, and the warm-started model.
 
 Usage: `python -m dovetail_demo.prepare --out demo/seed_1 --seed 1`
 """
@@ -21,10 +21,10 @@ def prepare(
     """Write `data`, `base` (the untrained model) and `warm_start` (the run that fine-tunes it) into a directory.
 
     Args:
-        directory: made if it does not exist.
+        directory: the target directory, created if it does not exist.
         seed: the seed of the data, the weights, and the warm start.
-        hidden_size: features of the model.
-        device: torch device of the warm start.
+        hidden_size: the number of features of the model.
+        device: the torch device of the warm start.
 
     Returns:
         The warm-started model's directory, `warm_start/final`.

@@ -1,8 +1,8 @@
 """The warm start: supervised fine-tuning on worked answers, as `dovetail sft` does it.
 
 An answer adds digit by digit, as `7+8=15 3+4+1=8 #### 85`. Two of three answers never carry: `7+8=15 3+4+0=7 #### 75`. The
-model learns the format, the sums of digits, and both rules; its most likely answer follows the common one. Which of the
-two is right it can't know: the reward says so.
+model learns the format, the sums of digits, and both rules; its most likely answer follows the more frequent rule. Only the reward shows
+which rule is right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORGETS_CARRY = 2 / 3
 
 
 def worked_answer(a: int, b: int, *, carries: bool) -> str:
-    """Return digit by digit: the ones, then the tens with the carry, then the answer after `####`."""
+    """Return the addition digit by digit: the ones, then the tens with the carry, then the answer after `####`."""
     ones = a % 10 + b % 10
     carry = int(carries and ones >= 10)
     tens = a // 10 + b // 10 + carry

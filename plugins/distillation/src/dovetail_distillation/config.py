@@ -11,7 +11,7 @@ import attrs
 from dovetail.sections import ABOVE_ZERO, NOT_NEGATIVE, PluginSection, Validator, plugin_field
 
 DEFAULT = "default"
-"""Stands for every `data_source` that is not named."""
+"""Key that stands for every `data_source` that is not named."""
 _NEGATIVE: Validator = attrs.validators.optional(attrs.validators.lt(0))
 
 
@@ -20,19 +20,19 @@ class ServeSection:
     """Servers that the run starts for a teacher, in processes of the runtime beside those of training and rollout."""
 
     engine: Literal["vllm", "sglang"] = "vllm"
-    """What serves it."""
+    """The engine of the servers."""
     replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Servers; a request goes to the one with the fewest."""
+    """The number of servers; a request goes to the one with the fewest running requests."""
     accelerators: int = attrs.field(default=1, validator=NOT_NEGATIVE)
-    """Accelerators of each, over which its model is divided by tensor parallelism, beside those of the pools; 0: on CPUs."""
+    """Accelerators of each server, in addition to those of the pools; its model is divided over them by tensor parallelism. 0: on CPUs."""
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
-    """CPUs that each reserves."""
+    """CPUs that each server reserves."""
     python: str | None = None
-    """Interpreter with vLLM, or with dovetail-rollout-sglang and SGLang; None: that of the runtime's processes."""
+    """Interpreter with vLLM, or with dovetail-rollout-sglang and SGLang; None: the interpreter of the runtime's processes."""
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
     """Further arguments of `vllm serve`, such as `{max_model_len: 4096}`, or of SGLang's server, such as `{context_length: 4096}`."""
     start_timeout: float = attrs.field(default=1200.0, validator=ABOVE_ZERO)
-    """Seconds until all of them have loaded the model."""
+    """Seconds until all servers have loaded the model."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,19 +40,19 @@ class EndpointSection:
     """A teacher behind servers with vLLM's `/v1/completions`: one that runs (`url`), or those that the run starts (`serve`)."""
 
     url: str | None = None
-    """Address before `/v1`, such as `http://127.0.0.1:8000`."""
+    """Address of the running server, without `/v1`, such as `http://127.0.0.1:8000`."""
     serve: ServeSection | None = None
-    """Servers to start."""
+    """The servers to start, in place of `url`."""
     model: str
-    """The name under which the server has it; of servers to start, the model's directory or hub id."""
+    """The model's name at the server; for servers to start, the model's directory or hub id."""
     auth_env: str | None = None
     """Environment variable that holds the server's key."""
     concurrency: int = attrs.field(default=32, validator=attrs.validators.ge(1))
-    """Requests at a time; a request is a sample."""
+    """Maximum concurrent requests; a request is a sample."""
     timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
     """Seconds for one request."""
     retries: int = attrs.field(default=3, validator=NOT_NEGATIVE)
-    """Further tries of a request after which another may do: no connection, no answer in time, a busy server, or one that has died."""
+    """Retries of a request after a failed connection, a time-out, or an answer of a busy or dead server."""
 
     def __attrs_post_init__(self) -> None:
         """Refuse a teacher that is nowhere, or in two places."""
@@ -66,9 +66,11 @@ class ScoreTeacherConfig(PluginSection):
     """Selects the teacher that scores each sample."""
 
     teachers: Mapping[str, str] = attrs.field(factory=dict)
-    """By `data_source` of the row: a role of `roles`, or a name of `endpoints`; `default` for all others. Empty: the role `teacher` for all."""
+    """Teacher by the row's `data_source`: a role of `roles`, or a name of `endpoints`; `default` for all others. Empty: the role `teacher`
+    for all.
+    """
     endpoints: Mapping[str, EndpointSection] = attrs.field(factory=dict)
-    """Teachers that are served, by name."""
+    """Teachers behind servers, by name."""
 
     @property
     def by_source(self) -> Mapping[str, str]:
@@ -85,9 +87,9 @@ class TeacherAdvantageConfig(PluginSection):
     reward_coef: float = 1.0
     """Weight of the estimator's advantages; 0 leaves the rewards out."""
     min_log_prob: float | None = attrs.field(default=None, validator=_NEGATIVE)
-    """Log-probabilities of both below it, such as -10, count as it: a token that one holds for impossible does not decide a step."""
+    """Floor of both log-probabilities, such as -10, so that a token that one model finds impossible does not dominate a step."""
     max_divergence: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Bound of the log-ratio of a token in nats, such as 10, on both sides."""
+    """Bound of a token's absolute log-ratio in nats, such as 10."""
 
 
 @attrs.frozen(kw_only=True)
@@ -100,18 +102,19 @@ class DistillConfig(PluginSection):
     top_k: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     """Words of the teacher that are compared at each token."""
     tail: Literal["bucket", "renormalize"] = "bucket"
-    """All other words: one more word with what probability is left, or left out, both sides being normalised without them."""
+    """Treatment of all other words: `bucket` counts them as one word with the remaining probability; `renormalize` drops them and
+    normalises both sides without them."""
     beta: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.lt(1)]
     )
     """Weight of the teacher in the mixture of `jsd`."""
     min_log_prob: float | None = attrs.field(default=None, validator=_NEGATIVE)
-    """Log-probabilities of both below it, such as -10, count as it, and get no gradient."""
+    """Floor of both log-probabilities, such as -10; values below it get no gradient."""
     max_divergence: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Bound of the divergence of a token in nats, such as 10, on both sides; beyond it a token gets no gradient."""
+    """Bound of a token's absolute divergence in nats, such as 10; beyond it a token gets no gradient."""
     coef: float = 1.0
     """Weight of the divergence."""
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
-    """How the divergences of tokens become one number."""
+    """Aggregation of the tokens' divergences into one number."""
     plus: PluginSection | None = plugin_field("objective", None)
     """A further objective whose loss is added, such as `policy` or `nll`; absent: there is none."""

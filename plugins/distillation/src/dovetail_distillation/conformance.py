@@ -59,7 +59,7 @@ def random_log_probs(tokens: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class TestDistill(ObjectiveConformance):
-    """Forward KL over the teacher's words, the rest as a bucket."""
+    """The objective `distill` with forward KL over the teacher's words, all others as a bucket."""
 
     plugin = Distill
     config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, coef=0.7)
@@ -103,7 +103,7 @@ class TestDistill(ObjectiveConformance):
 
 
 class TestDistillBounded(TestDistill):
-    """Words below a bound count as it, and a token no more than another."""
+    """The objective `distill` with bounds on log-probabilities and on the divergence."""
 
     config: ClassVar[Any] = DistillConfig(
         name="distill", top_k=WORDS, min_log_prob=-2.5, max_divergence=0.3
@@ -111,13 +111,13 @@ class TestDistillBounded(TestDistill):
 
 
 class TestDistillReverse(TestDistill):
-    """Reverse KL over the teacher's words."""
+    """The objective `distill` with reverse KL over the teacher's words."""
 
     config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, divergence="reverse_kl")
 
 
 class TestDistillJensenShannon(TestDistill):
-    """Generalised Jensen–Shannon divergence over the teacher's words alone."""
+    """The objective `distill` with the generalised Jensen–Shannon divergence over the teacher's words alone."""
 
     config: ClassVar[Any] = DistillConfig(
         name="distill", top_k=WORDS, divergence="jsd", beta=0.3, tail="renormalize"
@@ -125,7 +125,7 @@ class TestDistillJensenShannon(TestDistill):
 
 
 class TestDistillByToken(TestDistill):
-    """An estimate of the reverse KL from the token alone."""
+    """The objective `distill` with an estimate of the reverse KL from the token alone."""
 
     config: ClassVar[Any] = DistillConfig(name="distill", divergence="k2", coef=0.5)
 

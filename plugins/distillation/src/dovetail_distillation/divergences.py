@@ -5,9 +5,9 @@
     jsd          β Σ P log (P / M) + (1 − β) Σ Q log (Q / M),  M = β P + (1 − β) Q
 
 (Hinton et al., arXiv 1503.02531; Gu et al., MiniLLM, arXiv 2306.08543; Agarwal et al., GKD, arXiv 2306.13649, equation 1.) The sums are
-over the K words and, with the tail as a bucket, one more that has what probability is left: that can only lower the divergence of the
-whole vocabulary, and with K = V changes nothing. Without it both sides are normalised over the K words: what Q gives to other words is not
-looked at.
+over the K words and, with the tail as a bucket, one more with the remaining probability. The result is at most the
+divergence over the whole vocabulary, and equals it with K = V. Without the bucket both sides are normalised over the K words, and Q's
+probability of other words is ignored.
 
 Legend: T tokens, K words, J = K or K + 1.
 """
@@ -22,10 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 TAIL_FLOOR = 1e-6
-"""Least probability of the bucket: float32 can't tell less of it from rounding. There it has no gradient."""
+"""Least probability of the bucket, below which float32 can't distinguish it from rounding; at this floor it has no gradient."""
 
 DIVERGENCES = ("forward_kl", "jsd", "reverse_kl")
-"""Those that compare the teacher's words."""
+"""The divergences that compare the teacher's words."""
 
 
 def events(

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from dovetail.interfaces import Tokenizer
 
 RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers after which another try may do."""
+"""Statuses after which a retry may succeed."""
 FIRST_WAIT = 0.5
-"""Seconds before the second try; each further one waits twice as long, and a random part of it less."""
+"""Seconds before the first retry; doubles with each, and is shortened by a random part."""
 PROBED = 48
-"""Words whose text is compared before the first step."""
+"""The number of words whose text is compared before the first step."""
 
 
 class TeacherError(DovetailError, RuntimeError):
@@ -71,7 +71,7 @@ class Endpoint:
         self._url = f"{(section.url or '').rstrip('/')}/v1/completions"
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Score a few words, and compare how the server and the run's tokenizer write them.
+        """Score a few words, and compare their texts between the server and the run's tokenizer.
 
         Raises:
             TeacherError: the server can't be reached, has no such model, or gives no log-probabilities of prompts.
@@ -88,7 +88,7 @@ class Endpoint:
                 )
 
     async def score(self, batch: Batch, top_k: int) -> Batch:
-        """Score samples: each token's log-probability, and the words that are most likely there.
+        """Score samples: each token's log-probability, and the most likely words at its position.
 
         Args:
             batch: N samples with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
@@ -98,7 +98,7 @@ class Endpoint:
             The columns of a teacher [T] and [T, K]; masked tokens hold 0.
 
         Raises:
-            TeacherError: a request fails, however often it is tried.
+            TeacherError: a request failed on every try.
             ConfigError: samples were drawn at another temperature than 1.
         """
         wrong = batch["temperature"][batch["temperature"] != 1]
@@ -144,7 +144,7 @@ class Endpoint:
         return f"teacher {self._name!r} ({self._section.model} at {self._where})"
 
     def close(self) -> None:
-        """End the servers that were started for it; safe to call twice."""
+        """End the servers that were started for this endpoint; safe to call twice."""
         if self._servers is not None:
             self._servers.close()
 

@@ -13,8 +13,8 @@ from dovetail_distillation.config import ScoreTeacherConfig
 def teachers_do_not_fit(config: Any, plan: Any) -> Iterator[Finding]:
     """Servers that the run starts for its teachers take more accelerators than this machine has beside the pools.
 
-    A cluster of the run's own has this machine's alone; what an existing cluster has free is known when the run starts there. It is a
-    warning, since the run may take place on another machine; there it is an error before anything is trained.
+    A cluster that the run starts has only this machine's accelerators; those of an existing cluster are known when the run starts there.
+    The finding is a warning, since the run may start on another machine; there the lack is an error before training.
     """
     if plan is None or config.runtime.shortage(plan.placement.pools) is not None:
         return  # the pools alone do not fit, which is for the runtime to say

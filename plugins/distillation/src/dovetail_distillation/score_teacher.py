@@ -1,7 +1,7 @@
 """ScoreTeacher: the teachers' log-probabilities of the samples, and their most likely words.
 
-A teacher is a role of the config, whose engine scores the samples, or a server. Which one scores a sample is said by the `data_source` of its
-row. Legend: N samples, T response tokens, packed end to end, K words.
+A teacher is a role of the config, whose engine scores the samples, or a server. The `data_source` of a sample's row selects the
+teacher. Legend: N samples, T response tokens, packed end to end, K words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Servers of a teacher that the run starts: vLLM or SGLang in processes of the runtime, which pass requests on to it.
+"""Teacher servers that the run starts: vLLM or SGLang, each run by a process of the runtime, which forwards requests to it.
 
 A process and its server are on one machine, so that the server listens on the loopback interface alone, and requests travel as the
 runtime's calls. They are those of vLLM's `/v1/completions`; what SGLang understands and answers is translated here.
@@ -39,7 +39,7 @@ class _Place:
 
 
 class TeacherServers:
-    """The controller's handle of teacher servers: starts them, and sends each request to the one with the fewest.
+    """The controller's handle of teacher servers: starts them, and sends each request to the one with the fewest requests.
 
     Args:
         name: the name of the endpoint, for messages.
@@ -217,7 +217,7 @@ def serve(given: bytes, logger: Logger) -> TeacherServer:
 
 
 def for_sglang(asked: bytes) -> bytes:
-    """Return a request for `/v1/completions` as SGLang's `/generate` takes it: how likely the tokens of the prompt are."""
+    """Return a request for `/v1/completions` in the form of SGLang's `/generate`: for the log-probabilities of the prompt's tokens."""
     request = json.loads(asked)
     top_k = request["prompt_logprobs"]
     return json.dumps(

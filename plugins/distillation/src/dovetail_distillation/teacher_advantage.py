@@ -18,7 +18,7 @@ from dovetail_distillation.config import TeacherAdvantageConfig
 
 
 class TeacherAdvantage(Stage):
-    """Writes `advantages` anew, one for each token."""
+    """Replaces `advantages` by one advantage for each token, with the teacher's term added."""
 
     name = "teacher_advantage"
     api = ">=1.0,<2"

@@ -1,4 +1,4 @@
-"""Environments: tasks, how an episode of one runs, and what it scores.
+"""Environments, which provide tasks, run their episodes, and score them.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,4 +1,4 @@
-"""Config classes of environments, and of what runs them. Nothing here imports more than config sections."""
+"""Config classes of environments and of their agent loop. Nothing here imports more than config sections."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dovetail_gateway import GatewaySection, is_command
 _COUNT = attrs.validators.ge(1)
 _COMMAND: Any = attrs.validators.optional(is_command)
 HELD_OUT = "held_out"
-"""The part of an environment's tasks that no step trains on."""
+"""Name of the part of an environment's tasks that no step trains on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -22,28 +22,31 @@ class EnvironmentSection(PluginSection):
     """Base of every environment's config."""
 
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Share of the prompts of an epoch, of the sum of all environments' weights. Absent, for all of them: as many as each has tasks."""
+    """Weight of the environment's prompts in an epoch, relative to the sum of all weights. Absent for all environments: the number of its
+    tasks.
+    """
     tasks: int = attrs.field(default=1000, validator=_COUNT)
-    """Tasks to train on, at most: an environment that has fewer gives all it has."""
+    """Maximum number of training tasks; an environment with fewer provides all of them."""
     held_out: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Further tasks, at most, which validation and `dovetail eval` take."""
+    """Maximum number of further tasks, for validation and `dovetail eval`."""
     at_limit: float = 0.0
     """Reward of an episode that reached a limit on turns or tokens before its environment could score it."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkerSection(EnvironmentSection):
-    """Base of the config of an environment that runs in an interpreter of its own."""
+    """Base of the config of an environment that runs in a separate interpreter."""
 
     python: str | None = attrs.field(default=None, validator=_COMMAND, metadata={VERBATIM: True})
     """The interpreter that has the environment's packages, such as `.venv-games/bin/python`; or a command that ends with one, such as
     `uv run --with textarena python`. Absent: the run's own."""
     workers: int = attrs.field(default=4, validator=_COUNT)
-    """Episodes at once, each in a process of its own, which takes one after the other."""
+    """Concurrent episodes, each in a separate process; a process runs one episode after another."""
     start_seconds: float = attrs.field(default=120.0, validator=attrs.validators.gt(0))
-    """How long a process may take to start, or to list the tasks."""
+    """Seconds that a process may take to start, or to list the tasks."""
     episode_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
-    """How long an episode may take while none of its calls is being answered; one that takes longer fails, and its process is ended."""
+    """Seconds that an episode may take while none of its calls is being answered; one that takes longer fails, and its process is killed.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +58,7 @@ class ProgramEnvironmentConfig(WorkerSection):
     command: str | None = attrs.field(default=None, validator=_COMMAND, metadata={VERBATIM: True})
     """In place of `file`: a command that reads and writes the protocol's lines, such as `docker run --rm -i --network host IMAGE`."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
-    """What the file or the command is given."""
+    """Settings that are passed to the file or the command."""
 
     def __attrs_post_init__(self) -> None:
         if (self.file is None) == (self.command is None):
@@ -83,20 +86,20 @@ class SimulatedUserConfig(WorkerSection):
     """Settings of a user that a second model plays."""
 
     file: str = attrs.field(default="", validator=_given_text)
-    """A JSON object a line: `user`, what the user wants and knows; `opening`, the user's first message; where there is one, `answer`, a text
-    that the policy's last message has to contain; `system`, the policy's system message."""
+    """File with one task per line, a JSON object: `user`, the user's goal and knowledge; `opening`, the user's first message; optionally
+    `answer`, a text that the policy's last message has to contain, and `system`, the policy's system message."""
     url: str = attrs.field(default="", validator=_is_url)
     """The base of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
     model: str = attrs.field(default="", validator=_given_text)
-    """The user's model, as the endpoint calls it."""
+    """Name of the user's model at the endpoint."""
     auth_env: str | None = None
     """Environment variable that holds the API key, sent as a bearer token."""
     extra_body: Mapping[str, Any] = attrs.field(factory=dict)
     """Further keys of the request, such as `{temperature: 0.7, max_tokens: 200}`."""
     instruction: str = attrs.field(default=_USER, metadata={VERBATIM: True})
-    """What the user's model is given behind a task's `user`. It has to say `[satisfied]` or `[unsatisfied]` to end."""
+    """Instruction to the user's model, after a task's `user`. The model has to say `[satisfied]` or `[unsatisfied]` to end the episode."""
     turns: int = attrs.field(default=8, validator=_COUNT)
-    """Turns of the policy, after which the user is not satisfied."""
+    """Maximum turns of the policy; after them the user counts as unsatisfied."""
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +109,7 @@ class EnvironmentRowsConfig(PluginSection):
     environments: dict[str, EnvironmentSection] = plugin_field(
         "environment", None, collection="dict"
     )
-    """By name; those of the agent loop."""
+    """The environments by name, the same as the agent loop's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +119,9 @@ class EnvironmentsConfig(GatewaySection):
     environments: dict[str, EnvironmentSection] = plugin_field(
         "environment", None, collection="dict"
     )
-    """By a name for metrics: `{sums: {name: reasoning_gym, datasets: [chain_sum]}, games: {name: textarena, games: [TicTacToe-v0]}}`."""
+    """The environments, by a name for metrics: `{sums: {name: reasoning_gym, datasets: [chain_sum]}, games: {name: textarena, games:
+    [TicTacToe-v0]}}`.
+    """
 
     def __attrs_post_init__(self) -> None:
         if not self.environments:

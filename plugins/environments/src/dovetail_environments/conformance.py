@@ -16,7 +16,7 @@ _FILE = Path(__file__).with_name("example.py")
 
 
 class TestProgramEnvironment(EnvironmentConformance):
-    """On a file of this package."""
+    """The environment `program`, on a file of this package."""
 
     plugin = ProgramEnvironment
 

@@ -1,4 +1,4 @@
-"""Environment: where tasks come from, how an episode of one runs, and what it scores."""
+"""Environment: the interface of plugins that provide tasks, run their episodes, and score them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class EnvironmentTask:
     """One task of an environment: a row of the run's data."""
 
     prompt: str | Sequence[Message]
-    """What the policy is asked first: messages, or the text of a user's message. Not empty."""
+    """The first prompt to the policy: messages, or the text of a user message. Not empty."""
     data: Mapping[str, Any] = attrs.field(factory=dict)
-    """What `Environment.run` is given to run it again and again: JSON values."""
+    """The task as `Environment.run` gets it, as often as the task is run: JSON values."""
     ground_truth: GroundTruth = None
     """The right answer, for samples and reports; any JSON value."""
 
@@ -34,7 +34,7 @@ class EpisodeScore:
     """The score of an episode."""
 
     reward: float
-    """Finite in float32."""
+    """The reward of the episode, finite in float32."""
     parts: Mapping[str, float] = attrs.field(factory=dict)
     """Parts of the reward by name, or other figures of the episode, finite: the metric `reward/components/ENVIRONMENT/NAME` is their mean."""
 
@@ -43,7 +43,7 @@ class EnvironmentEpisode(ABC):
     """One episode, with what its environment may use.
 
     Attributes:
-        session: lets the policy produce turns, and shows it the environment's messages.
+        session: the session, through which the policy produces turns and sees the environment's messages.
     """
 
     session: Session
@@ -56,7 +56,7 @@ class EnvironmentEpisode(ABC):
 class Environment(Plugin):
     """Provides tasks, runs episodes and scores them. One object runs all episodes of a run concurrently, on one event loop.
 
-    `context.role` is the environment's name in the config. `tasks` and `run` may be asked of different objects.
+    `context.role` is the environment's name in the config. `tasks` and `run` may be called on different objects.
     """
 
     interface_api: ClassVar[str] = "1.0"
@@ -72,7 +72,7 @@ class Environment(Plugin):
             held_out: whether to return held-out tasks, which must differ from all training tasks.
 
         Raises:
-            DovetailError: what the environment needs is not there.
+            DovetailError: a package or file that the environment needs is missing.
         """
 
     @abstractmethod

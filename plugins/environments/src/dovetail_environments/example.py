@@ -1,4 +1,4 @@
-"""An environment as a file, in a few lines: to count, one turn a number. `worker.py` runs it."""
+"""An example of an environment in one file, which `worker.py` runs: the policy counts, one number a turn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def tasks(_settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return counts from 1 to 3; the held-out ones have names of their own."""
+    """Return tasks to count to 1, 2 or 3; held-out tasks have other names."""
     names = ["Count aloud", "Count on"] if held_out else ["Count", "Please count"]
     return [
         {

@@ -48,12 +48,12 @@ def made(name: str, section: EnvironmentSection, context: PluginContext) -> Envi
 
 
 class EnvironmentsLoop(AgentLoop):
-    """Agent loop that runs environments, with rows, mixture and reward function of their own, unless the config gives others.
+    """Agent loop that runs environments. They bring rows, mixture and reward function, unless the config selects others.
 
     A row names its environment and its task: `extra_info: {environment: NAME, task: …}`.
 
-    Metrics are means over a step's episodes: `episode/environments/NAME/episodes`, the share that is an environment's,
-    `episode/environments/NAME/failures`, the share that failed in it. Over an environment's own episodes:
+    Metrics are means over a step's episodes: `episode/environments/NAME/episodes`, the environment's share of
+    them; `episode/environments/NAME/failures`, the share that failed in the environment. Over an environment's own episodes:
     `reward/components/NAME/reward`, and `reward/components/NAME/PART`.
 
     In a config:
@@ -84,7 +84,7 @@ class EnvironmentsLoop(AgentLoop):
         self._reader: TurnReader
 
     def start(self) -> None:
-        """Start the environments; the gateway starts with its first call, or here where the config sets its port.
+        """Start the environments, and the gateway if the config sets its port; otherwise the gateway starts at its first use.
 
         Raises:
             DovetailError: the parser or an environment can't be loaded, or lacks what it needs; or the port is taken.
@@ -133,7 +133,7 @@ class EnvironmentsLoop(AgentLoop):
         return made(name, section, self.context)
 
     def gateway(self) -> Gateway:
-        """Return the gateway, which starts with the first call for it where any port will do."""
+        """Return the gateway, which starts at the first use unless the config sets its port."""
         if self._gateway is None:
             self._gateway = Gateway(self.config, self.config.host or "127.0.0.1")
         return self._gateway

@@ -1,4 +1,4 @@
-"""ProgramEnvironment: an environment of one's own, as a Python file or any command."""
+"""ProgramEnvironment: a user's environment, as a Python file or any command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_environments.worker_environment import WorkerEnvironment
 
 
 class ProgramEnvironment(WorkerEnvironment):
-    """An environment of one's own, in an interpreter or a container of its own.
+    """A user's environment, in a separate interpreter or container.
 
     In a config:
 

@@ -1,4 +1,4 @@
-"""EnvironmentReward: what a row's environment scored."""
+"""EnvironmentReward: the score that a row's environment gave."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EnvironmentReward(RewardFunction):
             solution_str: not read.
             ground_truth: not read.
             extra_info: not read.
-            trajectory: what happened in the episode, as JSON values.
+            trajectory: the record of the episode, as JSON values.
 
         Raises:
             ValueError: the sample was not made by an environment.

@@ -19,7 +19,7 @@ class ServedModel:
         url: the url of the gateway, without a path; Anthropic's clients take it as it is.
         api_key: the episode's key.
         name: the name of the model in calls.
-        endpoint: answers the calls.
+        endpoint: the endpoint that answers the calls.
 
     Attributes:
         base_url: the base URL for OpenAI's clients.
@@ -35,7 +35,7 @@ class ServedModel:
         continue.
 
         Args:
-            work: such as an exchange with a process that makes the calls.
+            work: the coroutine, such as an exchange with a process that makes the calls.
             seconds: the limit of the time in which no call is being answered; None for none.
 
         Raises:

@@ -39,7 +39,7 @@ class EnvironmentConformance(PluginConformance):
     kind = "environment"
     plugin: ClassVar[type[Environment]]
     turns: ClassVar[Sequence[str]] = ("one turn", "another")
-    """What a policy says that knows nothing: in its turns, in order, and from the first again."""
+    """The turns of an ignorant policy, in order, repeated from the first."""
     best: ClassVar[float] = 1.0
     """The reward of a solution."""
 

@@ -35,11 +35,11 @@ class Model:
     """The policy, for one episode.
 
     Args:
-        given: `base_url`, `api_key`, `name`.
+        given: the mapping with `base_url`, `api_key` and `name`.
     """
 
     Ended = EpisodeEnded
-    """What `chat` raises at a limit: `except model.Ended:`."""
+    """The exception that `chat` raises at a limit: `except model.Ended:`."""
 
     def __init__(self, given: dict[str, str]) -> None:
         self.base_url, self.api_key = given["base_url"], given["api_key"]

@@ -1,4 +1,4 @@
-"""WorkerEnvironment: an environment whose code runs in an interpreter of its own and asks the policy by an API."""
+"""WorkerEnvironment: an environment whose code runs in a separate interpreter and calls the policy by an API."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WorkerEnvironment(Environment):
         """Return the command of a process.
 
         Raises:
-            ConfigError: the config names no usable one.
+            ConfigError: the config names no usable command.
         """
         return (*self.python(), worker_program.__file__, str(self.file))
 

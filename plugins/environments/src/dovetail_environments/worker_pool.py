@@ -34,23 +34,23 @@ class EnvironmentProcessError(DovetailError, RuntimeError):
 
 @attrs.frozen(kw_only=True)
 class WorkerCommand:
-    """How processes of an environment are started."""
+    """The command that starts an environment's processes, with its limits."""
 
     title: str
     """The environment's title in messages, such as `environment 'games'`."""
     words: Sequence[str]
-    """Interpreter or program, and its arguments."""
+    """The interpreter or program, and its arguments."""
     requires: Sequence[str] = ()
     """Packages that the interpreter has to have, as requirements: `textarena>=0.7,<0.8`."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
-    """What the environment is given: JSON."""
+    """The settings of the environment, as JSON values."""
     start_seconds: float = 120.0
-    """How long a process may take to start."""
+    """Seconds that a process may take to start."""
     log: Path
-    """A file for what processes print."""
+    """The file for the output of processes."""
 
     def install(self) -> str:
-        """Return the command that installs its requirements."""
+        """Return the command that installs the environment's requirements."""
         wanted = " ".join(shlex.quote(each) for each in self.requires) or "its packages"
         program = self.words[0]
         if Path(program).name in ("uv", "uvx"):
@@ -69,7 +69,7 @@ class EnvironmentProcess:
         command: the command that starts it.
 
     Attributes:
-        busy: whether it was asked something that it has not answered.
+        busy: whether a request to the process is unanswered.
 
     Raises:
         EnvironmentProcessError: the process can't be started, speaks another version of the protocol, or lacks a
@@ -109,8 +109,8 @@ class EnvironmentProcess:
         """Send a request and return the answer; this blocks.
 
         Args:
-            request: JSON, with `do`.
-            seconds: after which the process is killed; None for any time.
+            request: the request, of JSON values, with `do`.
+            seconds: the time limit, after which the process is killed; None for no limit.
 
         Raises:
             EnvironmentProcessError: the process died, took too long, or its answer is not a JSON object.

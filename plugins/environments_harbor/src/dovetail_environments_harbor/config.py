@@ -1,4 +1,4 @@
-"""Settings of harbor."""
+"""Settings of the environment `harbor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.sections import VERBATIM
 from dovetail_environments import WorkerSection
 
 SANDBOX = "sandbox"
-"""The runtime without a container."""
+"""Name of the runtime without a container."""
 _INSTRUCTION = """\
 You work in a Linux shell. Answer with one block of commands,
 ```bash
@@ -32,13 +32,13 @@ class HarborConfig(WorkerSection):
     folder: str = attrs.field(default="", validator=_named)
     """A folder of tasks, or one task: a folder with task.toml, instruction.md and tests."""
     runtime: str = "docker"
-    """Where a task runs, by Harbor's name: `docker`, `podman`, `singularity`, or a service of its list. `sandbox`: without a container, in the
-    sandbox of `dovetail-rewards`, which has this machine's programs and no network; nothing of the task's Dockerfile is run."""
+    """The runtime of tasks, by Harbor's name: `docker`, `podman`, `singularity`, or a service of its list. `sandbox`: without a container,
+    in the sandbox of `dovetail-rewards`, which has this machine's programs and no network; the task's Dockerfile is not run."""
     runtime_config: Mapping[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
     """Settings of that runtime in Harbor."""
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
     """The system's message, which says how to use the shell."""
     command_seconds: int = attrs.field(default=60, validator=attrs.validators.ge(1))
-    """How long one block of commands may run; the policy is shown that it took longer."""
+    """Seconds that one block of commands may run; the policy is shown that the limit was exceeded."""
     output_characters: int = attrs.field(default=8000, validator=attrs.validators.ge(100))
-    """What the policy sees of a block's output, at most: its beginning and its end."""
+    """Maximum characters of a block's output that the policy sees: its beginning and its end."""

@@ -12,7 +12,7 @@ from dovetail_environments_harbor.config import HarborConfig
 
 
 class Harbor(WorkerEnvironment):
-    """Tasks of Harbor: the policy works in a shell, and the task's tests score what it left.
+    """Tasks of Harbor: the policy works in a shell, and the task's tests score the final state.
 
     The reward is `reward` of the task's tests; the tests' other rewards are reward components, as is `turns`. At a limit of
     the episode the tests score its state, if they take less than 5 seconds; else the reward is `at_limit`. An episode in which Harbor notes an error fails.

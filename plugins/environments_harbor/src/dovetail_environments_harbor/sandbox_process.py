@@ -12,7 +12,7 @@ import sys
 from dovetail_rewards.sandbox import Program, ProgramLimits, Sandbox, SandboxError
 
 FOLDERS = ("/app", "/tests", "/solution", "/logs")
-"""Those of Harbor's containers."""
+"""The folders of Harbor's containers."""
 _SHELL = r"""
 import base64, io, json, os, signal, subprocess, tarfile, tempfile
 
@@ -63,7 +63,7 @@ for line in channel[0]:
 
 
 def main(descriptor: int, limits: dict[str, int]) -> None:
-    """Run the shell until the socket is closed, or a limit is reached; say on the standard error why it could not be."""
+    """Run the shell until the socket is closed or a limit is reached; if it can't start, print the reason to standard error."""
     with socket.socket(fileno=descriptor) as channel, Sandbox(folders=FOLDERS) as sandbox:
         result = sandbox.run(Program(source=_SHELL, channel=channel), ProgramLimits(**limits))
     if not result.ok:

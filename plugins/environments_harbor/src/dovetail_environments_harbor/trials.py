@@ -31,7 +31,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
     """Return the first tasks of the folder by name, or, with `held_out`, those after the training tasks.
 
     Raises:
-        ValueError: there are none, or one has several steps.
+        ValueError: there are no tasks, or a task has several steps.
     """
     path, first = Path(settings["folder"]), settings["tasks"] if held_out else 0
     one = (path / "task.toml").is_file()
@@ -96,15 +96,15 @@ class PolicyAgent(BaseAgent):  # type: ignore[misc]
 
     @staticmethod
     def name() -> str:
-        """Return its name for Harbor."""
+        """Return the name that Harbor uses."""
         return "policy"
 
     def version(self) -> str:
-        """Return its version for Harbor."""
+        """Return the version that Harbor records."""
         return "1"
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Do nothing: it needs nothing there."""
+        """Do nothing: the agent needs no set-up in the environment."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
         """Work on a task until the policy has finished, or reached the limit of turns or tokens; then the tests score the result."""
@@ -140,7 +140,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
 
     @staticmethod
     def type() -> str:
-        """Return its name for Harbor."""
+        """Return the name that Harbor uses."""
         return "sandbox"
 
     @property
@@ -178,7 +178,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
             self._process.communicate()
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file to a path there."""
+        """Copy a local file to a path of the sandbox."""
         target = Path(target_path)
         await self._put(source_path, str(target.parent), target.name)
 
@@ -187,7 +187,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         await self._put(source_dir, target_dir, ".")
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file there to a path."""
+        """Copy a file of the sandbox to a local path."""
         with await self._got(source_path) as archive:
             found = archive.extractfile(".")
             if found is None:
@@ -210,7 +210,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         """Run a command, always as the sandbox's own user.
 
         Raises:
-            TimeoutError: it was ended after `timeout_sec`.
+            TimeoutError: the command was killed after `timeout_sec`.
         """
         variables = self._merge_env(env) or {}
         found = await self._ask(do="run", command=command, folder=cwd or self._folder, variables=variables, seconds=timeout_sec)  # fmt: skip

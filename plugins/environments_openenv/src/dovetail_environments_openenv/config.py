@@ -1,4 +1,4 @@
-"""Settings of openenv."""
+"""Settings of the environment `openenv`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class OpenEnvConfig(WorkerSection):
     app: str = "server.app:app"
     """The server's application in `project`; `openenv.yaml` names it, too."""
     url: str | None = None
-    """In place of `project`: a server that runs, such as that of a container. It has to take as many sessions at once as there are `workers`."""
+    """In place of `project`: the address of a running server, such as a container's. It has to accept `workers` concurrent sessions."""
     action: str | None = None
-    """The field of an action that is the policy's text, such as `message`. Absent: the only field that an action has to have; where there are
-    more, the policy writes the action as a JSON object."""
+    """The field of an action that gets the policy's text, such as `message`. Absent: the only required field of an action; with several,
+    the policy writes the action as a JSON object."""
     observation: str | None = None
     """The field of an observation that the policy sees. Absent: all fields, as JSON where there are several."""
     instruction: str = attrs.field(default="", metadata={VERBATIM: True})
-    """The system's message, which says how to act; OpenEnv's environments have none."""
+    """The system message, which says how to act; OpenEnv's environments have none."""
     reward: Literal["last", "sum"] = "last"
-    """`last`: the reward of an episode is that of its last step, as OpenEnv's own harness has it. `sum`: the sum over its steps."""
+    """`last`: the reward of an episode is that of its last step, as in OpenEnv's own harness. `sum`: the sum over its steps."""
     steps: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )

@@ -11,11 +11,11 @@ from dovetail_environments_openenv.config import OpenEnvConfig
 
 
 class OpenEnv(WorkerEnvironment):
-    """An environment of OpenEnv: the policy's turns are actions, what it sees are observations.
+    """An environment of OpenEnv: the policy's turns are actions, and it sees the observations.
 
-    Tasks are those of the environment's task API: of its split of the type `train`, and held out of its next one. An environment without
-    that API is reset to seeds. An action that the environment refuses is answered with the reason, and counts as a turn. Parts are `turns` and
-    `invalid`, the refused actions.
+    Training tasks come from the split of type `train` of the environment's task API, held-out tasks from its next split. An environment
+    without that API is reset with seeds instead. An action that the environment refuses is answered with the reason, and counts as a turn.
+    Parts are `turns` and `invalid`, the refused actions.
 
     In a config:
 

@@ -1,7 +1,7 @@
 """Environments of OpenEnv, in the interpreter that has it; `worker.py` of dovetail-environments runs this file, which imports nothing of Dovetail.
 
-A server is asked over its WebSocket, without OpenEnv's client: that connects anew where the connection was lost, in the middle of an episode, to
-a session that knows nothing of it, and drops the reasons for which an action is refused.
+The server is called over its WebSocket, without OpenEnv's client: after a lost connection that client reconnects to a new session in the
+middle of an episode, and it drops the reasons for which an action is refused.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ os.environ.pop("VIRTUAL_ENV", None)
 
 
 class ActionRefused(Exception):
-    """The environment does not take an action; the policy is shown why."""
+    """The environment refuses an action; the policy is shown the reason."""
 
 
 class Server:
-    """A session of an OpenEnv server, which this process starts where the settings name a project.
+    """A session of an OpenEnv server, which this process starts if the settings name a project.
 
     Args:
-        settings: the fields of OpenEnvConfig.
+        settings: the fields of an OpenEnvConfig.
 
     Raises:
         RuntimeError: the server does not start, or does not answer.
@@ -93,10 +93,10 @@ class Server:
         """Return the reward of an action, whether the episode is over, and the next observation.
 
         Args:
-            text: the policy's text.
+            text: the policy's text, which is the action.
 
         Raises:
-            ActionRefused: it is not an action of this environment.
+            ActionRefused: the text is not an action of this environment.
         """
         if self._field is not None:
             action = {self._field: text.strip()}
@@ -110,7 +110,7 @@ class Server:
         return answer["reward"], answer["done"], self._shown(answer["observation"])
 
     def close(self) -> None:
-        """End the session, and the server where this process has started it."""
+        """End the session, and the server if this process started it."""
         if getattr(self, "_socket", None) is not None:
             self._socket.close()
         if self._provider is not None:

@@ -1,4 +1,4 @@
-"""Settings of reasoning_gym."""
+"""Settings of the environment `reasoning_gym`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class ReasoningGymConfig(EnvironmentSection):
     """Tasks of reasoning-gym."""
 
     datasets: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, validator=_has_datasets)
-    """Its datasets by name, each with its settings there: `{chain_sum: {max_terms: 3}, coin_flip: {}}`. As many tasks are of each."""
+    """Names of reasoning-gym's datasets, each with its settings: `{chain_sum: {max_terms: 3}, coin_flip: {}}`. Tasks are divided evenly."""
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
-    """What follows each question. Where it names the tag, what stands in the last <answer> is the answer; else the whole response."""
+    """Text after each question. If it mentions the tag <answer>, the content of the last one is the answer; else the whole response is."""

@@ -1,4 +1,4 @@
-"""Settings of textarena."""
+"""Settings of the environment `textarena`."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class TextarenaConfig(WorkerSection):
         metadata={ONE_OR_MANY: True},
         validator=attrs.validators.min_len(1),
     )
-    """Its games by their names there, such as `TicTacToe-v0`; as many tasks are of each. A game of two is played against random moves, with
-    the seats in turn; its observations have to list the moves that are open, as boards do."""
+    """Games by their names in TextArena, such as `TicTacToe-v0`; tasks are divided evenly. A game of two is played against random moves,
+    the policy taking each seat in turn; its observations have to list the allowed moves, as those of board games do."""

@@ -42,10 +42,10 @@ def episode(_settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict
 
 
 class Game:
-    """A game, as the player in one seat sees it.
+    """A game from the view of the player in one seat.
 
     Args:
-        task: `game`, `seed` and `seat`.
+        task: the mapping with `game`, `seed` and `seat`.
     """
 
     def __init__(self, task: dict[str, Any]) -> None:
@@ -57,10 +57,10 @@ class Game:
 
     @staticmethod
     def seats(name: str) -> int:
-        """Return how many play a game: one or two.
+        """Return the number of players of a game: one or two.
 
         Raises:
-            ValueError: there is no such game, or more play it.
+            ValueError: there is no such game, or it has more than two players.
         """
         known = textarena.envs.registration.ENV_REGISTRY
         if f"{name}-raw" not in known:

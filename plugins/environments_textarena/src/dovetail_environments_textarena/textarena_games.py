@@ -1,4 +1,4 @@
-"""Textarena: text games, in an interpreter of their own."""
+"""Textarena: text games, in a separate interpreter."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from dovetail_environments_textarena.config import TextarenaConfig
 class Textarena(WorkerEnvironment):
     """Games of TextArena against the game itself, or against random moves.
 
-    What a game shows the player since its last move is a user's message; each move is a turn of the policy. The reward is the game's, from −1
-    to 1 in most. Parts are the reward by game, `turns`, and `invalid`: 1 where the game was lost by a move that its rules do not allow.
+    The observations since the player's last move form a user message; each move is a turn of the policy. The reward is the game's, in most
+    games from −1 to 1. Parts are the reward by game, `turns`, and `invalid`: 1 where the game was lost by a move that its rules do not
+    allow.
 
     In a config:
 

@@ -1,4 +1,4 @@
-"""Settings of verifiers."""
+"""Settings of the environment `verifiers`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ class VerifiersConfig(WorkerSection):
     taskset: str = attrs.field(default="", validator=_named)
     """The package of the taskset, installed in `python`: `gsm8k-v1`."""
     taskset_config: Mapping[str, Any] = attrs.field(factory=dict)
-    """Its settings: the fields of its TasksetConfig."""
+    """Settings of the taskset: the fields of its TasksetConfig."""
     harness: str = "null"
-    """The harness that plays it: `null` chats, `bash` has a shell, others are packages. Those of verifiers install what they need with uv."""
+    """The harness that runs the taskset: `null` chats, `bash` has a shell, others are packages. Harnesses of verifiers install their needs
+    with uv.
+    """
     harness_config: Mapping[str, Any] = attrs.field(factory=dict)
-    """Its settings: the fields of its HarnessConfig."""
+    """Settings of the harness: the fields of its HarnessConfig."""
     runtime: Mapping[str, Any] = attrs.field(
         factory=lambda: {"type": "subprocess"}, metadata={VERBATIM: True}
     )
-    """Where the harness runs: `{type: subprocess}` on this machine as the run's user, `{type: docker}`, `{type: podman}` or `{type: apptainer}`."""
+    """The runtime of the harness: `{type: subprocess}` on this machine as the run's user, `{type: docker}`, `{type: podman}` or `{type:
+    apptainer}`.
+    """

@@ -1,4 +1,4 @@
-"""Verifiers: tasksets of verifiers 0.4, played by its harnesses in its runtimes."""
+"""Verifiers: tasksets of verifiers 0.4, run by its harnesses in its runtimes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dovetail_environments_verifiers.config import VerifiersConfig
 class Verifiers(WorkerEnvironment):
     """A taskset of verifiers: its harness calls the policy, its rewards score the episode.
 
-    The reward is the sum of the weighted rewards of the taskset's trace; parts are these, its metrics, and `turns`. An episode in which
-    verifiers notes an error fails.
+    The reward is the sum of the weighted rewards of the taskset's trace; parts are the single rewards, the trace's metrics, and `turns`. An
+    episode in which verifiers notes an error fails.
 
     In a config:
 

@@ -33,17 +33,17 @@ class EpisodeEndpoint:
     """The sequences of one episode, and its running calls. All methods run on the event loop of the episodes.
 
     Args:
-        session: the one that the episode begins with.
+        session: the session with which the episode begins.
         config: the config of the agent loop.
         reader: parses turns.
 
     Attributes:
-        session: the one that the episode begins with.
+        session: the session with which the episode begins.
         loop: the event loop of the episodes.
         ended: the limit that the episode reached; None where it reached none.
         fault: the error that failed the episode; None where there was none.
         closing: set once no further call will be answered.
-        on_busy: called with whether a call is under way, where that changes.
+        on_busy: a function that is called when a call begins or ends, with whether any call is running.
     """
 
     def __init__(self, session: Session, config: GatewaySection, reader: TurnReader) -> None:
@@ -88,7 +88,7 @@ class EpisodeEndpoint:
         """Limit the seconds that a block takes while no call is being answered; None for any time.
 
         Raises:
-            EpisodeError: it took longer; names `who` did, and the key of the limit.
+            EpisodeError: the block took longer; the message names `who` and the key of the limit.
         """
         timeout = asyncio.timeout(seconds)
         clock = CountedTime(seconds or math.inf, timeout)
@@ -105,7 +105,7 @@ class EpisodeEndpoint:
             self.on_busy = lambda _: None
 
     def continues(self, call: ModelCall) -> bool:
-        """Return whether a call continues one of its sequences."""
+        """Return whether a call continues one of the episode's sequences."""
         earlier = call.body.get("previous_response_id")
         if self.closing.is_set() or self.ended is not None:
             return False
@@ -231,7 +231,7 @@ class EpisodeEndpoint:
             self._latest.reward(value)
 
     async def close(self) -> None:
-        """Cancel the calls that are under way, and count the tokens of prompts."""
+        """Cancel running calls, and count the tokens of prompts."""
         self.closing.set()
         running = list(self._running)
         for task in running:

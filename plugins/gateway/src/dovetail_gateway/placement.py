@@ -1,4 +1,4 @@
-"""Programs in processes of the runtime, which may be on other machines: what asks there, and what runs there."""
+"""Programs in processes of the runtime, possibly on other machines: the caller's side, and the task in the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_gateway.program import ProgramEnd, ProgramRun, run_program
 
 
 class PlacedPrograms:
-    """The processes that run programs; each program runs in the one with the fewest.
+    """The processes that run programs; each program runs in the one with the fewest programs.
 
     Args:
         runtime: the runtime that starts them.
@@ -41,7 +41,7 @@ class PlacedPrograms:
         """Run a program, as `run_program` does.
 
         Raises:
-            EpisodeError: its process was lost, or can't be started again. The next program there tries that.
+            EpisodeError: the program's process was lost, or can't be restarted. The next program there tries to restart it.
         """
         place = self._running.index(min(self._running))
         self._running[place] += 1
@@ -82,7 +82,7 @@ class ProgramTask:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def call(self, payload: bytes) -> bytes:
-        """Run a program to its end; where only its folder is given, end it."""
+        """Run a program to its end; given only a program's folder, end that program."""
         asked = json.loads(payload)
         if len(asked) == 1:
             self._ends.get(asked["folder"], asyncio.Event()).set()
@@ -94,4 +94,4 @@ class ProgramTask:
             del self._ends[asked["folder"]]
 
     def close(self) -> None:
-        """Do nothing: what runs ends with the process."""
+        """Do nothing: running programs end with the process."""

@@ -1,4 +1,4 @@
-"""A preflight rule: what a program is asked for, and the rest of the config does not do."""
+"""A preflight rule: settings of `program` that the rest of the config does not support."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dovetail_gateway.config import ProgramConfig
 
 
 def program_unfit(config: Any, plan: Any) -> Iterator[Finding]:
-    """`program` gives rewards by `score: output` or `exit_status`, and no reward function is `episode`, which reads them, or one of a file;
-    or its `placement` asks for processes of a runtime that has none.
+    """`program` scores by `score: output` or `exit_status`, but the reward function is neither `episode`, which reads these scores, nor one
+    from a file; or its `placement` needs processes that the runtime does not have.
     """
     loop, reward = config.rollout.agent_loop, config.reward
     if not isinstance(loop, ProgramConfig):

@@ -1,4 +1,4 @@
-"""A program of a user: its folder, its environment, its run, and what it leaves."""
+"""A user's program: its folder, its environment, its run, and its output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail_gateway import supervise
 from dovetail_gateway.config import ProgramConfig
 
 ROW, OUTPUT, LOG = "row.json", "output.json", "program.log"
-"""What the folder of a program holds: the row, what it leaves, and what it printed."""
+"""The files in a program's folder: the row, the program's output, and what it printed."""
 _FOREIGN = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 """Variables that would turn a client to another account."""
 _LONGEST_VARIABLE = 64 << 10
@@ -41,7 +41,7 @@ class ProgramRun:
     command: list[str]
     folder: str
     variables: dict[str, str | None]
-    """Environment variables set beside those of the process that starts it; None removes one."""
+    """Environment variables in addition to those of the starting process; None removes one."""
     max_bytes: int
     """Maximum bytes of output."""
     max_processes: int
@@ -52,9 +52,9 @@ class ProgramEnd:
     """How a program ended."""
 
     status: int | None
-    """Its exit status; None where it was ended."""
+    """The program's exit status; None where it was killed."""
     reason: str | None
-    """Why it was: `closed` by the run, `output`, `processes`, or an error of the system."""
+    """The reason for killing the program: `closed` by the run, `output`, `processes`, or an error of the system."""
 
 
 def command_of(config: ProgramConfig) -> list[str]:

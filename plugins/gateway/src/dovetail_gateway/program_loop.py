@@ -34,7 +34,7 @@ _KEPT = 100
 
 
 class ProgramLoop(AgentLoop):
-    """A program makes the sample: it runs once an episode, and the policy answers what it asks of OpenAI's or Anthropic's API.
+    """Agent loop that runs a program once an episode; the policy answers the program's calls to OpenAI's or Anthropic's API.
 
     Metrics are means over episodes: `episode/model_calls`; `episode/further_sequences/WHY`, sequences after the first, by reason
     (`parallel`, `n`, `unknown_turn`, `other_history`); `episode/prompt_tokens` of all sequences, and `episode/unique_prompt_tokens`, those
@@ -42,11 +42,6 @@ class ProgramLoop(AgentLoop):
     `episode/unapplied/FIELD`, calls with a field that the run's config overrides.
 
     A call whose messages continue those of an earlier one is a further turn of that sequence, and any other begins a sequence.
-
-    Metrics are means over episodes: `episode/model_calls`; `episode/further_sequences/WHY`, sequences after the first, where calls were
-    `parallel`, or had `n` answers, an `unknown_turn` or an `other_history`; `episode/prompt_tokens` of all sequences, and
-    `episode/unique_prompt_tokens` of them that stand in no earlier one; `episode/refused_calls/CODE`; `episode/abandoned_calls`, which the
-    program did not wait for; `episode/unapplied/FIELD`, calls that ask for what is the run's affair.
 
     In a config:
 
@@ -76,7 +71,7 @@ class ProgramLoop(AgentLoop):
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Start the parser, the processes of the placement, and the gateway on a port of the config: what is wrong is found before step 1.
+        """Start the parser, the processes of the placement, and, on a configured port, the gateway, so that errors appear before step 1.
 
         Raises:
             ConfigError: the command names no program.

@@ -1,4 +1,4 @@
-"""Which sequence of an episode a call continues: its messages are those that were asked and answered there, and further ones."""
+"""The sequences of an episode. A call continues one if its messages begin with that sequence's messages and answers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class ServedSequence:
     """Index among the episode's sequences."""
     session: Session
     messages: list[Message]
-    """What was asked and answered so far."""
+    """The messages and answers so far."""
     tools: Sequence[Mapping[str, Any]]
-    """Functions that its prompt describes."""
+    """Functions that the sequence's prompt describes."""
     spoken: dict[int, str] = attrs.field(factory=dict)
-    """The text of each of the policy's turns, as it produced it, by its place in the messages."""
+    """The text of each turn as the policy produced it, by the turn's index in the messages."""
     calls: Sequence[MessageCall] = ()
-    """Tool calls of its latest turn."""
+    """Tool calls of the sequence's latest turn."""
     produced: Message | None = None
-    """Its latest turn as a message, by which it is rendered anew; None where that is its text."""
+    """The latest turn as a message, from which it is rendered again; None where its text is used."""
     asked: bool = True
-    """Whether the policy is to answer next: the call that it was to answer has ended before it did."""
+    """Whether the policy answers next, since the call to be answered ended before the answer."""
     busy: bool = False
-    """Whether a call is answered in it."""
+    """Whether a call is being answered in this sequence."""
     begun: int = 0
-    """Messages before that call."""
+    """The number of messages before the call that is being answered."""
 
     def rest(self, call: ModelCall) -> Sequence[Message] | None:
         """Return the messages that a call adds, where they can be appended; None where they can't. Earlier messages are not compared."""
@@ -51,7 +51,7 @@ class EpisodeSequences:
     """The sequences of an episode.
 
     Args:
-        session: the one that the episode begins with.
+        session: the session with which the episode begins.
         encoder: the encoder of the run's chat template.
     """
 
@@ -70,7 +70,7 @@ class EpisodeSequences:
         return self._encoder.texts([(messages, list(tools) or None)], generate=True)[0]
 
     def find(self, call: ModelCall) -> tuple[ServedSequence | None, str]:
-        """Return the longest sequence that a call continues, or None, and why none does."""
+        """Return the longest sequence that a call continues, or None and the reason."""
         free = [
             s
             for s in self._all
@@ -103,7 +103,7 @@ class EpisodeSequences:
         return texts[0] in texts[1:]
 
     def unknown(self, call: ModelCall) -> bool:
-        """Return whether a call has an assistant's turn that the policy did not produce in this episode, nor the row has."""
+        """Return whether a call has an assistant turn that neither the policy produced in this episode nor the row contains."""
         turns = (m for m in call.messages if m["role"] == "assistant")
         return any(_turn_key(m) not in self._produced for m in turns)
 
@@ -113,7 +113,7 @@ class EpisodeSequences:
         return self._add(session, call.messages, call.tools)
 
     def copy(self, sequence: ServedSequence) -> ServedSequence:
-        """Begin a sequence with the tokens of another one, in which the policy is to answer next."""
+        """Begin a sequence with the tokens of another one; the policy answers next."""
         made = self._add(sequence.session.fork(), sequence.messages, sequence.tools)
         made.spoken |= sequence.spoken
         return made
@@ -125,7 +125,7 @@ class EpisodeSequences:
         return self._all[-1]
 
     def answered(self, sequence: ServedSequence, message: Message, text: str) -> None:
-        """Record a turn: as programs see it, and as the policy produced it."""
+        """Record a turn in two forms: the message that programs see, and the text that the policy produced."""
         sequence.spoken[len(sequence.messages)] = text
         sequence.messages.append(message)
         sequence.asked = False

@@ -1,4 +1,4 @@
-"""Gateway: the HTTP server, which hands calls to the endpoints of the episodes whose keys they bring."""
+"""Gateway: the HTTP server, which passes each call to the episode's endpoint by the call's API key."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ class CallEndpoint(Protocol):
     loop: asyncio.AbstractEventLoop
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Answer a call; `name` is the response's. Raises ApiError where it does not, and counts that itself."""
+        """Answer a call; `name` is the response's name. A refused call raises ApiError, and is counted here."""
 
     def refused(self, code: str) -> None:
         """Count a call that can't be parsed."""
 
 
 class Gateway:
-    """Serves the endpoints of episodes, on an event loop in a thread of its own.
+    """Serves the endpoints of episodes, on an event loop in a separate thread.
 
     Args:
         config: the port, the models to list, and the limit of a request's length.
-        host: interface on which it listens.
+        host: the interface on which the gateway listens.
 
     Attributes:
         url: the gateway's address, without a path.

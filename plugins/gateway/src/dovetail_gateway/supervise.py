@@ -1,4 +1,4 @@
-"""A small program between the gateway and a program of a user: it bounds what that writes and starts, and ends all of it.
+"""A small program that runs a user's program for the gateway: it limits its output and processes, and kills all of them at the end.
 
 Run as `python -I -S supervise.py SETTINGS` with a pipe as standard input: when it closes, as where the run has died, everything ends.
 Nothing but the standard library is imported, so that it starts at once.
@@ -62,12 +62,12 @@ def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> di
 
 
 class Output:
-    """What a program prints, copied into a file up to a limit.
+    """The output of a program, copied into a file up to a limit.
 
     Args:
-        pipe: the descriptor that it is read from.
-        log: the file.
-        most: bytes.
+        pipe: the descriptor from which the output is read.
+        log: the file for the output.
+        most: the limit in bytes.
 
     Attributes:
         left: bytes that the program may still print; below 0 where it printed more.

@@ -1,4 +1,4 @@
-"""TurnReader: what a program is given of a turn of the policy."""
+"""TurnReader: parses a turn of the policy into the answer to a program's call."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TurnReader:
             call: the call to answer.
             turn: the latest turn of its sequence.
             made: the tokens of the sequence.
-            begun: the number of earlier tokens.
+            begun: the number of tokens before the turn.
             name: the name of the turn, unique in the episode.
         """
         text, stopped_by = _without_stop(turn, call.stop)

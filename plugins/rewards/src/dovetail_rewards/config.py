@@ -29,9 +29,9 @@ class Gsm8kConfig(PluginSection):
     method: Literal["strict", "flexible"] = "strict"
     """strict: the number after the last `####`; flexible: the last number of the response."""
     score: float = 1.0
-    """For the right number."""
+    """Score of the right number."""
     format_score: float = 0.0
-    """For a wrong number in the right place."""
+    """Score of a wrong number in the right place."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,19 +45,21 @@ class ExactMatchConfig(PluginSection):
     extract: str | None = attrs.field(default=None, validator=is_pattern, metadata={VERBATIM: True})
     """Regular expression whose last match is compared (its first group where it has one); None compares the whole response."""
     score: float = 1.0
-    """For a response that matches."""
+    """Score of a response that matches."""
     miss_score: float = 0.0
-    """For any other."""
+    """Score of any other response."""
 
 
 @attrs.frozen(kw_only=True)
 class VerifiedSection(PluginSection):
-    """How an answer is compared with the accepted ones."""
+    """Settings of the comparison of an answer with the accepted ones."""
 
     verify: Literal["symbolic", "text"] = "symbolic"
     """symbolic: mathematical equality, by math-verify in processes of its own; text: equality after notation is made uniform."""
     verify_timeout: float = attrs.field(default=5.0, validator=ABOVE_ZERO)
-    """Seconds that one symbolic comparison may take. An answer that needs more is wrong; where the ground truth alone does, the sample fails."""
+    """Seconds that one symbolic comparison may take. An answer that needs more is wrong; if the ground truth alone needs more, the sample
+    fails.
+    """
     processes: int = attrs.field(default=4, validator=AT_LEAST_ONE)
     """Processes for symbolic comparisons, begun when needed; functions with the same number share them."""
 
@@ -69,13 +71,13 @@ class MathConfig(VerifiedSection):
     extract: tuple[Literal["boxed", "answer"], ...] = attrs.field(
         default=("boxed", "answer"), validator=attrs.validators.min_len(1)
     )
-    r"""Where the answer is looked for, in this order: the last `\boxed{…}`; the line after the last `Answer:` or `answer is`."""
+    r"""Places where the answer is searched, in this order: the last `\boxed{…}`; the line after the last `Answer:` or `answer is`."""
     score: float = 1.0
-    """For the right answer."""
+    """Score of the right answer."""
     format_score: float = 0.0
-    """For a wrong answer in the right place."""
+    """Score of a wrong answer in the right place."""
     miss_score: float = 0.0
-    """For a response without an answer."""
+    """Score of a response without an answer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +91,6 @@ class DapoMathConfig(VerifiedSection):
     window: int = attrs.field(default=300, validator=AT_LEAST_ONE)
     """Characters at the end of the response in which the answer must stand."""
     score: float = 1.0
-    """For the right answer."""
+    """Score of the right answer."""
     miss_score: float = -1.0
-    """For a wrong answer, and for none."""
+    """Score of a wrong answer, and of a response without one."""

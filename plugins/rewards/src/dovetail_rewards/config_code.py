@@ -1,4 +1,4 @@
-"""Config classes of what runs programs: the reward by test cases, and the tool python."""
+"""Config classes of the plugins that run programs: the reward function `code`, and the tool `python`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSect
 
 @attrs.frozen(kw_only=True)
 class SandboxSection(PluginSection):
-    """How untrusted programs are run."""
+    """Settings of the sandbox for untrusted programs."""
 
     time_limit: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
     """Seconds of CPU a program may take; three times that and 2 s on the clock, without time spent waiting for a core."""
@@ -42,21 +42,21 @@ class CodeConfig(SandboxSection):
     scoring: Literal["all", "share"] = "all"
     """all: `score` where every test passes, and it stops at the first that does not; share: `score` times the share of tests that pass."""
     score: float = 1.0
-    """For a program that passes."""
+    """Score of a program that passes."""
     miss_score: float = 0.0
-    """For one that does not; with share, for one that passes no test."""
+    """Score of a program that does not pass; with share, of one that passes no test."""
     no_code_score: float = 0.0
-    """For a response without a code block."""
+    """Score of a response without a code block."""
     extract: Literal["fenced", "whole"] = "fenced"
     """fenced: the last fenced code block; whole: the whole response is the program."""
     max_tests: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Only the first so many tests of a row; None means all."""
+    """The number of a row's tests that are run, from the first; None means all."""
     max_timeouts: int = attrs.field(default=2, validator=AT_LEAST_ONE)
-    """With share: after so many tests that ran out of time the others count as not passed."""
+    """With share: the number of tests that may run out of time before the remaining ones count as failed."""
     tolerance: float = attrs.field(default=1e-6, validator=NOT_NEGATIVE)
     """Numbers with a decimal point may differ by so much, absolutely or relative to the expected one; 0 compares texts."""
 
 
 @attrs.frozen(kw_only=True)
 class PythonToolConfig(SandboxSection):
-    """Settings of python."""
+    """Settings of the tool `python`."""

@@ -1,4 +1,4 @@
-"""What `dovetail doctor` says of this package: the levels at which untrusted code can be run here."""
+"""The rows of `dovetail doctor` about this package: the isolation levels at which untrusted code can run here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def examine() -> list[dict[str, Any]]:
     """Return one row a level of the sandbox, best first; each is tried by running a program, in under a second.
 
     Returns:
-        `what` and `detail` in words, `available`, and `problem`: None, since a missing level is a need of its users alone; only
-        where there is no level at all, the last row says what to do.
+        `what` and `detail` as text, `available`, and `problem`: None, since a missing level concerns only configs that select it. If
+        no level works at all, the `problem` of the last row says what to do.
     """
     from dovetail_rewards.sandbox.levels import available_levels
 

@@ -18,13 +18,15 @@ class JudgeConfig(BudgetConfig):
     url: str = attrs.field(validator=is_url)
     """The base of the endpoint, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
     model: str = attrs.field()
-    """The judge, as the endpoint calls it."""
+    """The judge's model name at the endpoint."""
     template: str = attrs.field(metadata={VERBATIM: True})
-    """What the judge is asked: a Jinja template over `prompt`, `messages`, `response`, `ground_truth`, `data_source` and `extra_info`, or the path of a file that holds one."""
+    """The question to the judge: a Jinja template over `prompt`, `messages`, `response`, `ground_truth`, `data_source` and `extra_info`, or
+    the path of a file that holds one.
+    """
     system: str | None = attrs.field(default=None, metadata={VERBATIM: True})
-    """Its system message: a template too, or a file's path; None sends none."""
+    """The judge's system message: a template or a file's path; None sends none."""
     parse: Literal["regex", "json"] = "regex"
-    """Where the verdict stands: the last match of `pattern`, or `field` of the last JSON object."""
+    """The place of the verdict: the last match of `pattern`, or `field` of the last JSON object."""
     pattern: str = attrs.field(
         default=r"(?i)score[^\w+.-]*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)",
         validator=is_pattern,
@@ -34,33 +36,35 @@ class JudgeConfig(BudgetConfig):
     field: str = "score"
     """Key of the verdict in the JSON object."""
     labels: dict[str, float] = attrs.field(factory=dict)
-    """Verdicts in words and what each is worth, such as `{correct: 1, wrong: 0}`, whatever their case; empty: verdicts are numbers."""
+    """Verdicts in words with their scores, such as `{correct: 1, wrong: 0}`, ignoring case; empty: verdicts are numbers."""
     low: float | None = None
-    """Smallest verdict that is one; another is not a score."""
+    """Smallest valid verdict; a lower one is no score."""
     high: float | None = None
-    """Largest verdict that is one."""
+    """Largest valid verdict; a higher one is no score."""
     normalise: bool = attrs.field(default=False)
     """Map verdicts from `low` … `high` to 0 … 1."""
     votes: int = attrs.field(default=1, validator=AT_LEAST_ONE)
-    """Judgements of each response."""
+    """The number of judgements of each response."""
     min_votes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Judgements that must have succeeded for a score; None: all of them."""
+    """The number of judgements that must succeed for a score; None: all of them."""
     aggregate: Literal["mean", "median", "majority"] = "mean"
-    """How judgements become one score; majority takes the most frequent, and of equally frequent ones the lowest."""
+    """Rule that combines judgements into one score; majority takes the most frequent, and of equally frequent ones the lowest."""
     temperature: float | None = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """Sampling temperature of the judge; None leaves it to the endpoint."""
     max_tokens: int | None = attrs.field(default=1024, validator=AT_LEAST_ONE)
-    """Most tokens of a judgement; None leaves it to the endpoint."""
+    """Maximum tokens of a judgement; None leaves it to the endpoint."""
     extra_body: dict[str, Any] = attrs.field(factory=dict)
     """Further keys of the request, such as `{response_format: {type: json_object}}`."""
     tries: int = attrs.field(default=3, validator=AT_LEAST_ONE)
-    """Requests for a judgement, before it has failed: after no connection, no answer in time, a status that passes, or an answer without a verdict where `temperature` is not 0."""
+    """Requests for a judgement before it fails. A request is repeated after a failed connection, a time-out, a retryable status, or, where
+    `temperature` is not 0, an answer without a verdict.
+    """
     backoff: float = attrs.field(default=0.5, validator=NOT_NEGATIVE)
-    """Seconds before the second request; doubles with each. `Retry-After` of the endpoint takes its place where it is longer."""
+    """Seconds before the second request; doubles with each. the endpoint's `Retry-After` is used where it is longer."""
     request_timeout: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Seconds for one request; None leaves it to reward.timeout, which holds for a sample's requests together."""
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
-    """Scores kept where `temperature` is 0, by what the judge was asked; 0 keeps none."""
+    """The number of cached scores where `temperature` is 0, keyed by the request to the judge; 0 caches none."""
     auth_env: str | None = attrs.field(default=None)
     """Environment variable that holds the API key, sent as a bearer token; None sends none."""
 

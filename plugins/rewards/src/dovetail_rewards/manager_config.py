@@ -11,7 +11,7 @@ from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSect
 
 
 def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
-    """Refuse what is not an address of an HTTP server."""
+    """Refuse a value that is not the address of an HTTP server."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(
             f"{attribute.name}={value!r} is not an address that starts with http:// or https://"
@@ -23,63 +23,65 @@ class CachingConfig(PluginSection):
     """Settings common to all managers that call reward functions."""
 
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
-    """Scores kept of functions that say that they are pure, by content; 0 keeps none."""
+    """The number of cached scores of functions that are declared pure, keyed by content; 0 caches none."""
 
 
 @attrs.frozen(kw_only=True)
 class GroupConfig(CachingConfig):
-    """Whole groups at once: functions that score by comparison."""
+    """Settings of `group`, which scores whole groups with functions that compare responses."""
 
     workers: int = attrs.field(default=8, validator=AT_LEAST_ONE)
     """Calls at once."""
     max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
-    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
+    """Limit of timed-out calls that still run; at the limit, samples fail without a call."""
     both_orders: bool = True
-    """Compare each pair in both orders, and take the mean: a judge that prefers the first response then prefers nobody."""
+    """Compare each pair in both orders and take the mean, so that a judge's preference for the first response cancels out."""
 
 
 @attrs.frozen(kw_only=True)
 class BatchConfig(CachingConfig):
-    """One call on lists."""
+    """Settings of `batch`, which calls functions on lists."""
 
     size: int = attrs.field(default=64, validator=AT_LEAST_ONE)
-    """Most samples in a call."""
+    """Maximum number of samples in a call."""
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for others before a call is made with fewer."""
     calls: int = attrs.field(default=1, validator=AT_LEAST_ONE)
-    """Calls at once; while all run, samples gather."""
+    """Concurrent calls; while all are running, samples gather."""
     split: bool = True
-    """Where a call raises, call again with each half, until those are found that it can't score. False fails them all."""
+    """If a call raises, call again with each half, until the samples that can't be scored are isolated. False fails all samples of the
+    call.
+    """
     max_hung: int = attrs.field(default=8, validator=AT_LEAST_ONE)
-    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
+    """Limit of timed-out calls that still run; at the limit, samples fail without a call."""
 
 
 @attrs.frozen(kw_only=True)
 class ParallelConfig(CachingConfig):
-    """Worker processes, which a time-out kills."""
+    """Settings of `parallel`, whose worker processes are killed at a time-out."""
 
     workers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Processes; by default one for each core that this process may use."""
+    """The number of processes; by default one for each core that this process may use."""
     start_timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
-    """Seconds that a worker may take to start and to make its functions."""
+    """Seconds that a worker may take to start and to construct its functions."""
 
 
 @attrs.frozen(kw_only=True)
 class BudgetConfig(CachingConfig):
-    """The request budget of a service that scores; without a bound there is none."""
+    """The request budget of a scoring service; unlimited where no limit is set."""
 
     requests_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Calls in any minute, at most."""
+    """Maximum number of calls in any minute."""
     tokens_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Tokens in any minute, at most: estimated from the text, and corrected by what the service says that a call used."""
+    """Maximum number of tokens in any minute: estimated from the text, then corrected by the usage that the service reports."""
     workers: int = attrs.field(default=32, validator=AT_LEAST_ONE)
     """Calls at once."""
     window: float = attrs.field(default=60.0, validator=[ABOVE_ZERO, attrs.validators.le(60)])
-    """Seconds over which the budget holds; fewer spread the calls more evenly, with the budget cut in proportion."""
+    """The budget's period in seconds; a shorter one spreads the calls more evenly, with the budget cut in proportion."""
     characters_per_token: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
     """Characters of the sent text per token, by which its tokens are estimated."""
     tokens_per_request: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
-    """Added to the estimate of each call: the judge's own instructions and answer."""
+    """Tokens added to the estimate of each call, for the judge's own instructions and answer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -87,9 +89,11 @@ class NaiveConfig(BudgetConfig):
     """The reward manager that runs functions in this process."""
 
     workers: int = attrs.field(default=8, validator=AT_LEAST_ONE)
-    """Samples scored at once, as far as reward.concurrency allows. Few leave the interpreter to generation; many suit functions that wait for a network."""
+    """Samples scored at once, within reward.concurrency. A small number leaves the interpreter to generation; a large one suits functions
+    that wait for a network.
+    """
     max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
-    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
+    """Limit of timed-out calls that still run; at the limit, samples fail without a call."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,15 +101,15 @@ class ScorerSection:
     """One part of a composed reward."""
 
     function: PluginSection | None = plugin_field("reward_function", None)
-    """Its function; None takes the row's own, as the reward section chooses it."""
+    """The scorer's function; None takes the row's own, as the reward section selects it."""
     manager: PluginSection = plugin_field("reward_manager", "naive")
-    """What runs it: `parallel` for rules that need a process, `judge` for a model that is asked, …"""
+    """The manager that runs the function: `parallel` for rules that need a process, `judge` for a language model, …"""
     weight: float = 1.0
-    """What its score is multiplied by in the sum; 0 only measures."""
+    """Weight of the score in the sum; with 0 the score is only reported."""
     gate: float | None = None
-    """Its score must reach this, or what comes after it is not run."""
+    """Least score with which later scorers run; None for no gate."""
     skipped: float = 0.0
-    """The component of a sample that a gate has kept from it."""
+    """The component's value for a sample that an earlier gate stopped."""
 
 
 @attrs.frozen(kw_only=True)
@@ -120,34 +124,34 @@ class HybridConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class RemoteConfig(PluginSection):
-    """Scoring elsewhere: by a service over HTTP (`url`), or by processes on the runtime's machines (`workers`)."""
+    """Settings of `remote`, which scores by a service over HTTP (`url`) or by processes on the runtime's machines (`workers`)."""
 
     url: str | None = attrs.field(default=None, validator=attrs.validators.optional(is_url))
-    """Where batches are posted."""
+    """The address to which batches are posted."""
     workers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """In place of `url`: processes that the runtime starts, spread over its machines; needs `runtime.name=ray`."""
     manager: PluginSection = plugin_field("reward_manager", "naive")
-    """What each worker scores with: `naive` or `parallel` over the run's functions, `reward_model`, …"""
+    """The manager that each worker runs: `naive` or `parallel` over the run's functions, `reward_model`, …"""
     accelerators: int = attrs.field(default=0, validator=NOT_NEGATIVE)
-    """Accelerators that each worker has for itself, beside those of the runtime's pools."""
+    """Accelerators that each worker reserves, in addition to those of the runtime's pools."""
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
-    """CPUs that each worker reserves; 0 takes turns with whoever is there."""
+    """CPUs that each worker reserves; 0 shares CPUs with other processes."""
     restarts: int = attrs.field(default=3, validator=NOT_NEGATIVE)
-    """How often in a row, without an answer in between, a worker that died is started again."""
+    """Maximum restarts in a row of a worker that died, without an answer in between."""
     start_timeout: float = attrs.field(default=300.0, validator=ABOVE_ZERO)
-    """Seconds that workers may take to be ready."""
+    """Seconds that workers may take to start."""
     size: int = attrs.field(default=32, validator=AT_LEAST_ONE)
-    """Most samples in a request."""
+    """Maximum number of samples in a request."""
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for others before a request is made with fewer."""
     calls: int = attrs.field(default=8, validator=AT_LEAST_ONE)
-    """Requests at once, to each worker where there are several."""
+    """Concurrent requests, to each worker where there are several."""
     auth_env: str | None = None
     """Environment variable that holds the service's credential; None sends none."""
     auth_header: str = "Authorization"
-    """Header that carries it."""
+    """Header that carries the credential."""
     auth_scheme: str = "Bearer"
-    """Word before it; empty for none."""
+    """Word before the credential in the header; empty for none."""
     response_ids: bool = attrs.field(default=False)
     """Send the response's token ids too; workers get them in any case."""
 

@@ -18,7 +18,7 @@ class ScoringModelConfig(PluginSection):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     tokenizer_path: str | None = None
-    """Its tokenizer, where it lies elsewhere."""
+    """Directory or hub id of the tokenizer, if it is not in `model`."""
     trust_remote_code: bool = False
     """Run Python code that the model repository ships."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -26,17 +26,17 @@ class ScoringModelConfig(PluginSection):
     attn_implementation: str = "sdpa"
     """transformers' attention implementation."""
     device: str | None = None
-    """torch's name of where it computes, such as `cpu` or `cuda:3`; None takes the accelerator that this process has, else the CPU."""
+    """torch device of the model, such as `cpu` or `cuda:3`; None takes this process's accelerator if it has one, else the CPU."""
     offload: bool = False
-    """Keep it off the accelerator between rollouts, in host memory."""
+    """Keep the model in host memory between rollouts."""
     chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
     """A Jinja chat template, or the path of a file that holds one; replaces its tokenizer's own."""
     max_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Most tokens of prompt and response; None takes the most that the model has positions for."""
+    """Maximum tokens of prompt and response; None takes the model's number of positions."""
     max_tokens_per_batch: int = attrs.field(default=16384, validator=AT_LEAST_ONE)
     """Token budget of one forward pass, padding included; a longer text has a pass to itself."""
     size: int = attrs.field(default=64, validator=AT_LEAST_ONE)
-    """Most samples in a forward pass."""
+    """Maximum number of samples in a forward pass."""
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for others before a pass is made with fewer."""
 
@@ -46,41 +46,43 @@ class RewardModelConfig(ScoringModelConfig):
     """A discriminative reward model: a sequence classifier with one label reads prompt and response, and its logit is the score."""
 
     format: Literal["chat", "pair"] = "chat"
-    """chat: prompt and response as a conversation in its chat template; pair: as its tokenizer's two segments, as encoders want them."""
+    """chat: prompt and response as a conversation in the model's chat template; pair: as two segments of its tokenizer, the form of
+    encoders.
+    """
     overlong: Literal["fail", "keep_end", "keep_start"] = "fail"
-    """Longer texts: fail the sample, or lose tokens at the other end, which the component `truncated` then counts."""
+    """Handling of texts that are too long: fail the sample, or keep the end or the start; the component `truncated` then counts them."""
     mean: float = 0.0
-    """Subtracted from the logit."""
+    """Number that is subtracted from the logit."""
     std: float = attrs.field(default=1.0, validator=ABOVE_ZERO)
-    """What it is then divided by."""
+    """Number by which the difference is then divided."""
     clip: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Largest absolute score; None for any."""
 
 
 @attrs.frozen(kw_only=True)
 class ProcessRewardModelConfig(ScoringModelConfig):
-    """A process reward model: it says of every step of a response how likely it is right."""
+    """A process reward model, which gives for every step of a response the probability that it is right."""
 
     head: Literal["classifier", "language_model"] = "classifier"
-    """classifier: a token classifier of two labels, of which the second says right, or of one; language_model: how likely `positive` follows, beside
-    `negative`."""
+    """classifier: a token classifier with one label, or with two of which the second means right; language_model: the probability of
+    `positive` relative to `negative` as the next token."""
     positive: str = attrs.field(default="+", metadata={VERBATIM: True})
-    """What a language model says of a right step: the last token of this text."""
+    """Text whose last token is a language model's verdict on a right step."""
     negative: str = attrs.field(default="-", metadata={VERBATIM: True})
-    """What it says of a wrong one."""
+    """Text whose last token is a language model's verdict on a wrong step."""
     format: Literal["chat", "plain"] = "chat"
     """chat: prompt and steps as a conversation in its chat template; plain: the prompt's text, a space, and the steps."""
     step_separator: str = attrs.field(
         default="\n\n", validator=attrs.validators.min_len(1), metadata={VERBATIM: True}
     )
-    """What stands between two steps of a response."""
+    """Text between two steps of a response."""
     step_token: str = attrs.field(
         default="<extra_0>", validator=attrs.validators.min_len(1), metadata={VERBATIM: True}
     )
-    """What is put behind each step for the model: the step is judged at the last token of this text."""
+    """Text that is inserted after each step; the step is judged at its last token."""
     step_join: str = attrs.field(default="", metadata={VERBATIM: True})
-    """What stands between that and the next step."""
+    """Text between the step token and the next step."""
     aggregate: Literal["min", "last", "prod", "mean", "sum"] = "min"
-    """How the steps make the response's score: the least, the last, the product, the mean or the sum of their probabilities."""
+    """Rule for the response's score from its steps: the least, the last, the product, the mean or the sum of their probabilities."""
     rewards: Literal["outcome", "steps"] = "outcome"
     """outcome: the score is the reward of the response; steps: the last token of each step is rewarded with what the step adds to the score so far."""

@@ -22,9 +22,9 @@ from dovetail.errors import RewardError
 from dovetail.telemetry import visible
 
 MAX_REPLY_BYTES = 64 << 20
-"""Bytes of a reply; a process that sends more is killed."""
+"""The most bytes of a reply; a process that sends more is killed."""
 MAX_PRINTED_BYTES = 1 << 20
-"""Bytes of a process's prints that are shown."""
+"""The most bytes of a process's prints that are shown."""
 _TICK = 0.1
 """Seconds between a thread's looks at whether its process lives and its request was cancelled."""
 _GRACE = 0.5
@@ -60,10 +60,10 @@ class ProcessPool:
 
     Args:
         command: the command of a process.
-        count: processes at most; they are started when they are needed.
+        count: the maximum number of processes, which are started when needed.
         setup: the first request.
-        start_timeout: seconds until a process has answered it.
-        log: is called with a message when a process has ended before its time.
+        start_timeout: seconds that a process may take to answer the first request.
+        log: a function that is called with a message when a process has ended unexpectedly.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class ProcessPool:
         """Queue a request. Cancelling the future kills the process that works on it.
 
         Args:
-            request: JSON values.
-            limit: seconds from when a process works on it; None for any.
+            request: the request, of JSON values.
+            limit: the time limit in seconds, from when a process starts on the request; None for no limit.
 
         Returns:
             The reply; or RequestTimeoutError, ProcessDiedError or StartError.

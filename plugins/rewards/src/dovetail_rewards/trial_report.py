@@ -1,4 +1,4 @@
-"""What `dovetail reward try` reports: every sample, scores, components and seconds by source, and what failed."""
+"""The report of `dovetail reward try`: every sample, scores, components and seconds by source, and failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dovetail_rollouts import TrialSample
 
 SCHEMA = 2
 ROWS = 10
-"""Rows, and messages of errors, that a person is shown."""
+"""The most rows, and the most error messages, that are printed."""
 _COLUMNS = ("row", "score", "seconds", "failure", "message", "pred", "ground_truth", "response")
 _WIDTHS = {"message": 120, "first": 500}
 """Characters of a cell that a person is shown, where not 48; of a response its end."""

@@ -1,4 +1,4 @@
-"""Addresses in messages: they may hold a password or a key, and messages stand in logs, samples and reports."""
+"""Addresses without their secrets, for messages in logs, samples and reports."""
 
 from __future__ import annotations
 

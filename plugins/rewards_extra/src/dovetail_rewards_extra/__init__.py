@@ -1,1 +1,1 @@
-"""Further reward functions."""
+"""Further reward functions: formats, similarity, choices, JSON, instructions, and penalties."""

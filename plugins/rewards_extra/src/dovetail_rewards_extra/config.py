@@ -23,11 +23,11 @@ class RegexFormatConfig(PluginSection):
     match: Literal["full", "search"] = "full"
     """full: the whole response has the form (white space at its ends aside); search: a part of it has."""
     format_score: float = 1.0
-    """For the right form."""
+    """Score of a response of the right form."""
     answer_score: float = attrs.field(default=0.0)
-    """Added where the group `answer` equals the ground truth, white space at its ends aside."""
+    """Score that is added where the group `answer` equals the ground truth, ignoring white space at its ends."""
     miss_score: float = 0.0
-    """For another form."""
+    """Score of a response of another form."""
 
     @answer_score.validator
     def _has_answer_group(self, _: attrs.Attribute[float], value: float) -> None:
@@ -58,19 +58,19 @@ class MultipleChoiceConfig(PluginSection):
     extract: tuple[Literal["boxed", "tag", "statement", "line", "last"], ...] = attrs.field(
         default=("boxed", "tag", "statement", "line"), validator=attrs.validators.min_len(1)
     )
-    r"""Where the letter is looked for, in this order: the last `\boxed{…}`; the last `<answer>…</answer>`; after the last
+    r"""Places where the letter is searched, in this order: the last `\boxed{…}`; the last `<answer>…</answer>`; after the last
     `answer is` or `Answer:`; a last line that holds the letter alone; the last letter that stands alone anywhere."""
     score: float = 1.0
-    """For the right letter."""
+    """Score of the right letter."""
     format_score: float = 0.0
-    """For another letter."""
+    """Score of another letter."""
     miss_score: float = 0.0
-    """For a response that chooses none."""
+    """Score of a response that chooses no letter."""
 
 
 @attrs.frozen(kw_only=True)
 class FuzzyMatchConfig(PluginSection):
-    """How near the response comes to the ground truth."""
+    """Similarity of the response to the ground truth."""
 
     metric: Literal["token_f1", "edit"] = "token_f1"
     """token_f1: harmonic mean of precision and recall of words; edit: 1 less the edit distance over the longer length."""
@@ -79,9 +79,9 @@ class FuzzyMatchConfig(PluginSection):
     extract: str | None = attrs.field(default=None, validator=is_pattern, metadata={VERBATIM: True})
     """Regular expression whose last match is compared (its first group where it has one); None compares the whole response."""
     threshold: float | None = attrs.field(default=None, validator=attrs.validators.optional(_SHARE))
-    """From this similarity on the score is 1, and 0 below; None gives the similarity itself."""
+    """Least similarity with a result of 1, others having 0; None takes the similarity itself."""
     score: float = 1.0
-    """What a similarity of 1 is worth."""
+    """Score of a similarity of 1."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,17 +89,18 @@ class JsonSchemaConfig(PluginSection):
     """The answer is JSON of a given form."""
 
     schema: Mapping[str, Any] | None = attrs.field(default=None, metadata={VERBATIM: True})
-    """JSON Schema of every answer; None where each row's ground truth is its schema, or where values alone are compared."""
+    """JSON Schema of every answer; None where each row's ground truth is the schema, or where only values are compared."""
     compare: bool = False
-    """The ground truth is the value that the answer should have, as JSON text or as it is."""
+    """Compare the answer with the ground truth, a value or its JSON text."""
     extract: Literal["auto", "whole", "fenced"] = "auto"
-    """Where the JSON is: the whole response; the last fenced block; auto: the last fenced block, else the whole response."""
+    """Place of the JSON: the whole response; the last fenced block; auto: the last fenced block, else the whole response."""
     parse_score: float = 0.0
-    """For an answer that is JSON."""
+    """Score of an answer that is JSON."""
     valid_score: float = 1.0
-    """For one that is valid."""
+    """Score that is added for a valid answer."""
     fields_score: float = 0.0
-    """Times the share of fields that are right: valid by the schema, or, with `compare`, equal to the ground truth's."""
+    """Score that is added, multiplied by the share of right fields: valid by the schema, or, with `compare`, equal to the ground truth's.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -107,13 +108,14 @@ class LengthPenaltyConfig(PluginSection):
     """0 for a response of a fitting length, down to −penalty for one that is too long or too short."""
 
     unit: Literal["words", "characters", "tokens"] = "words"
-    """What is counted; of an episode, `tokens` counts those of tools too. `algorithm.overlong_penalty` punishes by tokens outside the reward."""
+    """Unit of length; in an episode, `tokens` includes tool tokens. `algorithm.overlong_penalty` is a penalty by tokens outside the reward.
+    """
     limit: int = attrs.field(validator=AT_LEAST_ONE)
     """Length from which the whole penalty is due."""
     buffer: int = attrs.field(default=0, validator=NOT_NEGATIVE)
     """Lengths before `limit` over which the penalty grows evenly."""
     minimum: int = attrs.field(default=0, validator=NOT_NEGATIVE)
-    """Length below which a penalty grows evenly, to the whole of it for an empty response."""
+    """Length below which the penalty grows evenly, up to the whole penalty for an empty response."""
     penalty: float = attrs.field(default=1.0, validator=NOT_NEGATIVE)
     """The largest penalty."""
 
@@ -135,9 +137,9 @@ class RepetitionPenaltyConfig(PluginSection):
     """0 for a response that repeats no run of words, down to −penalty for one that is all repetition."""
 
     n: int = attrs.field(default=3, validator=AT_LEAST_ONE)
-    """Length of the runs."""
+    """Length of the runs, in units."""
     unit: Literal["words", "characters"] = "words"
-    """What runs are made of; characters suit languages without spaces."""
+    """Unit of the runs; characters suit languages without spaces."""
     free: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
     )
@@ -148,11 +150,13 @@ class RepetitionPenaltyConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class InstructionFollowingConfig(PluginSection):
-    """The response keeps to instructions that can be checked."""
+    """Compliance of the response with instructions that can be checked."""
 
     scoring: Literal["all", "share"] = "all"
     """all: 1 where every instruction is kept, else 0; share: the share of instructions kept."""
     loose: bool = False
-    """Also accept what is right without its first or last line, or without asterisks: an introduction or emphasis is not a fault."""
+    """Also accept a response that complies without its first or last line, or without asterisks, so that an introduction or emphasis is no
+    fault.
+    """
     score: float = 1.0
-    """What a full result is worth."""
+    """Score of a full result."""

@@ -1,4 +1,4 @@
-"""`fuzzy_match`: how near the response comes to the ground truth, from 0 to 1."""
+"""`fuzzy_match`: similarity of the response to the ground truth, from 0 to 1."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class FuzzyMatch(RewardFunction):
-    """Similarity of texts; of several accepted ones the nearest counts.
+    """Similarity of texts; with several accepted ones, the most similar counts.
 
     token_f1 (SQuAD, arXiv:1606.05250): with c words in common, counted with their number, of p in the response and t in the
     ground truth, F1 = 2c / (p + t). edit: 1 − d / max(p, t), where d is the Levenshtein distance in characters
-    and p and t are lengths (package rapidfuzz). With `threshold` the likeness becomes 1 or 0.
+    and p and t are lengths (package rapidfuzz). With `threshold` the similarity becomes 1 or 0.
     """
 
     name = "fuzzy_match"
@@ -66,7 +66,7 @@ class FuzzyMatch(RewardFunction):
 
 
 def token_f1(answer: str, truth: str) -> float:
-    """Return F1 of two bags of words; two empty texts are equal, an empty and a non-empty one are not."""
+    """Return F1 of two bags of words: 1 for two empty texts, 0 for an empty and a non-empty one."""
     words, wanted = answer.split(), truth.split()
     if not words or not wanted:
         return float(words == wanted)

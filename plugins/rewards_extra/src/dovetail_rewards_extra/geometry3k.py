@@ -13,8 +13,8 @@ from dovetail_rewards_extra.config import Geometry3kConfig
 class Geometry3k(VerifiedFunction):
     r"""Form and answer of Geometry3K (arXiv:2105.04165): score = w·format + (1−w)·correct with w = `format_weight`.
 
-    The form: the response begins with `<think>`, closes it, and has a complete `\boxed{…}` after that. The
-    answer is the last box, wherever it stands; it is compared with the ground truth as `math` does.
+    The form: the response begins with `<think>`, closes it, and has a complete `\boxed{…}` after that. The answer is the last box anywhere
+    in the response; it is compared with the ground truth as `math` does.
     """
 
     name = "geometry3k"

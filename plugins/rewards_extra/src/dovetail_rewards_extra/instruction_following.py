@@ -34,8 +34,8 @@ class InstructionFollowing(RewardFunction):
     """Verifiable instructions in the manner of IFEval (arXiv:2311.07911), under its names: `keywords:existence` and 23 others.
 
     The ground truth is `{"instruction_id_list": […], "kwargs": [{…}, …]}` as IFEval has it, or a list of `{"instruction": name, …arguments}`, or JSON
-    text of either; arguments that are null do not count. A response without a word keeps to nothing.
-    strict scoring looks at the response as it is; `loose` also without its first line, its last, both, and without asterisks.
+    text of either; arguments that are null do not count. An empty response keeps to no instruction.
+    Strict scoring checks the unchanged response; `loose` also checks it without its first line, its last, both, and without asterisks.
     """
 
     name = "instruction_following"

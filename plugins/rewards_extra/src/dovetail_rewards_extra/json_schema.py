@@ -19,9 +19,9 @@ _MISSING = object()
 class JsonSchema(RewardFunction):
     """score = `parse_score`·parsed + `valid_score`·valid + `fields_score`·fields.
 
-    parsed: the answer is JSON (NaN and infinities are not). valid: JSON Schema (draft 2020-12, or what `$schema` says) accepts it; `$ref` reaches the schema
-    itself and no network. fields: by a schema, the share of its required properties (all, where none is required) that are
-    there and valid; with `compare`, the share of the ground truth's fields, at every depth, that are there and equal.
+    parsed: the answer is JSON (NaN and infinities are not). valid: JSON Schema (draft 2020-12, or what `$schema` says) accepts it; `$ref`
+    may refer to the schema itself, never to the network. fields: by a schema, the share of its required properties (all, where none is
+    required) that are there and valid; with `compare`, the share of the ground truth's fields, at every depth, that are there and equal.
 
     The schema is the config's; without one it is the row's ground truth, or with `compare` accepts everything.
     """

@@ -15,7 +15,8 @@ _WRITTEN = r"[*_$\[]{0,3}(?:\\(?:text|mathrm|mathbf|textbf)\{)?"
 
 
 class MultipleChoice(RewardFunction):
-    r"""One letter, found in the places of `extract`, in that order; the first place with a letter counts.
+    r"""Compares the letter of a response with the ground truth. The places of `extract` are searched in order; the first with a letter
+    counts.
 
     Read as B: `\boxed{B}`, `\boxed{\text{(B)}}`, `<answer>B) Paris</answer>`, `the answer is (B)`, `Answer: **B**`, `(B)` alone
     on the last line. The words A and I do not count as letters: in `the answer is A dog` nothing is chosen. The ground truth is a letter, also as `b`,

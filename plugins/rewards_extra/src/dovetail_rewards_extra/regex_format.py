@@ -11,10 +11,10 @@ from dovetail_rewards_extra.config import RegexFormatConfig
 
 
 class RegexFormat(RewardFunction):
-    r"""Form, and with it the answer where the pattern marks one.
+    r"""Matches the form of a response, and compares the answer if the pattern marks one.
 
     score = `miss_score` for another form; `format_score` for the right one, plus `answer_score` where the
-    group `answer` equals the ground truth. Such as `<think>.*</think>\s*<answer>(?P<answer>.*)</answer>`.
+    group `answer` equals the ground truth. An example is `<think>.*</think>\s*<answer>(?P<answer>.*)</answer>`.
 
     In a config:
 
@@ -38,7 +38,7 @@ class RegexFormat(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its parts `format` and, where answers count, `correct` as 0 or 1; `pred` where the pattern marks it."""
+        """Return `score`; its parts `format` and, where answers count, `correct` as 0 or 1; `pred`: the answer that the pattern marks."""
         find = self._pattern.fullmatch if self.config.match == "full" else self._pattern.search
         match = find(solution_str.strip())
         score = self.config.format_score if match else self.config.miss_score

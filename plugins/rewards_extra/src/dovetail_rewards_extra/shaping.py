@@ -38,7 +38,7 @@ class LengthPenalty(RewardFunction):
         """Return `score` in [−penalty, 0], and its part `length` in the configured unit.
 
         Raises:
-            RewardError: the unit is tokens, and the response's are not known.
+            RewardError: the unit is tokens, and the response's tokens are unknown.
         """
         config: LengthPenaltyConfig = self.config
         text = solution_str.strip()
@@ -62,7 +62,7 @@ class LengthPenalty(RewardFunction):
 
 
 class RepetitionPenalty(RewardFunction):
-    """A penalty on runs of n words (or characters) that a response has already had.
+    """A penalty on runs of n words (or characters) that occurred in the response before.
 
     With k runs, of which u are different, and f = `free`, the repeated share is r = 1 − u / k and the score −penalty·max(0, r − f) / (1 − f):
     the n-gram repetition penalty of arXiv:2502.03373, without its dependence on a single phrase. Fewer than two runs: 0.

@@ -1,4 +1,4 @@
-"""From prompts to scored samples: the source `rollouts`, its replicas, their weights, episodes, scoring, weight transports.
+"""The source `rollouts`, which turns prompts into scored samples: replicas, weight updates, episodes, scoring, weight transports.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

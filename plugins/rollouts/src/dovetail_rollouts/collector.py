@@ -39,11 +39,11 @@ class RolloutCollector:
 
     Args:
         site: the site of the run.
-        sync: sends the weights to replicas before they generate.
-        service: generates and scores.
+        sync: the object that sends the weights to replicas before they generate.
+        service: the service that generates and scores.
         pool: the replicas, for their metrics.
         tokenizer: the tokenizer of the run, for the tokens of episodes in `samples/`.
-        whole: whether a group's scores depend on each other, so that it is drawn anew as a whole.
+        whole: whether a group's scores depend on each other, so that the whole group is drawn anew.
         filters: sample filters by name, in the order in which they are applied.
     """
 
@@ -88,11 +88,11 @@ class RolloutCollector:
         )
 
     def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
-        """Take the step's groups, admitted ones first, in rounds that replace groups which were filtered out.
+        """Take the step's groups, admitted ones first; further rounds replace groups that were filtered out.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
-            PluginBrokenError: in the first step: a completion or an outcome is not as its interface says.
+            PluginBrokenError: a completion or an outcome of the first step violates its interface.
         """
         site, config = self._site, self._site.config
         early = EarlyRelease(step=step.number, batch=ask.groups) if self._over_sampling else None
@@ -149,7 +149,7 @@ class RolloutCollector:
     def state(self) -> dict[str, Any]:
         """Return the groups that no step has used, with their samples so far, and the settings of sampling and scoring.
 
-        Groups of a failed step are generated again; where running groups are kept, at their old places.
+        Groups of a failed step are generated again; where running groups are kept, they keep their places in the queue.
         """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:
@@ -211,12 +211,12 @@ class RolloutCollector:
             raise
 
     def give_back(self, step: int, *, sound: bool) -> None:
-        """Hand the groups of a step that ended early to the next step, as they are.
+        """Hand the groups of a step that ended early to the next step, unchanged.
 
         Args:
             step: the number of the step.
-            sound: whether the step was stopped rather than failed. After a failure, which the groups may have caused, no checkpoint
-                keeps them.
+            sound: True where the step was stopped, False where it failed. After a failure, which the groups may have caused, no
+                checkpoint keeps them.
         """
         groups = self._taken.pop(step, [])
         self._ledger.give_back(step)

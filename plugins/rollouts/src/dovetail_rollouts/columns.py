@@ -1,6 +1,6 @@
-"""The columns of a step whose samples are generated, before its first stage: which there are, and samples as a batch of them.
+"""The columns that a step of generated samples has before its first stage, and the batch that is made of the samples.
 
-Legend: N sequences, of one sample each or of samples that were forked, T response tokens, packed end to end.
+Legend: N sequences (a forked sample has several), T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ ALWAYS = frozenset(
         "temperature",
     ]
 )
-"""What every rollout gives without being asked."""
+"""Columns of every rollout, without a request for them."""
 OF_EPISODES = frozenset({"turn_ids", "trajectory"})
-"""What episodes have besides, where something requires it: not the one response that `single_turn` makes."""
+"""Columns that episodes add where something requires them; the single response of `single_turn` has none of them."""
 OF_REWARDS = frozenset({"scores", "token_rewards", "reward_components"})
-"""What scoring gives."""
+"""Columns that scoring provides."""
 BASELINE, LOSS_MASK = "baseline_scores", "loss_mask"
 
 
 def columns_of(facts: PlanFacts) -> frozenset[str]:
-    """Return the columns that a step has."""
+    """Return the names of the columns that a step has before its first stage."""
     required, columns = facts.required.keys(), set(ALWAYS | OF_REWARDS)
     capabilities = facts.plugins["rollout"].cls.capabilities
     columns |= {c for c, needed in ON_REQUEST.items() if c in required and needed in capabilities}
@@ -56,7 +56,7 @@ def columns_of(facts: PlanFacts) -> frozenset[str]:
 
 
 def lacks(facts: PlanFacts, column: str) -> tuple[str, str] | None:
-    """Return why a step has no such column, and the fix; None where generation and scoring never provide it."""
+    """Return why a step lacks a column, and the fix; None for a column that generation and scoring never provide."""
     if (fix := advice_on_column(column, "prompts")) is not None:
         why = "generated samples have none"
         return why, f"{fix}; of a rollout's samples a stage of algorithm.stages can write it"
@@ -84,8 +84,8 @@ def to_batch(
 ) -> Batch:
     """Return the columns of the samples that have a score, one row for each of their sequences; failed samples are left out.
 
-    A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position
-    among those that have a place in the batch. `sample_id` is unique: that of a sequence after the first has its number behind it.
+    A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position among the
+    samples in the batch. `sample_id` is unique: a sample's second sequence and those after it append their number to it.
 
     Args:
         samples: samples in any order; those of one `group` answer one prompt.

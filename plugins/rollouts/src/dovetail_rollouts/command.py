@@ -1,4 +1,4 @@
-"""`dovetail pool`: the rollout replicas of a run that is under way: their status, adding one, draining one."""
+"""`dovetail pool`: show, add and drain the rollout replicas of an active run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_WAIT = click.option(
 
 @click.group()
 def pool() -> None:
-    """Show and change the rollout replicas of a run that is under way."""
+    """Show and change the rollout replicas of an active run."""
 
 
 @pool.command()
@@ -26,8 +26,8 @@ def pool() -> None:
 def status(run: Path, as_json: bool) -> None:
     """Print the replicas of RUN, a run directory, and the length of its queue.
 
-    A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the
-    others') or failed. REQUESTS and TOKENS are what it has yet to answer, tokens at most.
+    A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the others') or
+    failed. REQUESTS counts unanswered requests, TOKENS the most tokens that they may still generate.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_rollouts.pool_socket import ask
@@ -67,7 +67,7 @@ def status(run: Path, as_json: bool) -> None:
 def add(run: Path, url: str, no_wait: bool) -> None:
     """Add the server at URL to the replicas of RUN, and wait until it has the weights.
 
-    It was started by hand, as those of `rollout.urls`. It gets requests once the next weights have reached it and were verified.
+    Start the server by hand, like those of `rollout.urls`. It gets requests once it has received the next weights and they were verified.
     """
     _ask(run, {"command": "add", "address": url}, "starting" if no_wait else None)
 
@@ -80,10 +80,10 @@ def add(run: Path, url: str, no_wait: bool) -> None:
 )
 @_NO_WAIT
 def drain(run: Path, replica: str, force: bool, no_wait: bool) -> None:
-    """Send REPLICA, a number or the URL of a server, no more requests, and wait until it has none left.
+    """Send no more requests to REPLICA (a number or the URL of a server), and wait until it has none left.
 
-    Its responses end first; where the run lets them continue under other weights (`rollout.partial_rollout`), they go on from
-    their tokens on other replicas. Once drained, its server may be ended.
+    Its running responses finish first; with `rollout.partial_rollout` they continue on other replicas, from their tokens so far. A drained
+    replica's server may be stopped.
     """
     request = {"command": "drain", "member": replica, "force": force}
     _ask(run, request, "draining" if no_wait else None)

@@ -1,6 +1,6 @@
-"""Rounds of generation: filters leave samples out, and other prompts take the place of groups that they emptied.
+"""Rounds of generation: filters drop samples, and groups that lose all samples are replaced by groups of other prompts.
 
-Dynamic sampling (DAPO, arXiv 2503.14476) is this with a filter that drops groups whose rewards are all equal.
+With a filter that drops groups whose rewards are all equal, this is DAPO's dynamic sampling (arXiv 2503.14476).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dovetail_rollouts.columns import has_baseline, to_batch
 from dovetail_rollouts.group import Group
 
 Key = tuple[int, int, int]
-"""Epoch, prompt, attempt: a prompt's name in the ledger."""
+"""The epoch, the prompt's number and the attempt, which identify a prompt in the ledger."""
 
 
 class DynamicSampler:
-    """Collects the samples of a step, in rounds until there is a group to train on for every prompt that the step takes.
+    """Collects the samples of a step in rounds, until it has as many groups to train on as the step takes.
 
     Args:
         wanted: the number of groups that the step trains on.
         filters: the sample filters by name, in order.
         temperature: the temperature of the samples.
-        baseline: whether every round has greedy responses as baselines.
-        refills: whether further rounds are allowed, so that their number is reported.
+        baseline: whether every group has a greedy response as its baseline.
+        refills: whether further rounds are allowed; if so, metrics report their number.
         columns: the columns of episodes that filters or stages require: `turn_ids`, `trajectory`.
     """
 
@@ -60,33 +60,33 @@ class DynamicSampler:
         self.count = self.prompts = 0
 
     samples: tuple[Sample, ...]
-    """All that were generated, in the order of rounds and prompts."""
+    """All generated samples, in the order of rounds and prompts."""
     kept: tuple[Sample, ...]
-    """Those that are trained on: scored, and dropped by no filter."""
+    """The samples that are trained on: scored, and dropped by no filter."""
     dropped: dict[str, str]
-    """Sample id → the filter that dropped it."""
+    """The name of the filter that dropped a sample, by sample id."""
     masked: dict[str, str]
-    """Sample id → the filter that took its loss."""
+    """The name of the filter that masked a sample's loss, by sample id."""
     reasons: dict[Key, str]
-    """Why each prompt that is not trained on is not: `filter:<name>`, `baseline_failures` or `reward_failures`."""
+    """The reason why a prompt is not trained on, by prompt: `filter:<name>`, `baseline_failures` or `reward_failures`."""
     count: int
-    """Rounds so far."""
+    """The number of rounds so far."""
     prompts: int
-    """Prompts so far, over all rounds: the number of the next round's first group."""
+    """The number of prompts so far, over all rounds; the next round's first group gets this number."""
 
     @property
     def greedy(self) -> tuple[Sample, ...]:
-        """The greedy responses, where there are any."""
+        """The greedy responses; empty without baselines."""
         return tuple((self._baselines or {}).values())
 
     @property
     def missing(self) -> int:
-        """The number of groups that are missing, which is the number of prompts of the next round."""
+        """The number of groups still missing, which the next round generates."""
         return self._wanted - len({sample.group for sample in self.kept})
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`filter/…`; empty where nothing filters and nothing is replaced."""
+        """The metrics `filter/…`; empty where there are no filters and no refills."""
         if not self._filters and not self._refills:
             return {}
         return {name: float(count) for name, count in self._counts.items()} | {
@@ -100,7 +100,7 @@ class DynamicSampler:
         filter sees their group.
 
         Raises:
-            PluginBrokenError: a filter raised, or did not answer with one bool a sample.
+            PluginBrokenError: a filter raised, or did not return one bool for each sample.
         """
         self.count += 1
         samples = list[Sample]()
@@ -121,7 +121,7 @@ class DynamicSampler:
             self.reasons.pop(sample.prompt.key, None)
 
     def batch(self) -> Batch:
-        """Return the columns of the trained samples; `loss_mask` is response_mask without the samples that a filter masked."""
+        """Return the columns of the trained samples; `loss_mask` is `response_mask`, with 0 for the samples that a filter masked."""
         batch = self._batch(self.kept)
         if all(_action(chosen) != "mask" for chosen in self._filters.values()):
             return batch

@@ -1,4 +1,4 @@
-"""Which groups a step takes before others that were admitted earlier, so that each is still trained on in time."""
+"""The choice of finished groups that a step takes before earlier ones, such that every group is still trained on in time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 
 
 class Pending(Protocol):
-    """A group as far as its order matters."""
+    """The properties of a group that decide when a step takes it."""
 
     @property
     def finished(self) -> bool:
@@ -29,10 +29,10 @@ G = TypeVar("G", bound=Pending)
 
 @attrs.frozen(kw_only=True)
 class EarlyRelease:
-    """Lets a step take finished groups before earlier ones that still run.
+    """Lets a step take finished groups before earlier ones that are still running.
 
     Attributes:
-        step: the step that takes groups.
+        step: the number of the step that takes groups.
         batch: the number of groups that each step takes.
     """
 
@@ -40,10 +40,10 @@ class EarlyRelease:
     batch: int
 
     def choose(self, admitted: Sequence[G], count: int) -> list[G] | None:
-        """Return the groups to take, those that are due first in front; None where the step has to wait.
+        """Return the groups to take, sorted by the step in which they are due; None where the step has to wait.
 
-        The first finished ones are taken as soon as each group that is left can be trained on in time, if every later step takes the
-        groups that are due first (earliest deadline first). Where that can't be any more, the step waits for those that are due first.
+        The first finished groups are taken if all remaining groups can still be trained on in time when later steps take the earliest
+        deadline first. Where that is impossible, the step waits for the groups that are due first.
 
         Args:
             admitted: the groups that no step has taken; at least `count`.

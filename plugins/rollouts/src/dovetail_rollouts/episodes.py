@@ -1,6 +1,6 @@
-"""Episodes: runs an agent loop for each sample, and makes a sample of what comes of it, whatever the loop does.
+"""Episodes: runs an agent loop for each sample, and turns its result or its failure into a sample.
 
-The loop is made from the config, and its chat template is tried before anything is generated.
+The loop is constructed from the config. The chat template is tried on what the loop observes before anything is generated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _KEY = "rollout.agent_loop"
 
 
 Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
-"""Returns the one response to a request; while it waits for new weights, it says so to the time."""
+"""Returns the single response to a request; marks the time in which it waits for new weights in the `RunningTime`."""
 
 
 class Episodes:
@@ -86,16 +86,17 @@ class Episodes:
 
         Args:
             request: the request of this sample alone.
-            prompt: the row of data.
+            prompt: the dataset row.
             sample_id: the sample id of the sample.
             number: the sample's number among the prompt's samples.
-            ask: sends a request to the policy.
+            ask: a function that sends a request to the policy.
 
         Returns:
-            The sample, without an outcome where it is to be scored. A failed episode has one, a Failure, and its tokens so far.
+            The sample, without an outcome if it is still to be scored. A failed episode's sample has a Failure as outcome, and the
+            tokens so far.
 
         Raises:
-            RolloutError: every replica failed, or one refuses a request.
+            RolloutError: every replica failed, or one refused a request.
             DovetailError: lost replicas could not be brought back.
         """
         began, limit = time.monotonic(), self._limits.max_seconds
@@ -162,15 +163,15 @@ class Episodes:
         )
 
     def next_prompt(self, request: RolloutRequest, sample: Sample, text: str) -> np.ndarray:
-        """Return the prompt of an episode that continues another one, int64 [P]: the other's tokens, then a user's message.
+        """Return the prompt of an episode that continues an earlier one, int64 [P]: the earlier episode's tokens, then a user message.
 
         Args:
             request: the request of the earlier episode.
-            sample: the sample of the earlier episode; of several sequences the last is continued.
+            sample: the sample of the earlier episode; if it has several sequences, the last one is continued.
             text: the text of the message.
 
         Raises:
-            Exception: what the chat template raises, where it takes no such message there.
+            Exception: the chat template's error if it does not accept a user message there.
         """
         completion, trajectory = sample.completion, sample.trajectory
         if completion is None or trajectory is None or not trajectory.turns:
@@ -206,7 +207,7 @@ def running_episodes(
     """Start the agent loop of a config, and close it after the block; None where a sample is one response to the prompt.
 
     Raises:
-        ConfigError: the chat template does not render what the loop observes, or changes earlier turns where that is refused.
+        ConfigError: the chat template does not render what the loop observes, or changes earlier turns although the config refuses that.
     """
     with _started(config, context) as loop:
         if loop.one_response:

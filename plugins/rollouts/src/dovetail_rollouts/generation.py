@@ -1,4 +1,4 @@
-"""Prompts to scored samples, streaming: a sample is scored as soon as it is generated, while others still generate."""
+"""Streaming generation and scoring: each sample is scored as soon as it is generated, while others still generate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from dovetail_rollouts.rollout_seconds import BusyTime
 from dovetail_rollouts.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list[Sample]] | None
-"""Samples that are being drawn; None where none are."""
+"""The task that generates a request's samples; None where there is nothing to generate."""
 _AGAIN_SECONDS = 0.5
 
 
@@ -46,17 +46,16 @@ class Generation:
     """Generates the samples of groups, on the event loop of the rollout service.
 
     Args:
-        pool: generates responses.
-        scorer: scores each sample on arrival.
-        tokenizer: turns tokens into the text that is scored.
+        pool: the replicas that generate responses.
+        scorer: the scorer, which gets each sample on arrival.
+        tokenizer: the tokenizer that decodes the text to score.
         seed: the seed of the run.
-        episodes: runs episodes of several turns; None where a sample is one response to the prompt.
+        episodes: the runner of multi-turn episodes; None where a sample is one response to the prompt.
 
     Attributes:
-        asking: seconds in which responses were requested from the pool.
-        working: seconds in which a response, an episode or an outcome was pending, without those in which all of them
-            were held.
-        held: whether no new request is sent.
+        asking: the time in which requests to the pool were pending.
+        working: the time in which a response, an episode or an outcome was pending, except while all of them were held.
+        held: whether new requests are held back.
         progress: the time of the last response or outcome, in seconds of `time.monotonic`.
     """
 
@@ -81,11 +80,11 @@ class Generation:
         self._frozen: list[Replica] = []
 
     def begin(self, groups: Sequence[Group]) -> list[asyncio.Task[None]]:
-        """Start generating the missing samples of groups, before greedy responses.
+        """Start generating the missing samples of groups, ahead of greedy responses.
 
         Returns:
-            For each group what waits for its samples and gives them to it. It raises RolloutError where the engine failed
-            and no replica could take over.
+            One task for each group, which waits for the group's samples and stores them in it. The task raises RolloutError if the
+            engine failed and no replica could take over.
         """
 
         def start(group: Group, request: RolloutRequest | None) -> Drawing:
@@ -99,11 +98,11 @@ class Generation:
         return [_whole(*parts) for parts in zip(groups, samples, greedy, strict=True)]
 
     def hold(self) -> None:
-        """Send no further request until `go_on`; running requests continue."""
+        """Hold back new requests until `go_on`; running requests continue."""
         self.held = True
 
     def go_on(self) -> None:
-        """Send requests again, also for interrupted responses: the oldest groups first, so that they are first in the engine's queue."""
+        """Send requests again, also for interrupted responses, those of the oldest groups first."""
         self.held = False
         while self._waiting:
             *_, turn = heapq.heappop(self._waiting)
@@ -312,7 +311,7 @@ async def _complete(group: Group, samples: Drawing, greedy: Drawing) -> None:
 
 
 async def together(works: Iterable[Awaitable[object]]) -> None:
-    """Await all awaitables; where one fails, or the wait is cancelled, cancel the others first."""
+    """Await all awaitables; if one fails or the wait is cancelled, cancel the others before raising."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

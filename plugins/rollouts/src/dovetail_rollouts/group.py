@@ -1,4 +1,4 @@
-"""Group: a prompt with the samples drawn for it, and what is asked of the pool for it: whole requests, and the rest of cut responses."""
+"""Group: a prompt with its samples, and the requests to the pool for it: for whole responses, and for the rest of interrupted ones."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from dovetail.interfaces import Completion, Prompt, RolloutRequest, Sample, Samp
 from dovetail.random_streams import SampleStream
 
 BASELINE = "baseline"
-"""Purpose of the greedy responses: it names their requests and their random streams."""
+"""The `purpose` of greedy responses, a part of the names of their requests and random streams."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Group:
-    """A prompt on its way through the rollout, with the samples drawn for it: the unit of the ledger and of the stream."""
+    """A prompt during the rollout, with the samples drawn for it: the unit in which prompts are admitted, taken and given back."""
 
     prompt: Prompt
-    """Under its latest attempt."""
+    """The prompt, with the number of its latest attempt."""
     n: int
-    """Samples wanted."""
+    """The number of samples to draw."""
     sampling: SamplingParams
     purpose: str = "train"
-    """What the samples are for; part of the name of their random streams."""
+    """The purpose of the samples, a part of the name of their random streams."""
     baseline: bool = False
-    """Whether a greedy response is wanted, too."""
+    """Whether the group also needs a greedy response."""
     samples: list[Sample] = attrs.field(factory=list)
-    """Sound ones under the latest attempt, those that could not be scored under the one that they had."""
+    """The samples so far: successful ones with the number of the latest attempt, failed ones with that of their own attempt."""
     greedy: Sample | None = None
     arrived: dict[str, Sample] = attrs.field(factory=dict)
-    """Whole responses that have no outcome yet, by sample id."""
+    """Complete responses that have no outcome yet, by sample id."""
     cut: dict[str, Completion] = attrs.field(factory=dict)
-    """Responses that were cut short, and go on from there, by sample id; of episodes that run, all turns so far by their request's id,
-    with `prompt_ids`."""
+    """Interrupted responses that will be continued, by sample id; for a running episode, all turns so far with `prompt_ids`, by request id.
+    """
     finished: bool = False
-    """Whether everything that was asked for has an outcome."""
+    """Whether every requested sample has an outcome."""
     place: int | None = None
-    """Its place in the order in which groups were begun: after a hold, the first is asked for first."""
+    """The group's position in the order in which groups were begun; after a hold, earlier groups are requested first."""
     due: int | None = None
     """The last step that may train on it, by the bound on staleness; None without one."""
     priority: int = 0
-    """That of its requests: the step that trains on it, where groups are taken in the order of their admission; 0 of what no step
-    trains on, for which the trainer waits."""
+    """The priority of the group's requests: the number of the step that trains on it, where groups are taken in the order of admission; 0
+    where no step trains on it and the trainer waits, as in validation."""
 
     def missing(self) -> tuple[int, bool]:
-        """Return how many samples are still to be drawn, and whether the greedy response is."""
+        """Return how many samples are still to be drawn, and whether the greedy response is still to be drawn."""
         missing = self.n - sum(sample.score is not None for sample in self.samples)
         return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
 
     def anew(self) -> Group:
-        """Return the group without any sample of its latest attempt."""
+        """Return a copy of the group without the samples of its latest attempt."""
         return attrs.evolve(self, samples=[], greedy=None, arrived={}, cut={}, finished=False)
 
     def try_again(self, *, whole: bool) -> None:
         """Go on to the next attempt, which keeps the samples that have a score.
 
         Args:
-            whole: keep no sample where one is missing, because scores depend on each other.
+            whole: whether a single missing sample discards all, because their scores depend on each other.
         """
         self.finished = False
         self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
@@ -78,8 +78,8 @@ def sample_name(request: RolloutRequest, number: int) -> str:
 def missing_parts(
     request: RolloutRequest, names: Sequence[str], group: Group
 ) -> list[tuple[RolloutRequest, Sequence[int]]]:
-    """Return the requests for the samples that have not arrived: one for all that have no token yet, and one for each that was cut short,
-    which continues its tokens. Each comes with its samples' numbers.
+    """Return the requests for the samples that have not arrived: one for all that have no token yet, and one for each interrupted
+    response, which continues its tokens. The numbers of the samples come with each request.
     """
     left = [number for number, name in enumerate(names) if name not in group.arrived]
     begin = [number for number in left if names[number] not in group.cut]
@@ -111,7 +111,7 @@ def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) ->
 
 
 def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
-    """Return the tokens from which a response is continued: without the last, where a stop string may have begun in them."""
+    """Return the tokens from which a response is continued: without the last ones if a stop string may have begun in them."""
     count = len(cut.response_ids) - max(map(len, sampling.stop), default=0)
     if count <= 0:
         return None
@@ -134,7 +134,7 @@ def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, Rollout
 
 
 def greedy_of(sampling: SamplingParams) -> SamplingParams:
-    """Return the same limits and stops, always the likeliest token, and no log-probabilities."""
+    """Return greedy sampling parameters with the same limits and stops, and without log-probabilities."""
     return attrs.evolve(
         sampling, temperature=0.0, top_p=1.0, top_k=-1, log_probs=False, raw_log_probs=False
     )

@@ -1,4 +1,4 @@
-"""Groups in a checkpoint: what there is of their samples, with weight versions and outcomes, packed end to end over S responses."""
+"""Groups in a checkpoint: their samples so far, with weight versions and outcomes, packed end to end over S responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TOKENS = {
 
 
 def pack(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the state of groups, for a checkpoint. What a reward function returned besides numbers and texts is left out."""
+    """Return the state of groups, for a checkpoint. Results of reward functions other than numbers and texts are left out."""
     if not groups:
         return {"groups": []}
     responses = [response for group in groups for response in _responses(group)]
@@ -75,8 +75,8 @@ def unpack(
 
     Args:
         state: the result of `pack`.
-        issued: returns the prompt of an epoch, its number and the number of an attempt.
-        sampling: returns how samples are drawn that a group still needs, of the columns that it was asked for.
+        issued: a function that returns a prompt from its epoch, its number and its attempt's number.
+        sampling: a function that returns, from the requested columns, the sampling parameters of a group's missing samples.
     """
     if not state["groups"]:
         return []

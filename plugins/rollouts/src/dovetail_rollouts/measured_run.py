@@ -1,4 +1,4 @@
-"""What a run measured of the parts of its steps, and what steps would take under another plan."""
+"""The times that a run measured for the parts of its steps, and a forecast of the step time under another plan."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Measured:
         )
 
     def costs(self) -> Costs:
-        """Return the medians of the times of a step's parts."""
+        """Return the median times of the parts of a step."""
 
         def middle(seconds: Iterator[float]) -> float:
             return max(median(seconds), 0.0)
@@ -124,10 +124,11 @@ class Measured:
         )
 
     def decodings(self) -> list[Decoding]:
-        """Return decoding times: the one with which a simulation of the run reproduces the measured generation time and concurrency; and
-        those for a deviation of `_MODEL_ERROR` in both directions.
+        """Return the decoding times with which a simulation of the run reproduces the measured generation time and concurrency, then those
+        for a deviation of `_MODEL_ERROR` in either direction.
 
-        The more of a decode step's time comes from the samples in it, the longer many run at once, before the longest of them run alone.
+        The larger the part of a decode step's time that grows with the number of running samples, the longer many samples run at once,
+        before the longest ones run alone.
         """
         schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
         count = self.plan.counts.samples_per_step
@@ -176,12 +177,12 @@ class Forecast:
 
     Attributes:
         measured: means of the run's own steps.
-        own: the prediction of the run itself.
-        predicted: the prediction of the plan.
-        low, high: seconds a step of the plan, over all decode times that fit the run about as well.
+        own: the prediction for the run's own plan.
+        predicted: the prediction for the plan.
+        low, high: the least and the most seconds per step of the plan, over all decode times that fit the run about as well.
         steps: the number of measured steps.
-        assumed: the assumptions, a sentence each.
-        differing: config keys with both values, where the run differs and the effect is unknown.
+        assumed: the assumptions of the prediction, each as a sentence.
+        differing: config keys in which run and plan differ with unknown effect, each with both values.
     """
 
     measured: Prediction
@@ -198,8 +199,8 @@ def read_run(path: Path) -> Measured:
     """Read the measurements of a finished or running run.
 
     Raises:
-        RunDirectoryError: there is no such run.
-        PlanError: the run has no finished step, lacks a metric or lengths, or generated nothing.
+        RunDirectoryError: there is no run at `path`.
+        PlanError: the run has no finished step, lacks a metric or the response lengths, or generated nothing.
     """
     run = RunDirectory.open(path)
     config = load_config(run.config).config
@@ -354,7 +355,7 @@ def _offloads(config: RunConfig) -> tuple[bool, ...]:
 
 
 def differences(run: RunConfig, config: RunConfig) -> Iterator[str]:
-    """Yield the keys that may change lengths or seconds and have other values in a run than in a config, with both."""
+    """Yield the keys that may affect lengths or times and differ between a run and a config, each with both values."""
     sections = (
         "model",
         "data",

@@ -1,4 +1,4 @@
-"""Where the rollout's replicas go, and how weights reach them."""
+"""The placement of the rollout's replicas, and the weight transport to them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class RolloutPlacement(SourcePlacement):
 
     replicas: int
     joined: int = 0
-    """Rollout engines that run already, one a replica; 0 where each replica starts its own."""
+    """The number of running engines that replicas join, one each; 0 where each replica starts its own."""
     engine_ranks: int | None = None
-    """Ranks of each replica's engine, where it computes in processes that the replica starts; None where it computes in
-    the replica's own."""
+    """Ranks of each replica's engine, if the replica starts processes for them; None if the engine computes in the replica's own process.
+    """
     ends_meet: bool = False
-    """Whether both ends of a weight update run at once, since the sender waits for its receivers."""
+    """Whether sender and receivers of a weight update run at the same time, since the sender waits for the receivers."""
     on_each_machine: bool = False
     """Whether the first rank of each machine sends weights to the replicas there."""
 

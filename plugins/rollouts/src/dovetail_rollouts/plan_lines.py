@@ -1,4 +1,4 @@
-"""How the samples of a step are generated and scored, as `dovetail plan` prints it, and what memory and weights it takes."""
+"""The lines of `dovetail plan` about generation and scoring, with their memory and weight updates."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
 
 
 def cache_tokens(plan: Plan) -> int:
-    """Return the tokens that a replica's samples hold at once at most: of all prompts that are outstanding, each as long as it may get."""
+    """Return the most tokens that a replica's samples hold at once: those of all outstanding prompts at full length."""
     data, schedule = plan.facts.config.data, schedule_of(plan)
     samples = -(-schedule.most_outstanding * schedule.samples // schedule.replicas)
     return samples * (data.max_prompt_length + data.max_response_length)
 
 
 def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
-    """Yield what the engines on a rank take, in bytes by purpose. For errors see `read_shape`."""
+    """Yield the memory of the engines on a rank, in bytes by purpose. For errors see `read_shape`."""
     shape, width = read_shape(config.model), BYTES[config.model.dtype] * _engines_a_rank(plan)
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width
@@ -98,7 +98,7 @@ def generation_rules(plan: Plan) -> MemoryRules:
 
 
 def whole_updates(plan: Plan) -> bool:
-    """Return whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
+    """Return whether the actor sends all of its weights, rather than an adapter to a base model that the rollout reads from disk."""
     engines = [model.engine.config for model in plan.models if model.role == "actor"]
     return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
 

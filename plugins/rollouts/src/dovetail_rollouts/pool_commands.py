@@ -1,4 +1,4 @@
-"""PoolCommands: what can be asked of a pool while its run is under way: its status, to add a replica, to drain one."""
+"""PoolCommands: the commands to the pool of an active run: show its status, add a replica, drain a replica."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PoolCommands:
 
     Args:
         pool: the replicas.
-        service: generates on them.
-        start: returns a started replica that joined the server at an address, for the replica's number.
+        service: the service that generates on the replicas.
+        start: a function that starts a replica, given its number and the address of the server that it joins.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The way from `dovetail pool` to a run that is under way: a Unix socket, over which JSON lines travel.
+"""The connection of `dovetail pool` to an active run: a Unix socket that carries JSON lines.
 
-The run directory holds a symbolic link to it: the path of a socket has at most about 100 bytes, and a shared file system may
-have none. It is in a folder that only the run's user may enter.
+The socket is in a folder that only the run's user may enter, since its path may have at most about 100 bytes and a shared file system
+may not support sockets. The run directory holds a symbolic link to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def served(
 ) -> Iterator[None]:
     """Answer `ask` within the block, on the service's loop, and watch for replicas that will be ended.
 
-    Where no socket can be made, the run goes on without one, and a warning says so.
+    If no socket can be created, the run continues without one, and a warning is logged.
     """
     link = directory.path / LINK
     _remove(link)

@@ -34,9 +34,9 @@ def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The chat template renders earlier turns of an episode in another way once others follow, such as without their thinking; or it
     does not render what the agent loop observes, such as the results of tools, which is an error.
 
-    What the policy is trained on is then not what a server shows it that renders the conversation anew. The warning names the turns, and
-    what `rollout.agent_loop.on_history_change` does about them: `keep` or `fork`; under `refuse` it is an error. The template is tried with
-    a tool in place of the loop's own, which are not started. Models that are not on this machine are not looked at.
+    A server that renders the whole conversation again then shows the policy other tokens than it was trained on. The warning names the
+    turns and the setting of `rollout.agent_loop.on_history_change`: `keep` or `fork`; `refuse` makes it an error. The template is tried
+    with a tool in place of the loop's own, which are not started. Models that are not on this machine are not looked at.
     """
     from dovetail_datasets import load_tokenizer
     from dovetail_rollouts.template_transitions import (
@@ -149,7 +149,7 @@ def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Fin
 
 
 def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The rollout is to sleep between rollouts, and computes on CPUs, where engines free nothing in sleep."""
+    """The config lets the rollout sleep between steps, but it computes on CPUs, where sleeping engines free no memory."""
     if plan is None or not config.rollout.offload or config.rollout.joined:
         return
     if not plan.generates:
@@ -162,7 +162,7 @@ def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Find
 
 
 def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`trainer.best_metric` names what validation never reports, so that no checkpoint is ever marked as the best."""
+    """`trainer.best_metric` names a metric that validation never reports, so that no checkpoint is ever marked as the best."""
     # The figures' module needs NumPy and more, which a config without this key has no use for.
     from dovetail_rollouts.validation import BESIDES, figure_names, metric_names
 

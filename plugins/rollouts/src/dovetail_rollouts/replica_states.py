@@ -1,4 +1,4 @@
-"""ReplicaState: what a replica of the pool holds, and when that changes."""
+"""ReplicaState: the state of a replica's weights, and its transitions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,20 @@ class ReplicaState(StrEnum):
 
     A dead replica is detected by failing requests, which other replicas then answer, or by the next update, which checks every replica.
     Draining and freed memory are independent of this state: a draining replica can be behind, or fail.
-
-    A replica that dies is found so by the requests that fail there, which other replicas then answer, or by the next update, which
-    asks each whether it lives. Whether it is drained and which memory it has let go are stated apart: a replica that drains can be
-    behind, or fail.
     """
 
     STARTING = "starting"
-    """It was added, and no update has been found in it yet."""
+    """The replica was added, and has not received a verified update."""
     BEHIND = "behind"
-    """The pool's other replicas hold weights that it has not got."""
+    """Other replicas of the pool hold newer weights."""
     RECEIVING = "receiving"
-    """An update is under way to it."""
+    """The replica is receiving an update."""
     CURRENT = "current"
-    """It holds the weights in force."""
+    """The replica holds the current weights."""
     FAILED = "failed"
-    """It can't be trusted with requests: only a start or a whole update brings it back."""
+    """The replica failed, and gets no requests until it is restarted or has taken a complete update."""
     GONE = "gone"
-    """It is not a member any more, and closed."""
+    """The replica has left the pool and is closed."""
 
 
 @attrs.define(eq=False)
@@ -46,59 +42,59 @@ class Replica:
     number: int
     state: ReplicaState = ReplicaState.CURRENT
     version: int | None = None
-    """Version of the weights that it took last; None before the first update."""
+    """Version of the weights that the replica took last; None before the first update."""
     fault: Exception | None = None
-    """Why it has failed."""
+    """The error with which the replica failed."""
     draining: bool = False
-    """Whether it gets no more requests, and leaves at the next version boundary."""
+    """Whether the replica gets no more requests, and leaves at the next version boundary."""
     asleep: frozenset[str] = frozenset()
-    """Tags of the memory that it has let go."""
+    """Tags of the memory that the replica has freed."""
     outstanding: int = 0
-    """Tokens that were asked for and have not come."""
+    """Tokens that were requested and not yet generated."""
     requests: set[str] = attrs.field(factory=set)
-    """Requests in flight, by the id under which the pool was asked."""
+    """Ids of the requests in flight, as the pool received them."""
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
-    """Set where it has none."""
+    """An event that is set while no request is in flight."""
     failures: int = 0
-    """Incidents since the last success, however many requests each of them took down."""
+    """The number of failures since the last success; requests that fail together count once."""
     incidents: int = 0
-    """Incidents ever."""
+    """The number of failures over the whole run, counted as in `failures`."""
     last_error: Exception | None = None
-    """What the latest request that failed there said."""
+    """The error of the replica's latest failed request."""
     address: str | None = None
-    """URL of its server, where it joined one that was started by hand."""
+    """URL of the server that the replica joined, if it was started by hand."""
     reopen: Callable[[], BaseRollout] | None = None
-    """Joins its server again; None where the pool's `restart` brings it back."""
+    """A function that joins the server again; None where the pool's `restart` restarts the replica."""
     joined: Future[int] | None = None
-    """Set to the version of its first weights, or to the reason why it was turned away; None where it began with the run."""
+    """A future with the version of the replica's first weights, or the reason for its rejection; None if it started with the run."""
 
     @property
     def joining(self) -> bool:
-        """Whether it was added during the run and has not yet received an update."""
+        """Whether the replica was added during the run and has not yet received an update."""
         return self.joined is not None and not self.joined.done()
 
     @property
     def usable(self) -> bool:
-        """Whether it may get requests."""
+        """Whether the replica may get requests."""
         return self.state is ReplicaState.CURRENT and not self.draining
 
     def fail(self, error: Exception) -> None:
-        """Mark it as failed, so that it gets no requests; the first reason is kept."""
+        """Mark the replica as failed, so that it gets no requests; the first reason is kept."""
         self.state, self.fault = ReplicaState.FAILED, self.fault or error
 
     def took(self, version: int) -> None:
-        """Record that it holds these weights completely."""
+        """Record that the replica holds these weights completely."""
         self.state = ReplicaState.STARTING if self.joining else ReplicaState.CURRENT
         self.version, self.fault, self.failures = version, None, 0
 
     def welcome(self, version: int) -> None:
-        """Record that it has received its first update."""
+        """Record that the replica has received its first update."""
         self.state = ReplicaState.CURRENT
         if self.joined is not None:
             self.joined.set_result(version)
 
     def leave(self, error: Exception | None = None) -> None:
-        """Close it; its server may be gone already. `error` is the reason where an added replica was rejected."""
+        """Close the replica, whose server may be gone already. `error` is the reason if an added replica was rejected."""
         self.state = ReplicaState.GONE
         if error is not None and self.joined is not None and self.joining:
             self.joined.set_exception(error)
@@ -109,8 +105,8 @@ class Replica:
 
         Args:
             error: the error of the request.
-            most: incidents.
-            counted: whether the request went down with others in an incident that is counted already.
+            most: the number of consecutive failures after which the replica has failed.
+            counted: whether the request failed together with others, in a failure that is already counted.
         """
         self.last_error = error
         if counted:
@@ -129,7 +125,7 @@ class ReplicaFault:
     number: int
     error: Exception
     dead: bool = False
-    """Whether it can't even be asked any more."""
+    """Whether the replica no longer answers at all."""
 
     def __str__(self) -> str:
         return f"replica {self.number}: {describe(self.error)}"

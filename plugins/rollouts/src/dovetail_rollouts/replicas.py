@@ -1,4 +1,4 @@
-"""ReplicaSet: who is a member of a rollout pool, who joins, leaves or starts again, and what every member does alike."""
+"""ReplicaSet: the members of a rollout pool: joining, leaving, restarts, and operations on all members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_rollouts.replica_states import Replica, ReplicaFault, ReplicaState
 T = TypeVar("T")
 
 EVERYTHING = frozenset({"weights", "kv_cache"})
-"""All memory that a replica can let go."""
+"""Tags of all memory that a replica can free."""
 
 Restart = Callable[[BaseRollout], BaseRollout]
 """Closes a replica and starts another in its place: a runtime's `restart_replica`."""
@@ -53,7 +53,7 @@ class ReplicaSet:
 
     @property
     def usable(self) -> tuple[BaseRollout, ...]:
-        """The engines that get requests."""
+        """The engines of the replicas that may get requests."""
         return tuple(member.engine for member in self._members if member.usable)
 
     @property
@@ -73,7 +73,7 @@ class ReplicaSet:
 
     @property
     def staying(self) -> int:
-        """All replicas but those that are being drained."""
+        """The number of replicas that are not being drained."""
         return sum(not member.draining for member in self._members)
 
     @property
@@ -83,12 +83,12 @@ class ReplicaSet:
 
     @property
     def receivers(self) -> int:
-        """How many receivers of weights all replicas have together."""
+        """The number of weight receivers of all replicas together."""
         return sum(member.engine.receivers for member in self._members)
 
     @property
     def receivers_on(self) -> dict[str, int]:
-        """How many of them are on each machine; empty where the run is on one."""
+        """The number of weight receivers on each machine; empty where the run is on one machine."""
         found: dict[str, int] = {}
         for member in self._members:
             if member.engine.machine is not None:
@@ -103,7 +103,7 @@ class ReplicaSet:
         return {member.number: member.version for member in self._members}
 
     def join(self, engine: BaseRollout) -> None:
-        """Take in a replica. Once the pool has been sent weights, it gets requests only when an update has reached it."""
+        """Add a started replica to the pool. Once the pool has received weights, a new replica gets requests only after an update."""
         self._members.append(Replica(engine, self._numbers, self._started))
         self._numbers += 1
 
@@ -138,7 +138,7 @@ class ReplicaSet:
     def let_go(
         self, faults: Iterable[ReplicaFault], *, unreached: Collection[int] = ()
     ) -> tuple[tuple[ReplicaFault, ...], tuple[ReplicaFault, ...]]:
-        """Remove those of these replicas that the run can do without: drained ones, and added ones that have had no weights yet.
+        """Remove the faulty replicas that the run can do without: drained ones, and added ones that have received no weights.
 
         Args:
             faults: the faults of the replicas.
@@ -146,7 +146,7 @@ class ReplicaSet:
                 replica stays.
 
         Returns:
-            The faults of those that are still members, and of those that went.
+            The faults of the remaining replicas, and the faults of the removed ones.
         """
         kept, gone = [], []
         for fault in faults:
@@ -186,10 +186,10 @@ class ReplicaSet:
     def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
         """Restart these replicas concurrently, with their numbers.
 
-        They get requests once an update has reached them, where the pool has been sent weights at all.
+        If the pool has received weights, they get requests only after an update.
 
         Returns:
-            Those that could not be started.
+            The faults of the replicas that could not be started.
         """
         wanted = set(numbers)
         chosen = [member for member in self._members if member.number in wanted]
@@ -213,10 +213,10 @@ class ReplicaSet:
         """Ask every replica whether it supports such an update; replicas that do not answer fail in the update itself.
 
         Returns:
-            Those that were just added, and do not.
+            The faults of just added replicas that do not support the update.
 
         Raises:
-            WeightSyncError: another does not, however often it comes.
+            WeightSyncError: another replica does not support the update; a retry would not help.
         """
         faults = []
         for member, answer in self.each(
@@ -242,7 +242,7 @@ class ReplicaSet:
             failed: called at each failure, while others still wait; from several threads.
 
         Returns:
-            Those that did not take them.
+            The faults of the replicas that did not take the weights.
         """
 
         def take(engine: BaseRollout) -> None:
@@ -291,7 +291,7 @@ class ReplicaSet:
         """Allocate the memory of these tags again on every replica that freed it.
 
         Returns:
-            Those that could not.
+            The faults of the replicas that could not.
         """
         asleep = [m for m in self._members if m.asleep & tags and m.fault is None]
         faults = self._all(lambda engine: engine.wake(tags), asleep)

@@ -1,4 +1,4 @@
-"""What k of a prompt's samples would reach, and how sure a mean over prompts is. Legend: P prompts, M samples a prompt.
+"""Estimates of pass@k and similar metrics, and bootstrap intervals of means over prompts. Legend: P prompts, M samples a prompt.
 
 A prompt's samples stand left-aligned in rows of width M; `sizes_P` says how many there are. Drawing k of m samples is
 always without replacement, and where a prompt has fewer than k, all of them are drawn.

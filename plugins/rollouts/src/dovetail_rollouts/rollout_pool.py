@@ -18,7 +18,7 @@ from dovetail_rollouts.replicas import ReplicaSet, Restart
 _REMEMBERED_CONVERSATIONS = 100_000
 
 Rescue = Callable[[Sequence[ReplicaFault]], None]
-"""Brings back replicas that are all lost, with the weights in force, or raises."""
+"""A function that restarts the replicas with the current weights when all are lost, or raises."""
 
 
 class RolloutPool:
@@ -32,7 +32,7 @@ class RolloutPool:
         addresses: URLs of the servers that the first replicas joined, in their order.
 
     Attributes:
-        replicas: who is a member, and in which state.
+        replicas: the members of the pool and their states.
         rescue: called in a thread, once for all pending requests, when every replica is lost during generation; missing
             samples are then requested again. None lets the requests fail.
     """
@@ -144,7 +144,7 @@ class RolloutPool:
     async def freeze(self) -> list[Replica]:
         """Pause requests on every replica, with their keys and values, until `thaw`; return the replicas that were asked.
 
-        A replica that can't stop them answers for them itself: it loses them, or interrupts them when the weights come.
+        A replica that can't pause them loses them, or interrupts them when the weights arrive.
         """
         members = [m for m in self.replicas.members if m.fault is None]
         await asyncio.gather(

@@ -1,4 +1,4 @@
-"""The clocks of a rollout: how long groups were generated and scored since the step before, and how long nothing was."""
+"""The clocks of a rollout: the time in which groups were generated and scored since the previous step, and the idle time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BusyTime:
 
     @property
     def total(self) -> float:
-        """As `seconds`, but counted as often as it was entered."""
+        """The open time of every context, summed: concurrent contexts each count."""
         self.add(0)
         return self._total
 

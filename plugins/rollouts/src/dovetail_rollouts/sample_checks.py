@@ -1,5 +1,5 @@
-"""Checks of a step's samples: whether enough have a score, and, in the first step of a process, whether completions and outcomes are as
-their interfaces say.
+"""Checks of a step's samples: that enough have a score, and, in the first step of a process, that completions and outcomes conform to
+their interfaces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
         longest: the token limit of a response.
 
     Raises:
-        PluginBrokenError: a completion is not as BaseRollout says; names the plugin with its version.
+        PluginBrokenError: a completion violates BaseRollout's interface; the message names the plugin with its version.
     """
     for sample in samples:
         for completion in (*sample.earlier, sample.completion):
@@ -38,7 +38,7 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
 
 
 def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
-    """Check that every sample's outcome is one that a reward manager may give.
+    """Check that every sample's outcome is one that a reward manager may return.
 
     Args:
         samples: scored samples.

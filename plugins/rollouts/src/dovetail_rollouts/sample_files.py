@@ -15,7 +15,7 @@ from dovetail.interfaces import Failure, Sample, Tokenizer
 from dovetail.telemetry import RunDirectory, dump_json
 
 FAILURES_SHOWN = 64
-"""Samples without a score that are written besides those that the config asks for."""
+"""The most samples without a score that are written in addition to those that the config selects."""
 _OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
 """Columns that are written for each token of a kept sample, as far as they are in this process."""
 _SHARE = 32
@@ -41,9 +41,10 @@ def token_row(
         episodes_only: whether to return nothing where the sample is one response.
 
     Returns:
-        `text` of each token alone, `mask` (1 where the policy produced it), and the rollout's `log_probs` in nats, None where the mask
-        is 0; these only where the engine gave them. Each is a list of T, of all sequences end to end. Where there are several,
-        `sequences` has of each its length in tokens and, after the first, the text of its prompt.
+        `text` of each token alone, `mask` (1 where the policy produced it), and the rollout's `log_probs` in nats, None where the mask is
+        0;
+        `log_probs` is absent where the engine gave none. Each is a list of length T over all sequences, end to end. With several
+        sequences, `sequences` gives the length of each in tokens and, from the second on, the text of its prompt.
     """
     if not sample.sequences or (episodes_only and sample.trajectory is None):
         return {}
@@ -83,9 +84,8 @@ class KeptSamples:
 
     A row is that of `samples/step_N.jsonl` and, besides, `kept` (the rules that chose the sample), `advantage` (its mean over the tokens
     that the policy produced), `trained` (false where a filter left it out, or it failed), and `tokens` with the columns of
-    `_OF_TOKENS`. The other samples of its group, which show what the same prompt got besides, follow without these columns and with an empty
-    `kept`, as far as there is room. Of samples that are in `samples/step_N.jsonl` and that no rule chose, rows have `sample_id`, an empty
-    `kept` and `advantage` alone.
+    `_OF_TOKENS`. The other samples of its group follow without these columns and with an empty `kept`, as far as there is room. A sample of
+    `samples/step_N.jsonl` that no rule chose has a row with only `sample_id`, an empty `kept` and `advantage`.
 
     Args:
         tokenizer: the tokenizer of the run.
@@ -110,18 +110,18 @@ class KeptSamples:
 
     @hookimpl
     def rollout_finished(self, samples: Sequence[Sample]) -> None:
-        """Take the samples of a step."""
+        """Store the samples of a step."""
         self._samples, self._batch = samples, None
 
     @hookimpl
     def stage_finished(self, after: Batch) -> None:
-        """Take the columns so far."""
+        """Store the columns of the batch so far."""
         if len(after):
             self._batch = after
 
     @hookimpl
     def update_finished(self, step: int) -> None:
-        """Choose and write."""
+        """Choose the samples to keep, and write them."""
         samples, batch = self._samples, self._batch
         self._samples, self._batch = (), None
         if not samples or step % self._every:

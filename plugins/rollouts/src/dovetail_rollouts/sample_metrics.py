@@ -1,4 +1,4 @@
-"""Figures of a step's samples: lengths, rewards, episodes, how old the tokens are, and signs of a hacked reward.
+"""Metrics of a step's samples: lengths, rewards, episodes, staleness, and signs of reward hacking.
 
 Legend: N samples, T response tokens.
 """
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from dovetail.interfaces import EpisodeEnd, Failure, Sample, Score
 
 NGRAM = 4
-"""Tokens of a run whose repetition counts as repeated text."""
+"""The length in tokens of an n-gram whose repetition counts as repeated text."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """An odd constant with even bits: runs of tokens become 64-bit numbers that hardly ever coincide."""
 
@@ -52,8 +52,8 @@ def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[st
     """Return metrics of how many versions older the tokens' weights are than the rollout's current ones.
 
     `rollout/staleness_mean`, `_p95` and `_max` over the tokens that the policy produced; `rollout/staleness_share_K`, the share of
-    them that is K versions old, for each K that occurs; and `rollout/partial_share`, the share of responses of which several
-    versions made a part. Nothing without tokens.
+    them that is K versions old, for each K that occurs; and `rollout/partial_share`, the share of responses that were generated under
+    several versions. Nothing without tokens.
 
     Args:
         samples: the samples of a step.
@@ -90,7 +90,7 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
     Returns:
         `reward/length_correlation`: Pearson's correlation of score and response length (tokens), both less their group's
         mean, so that long answers to hard prompts do not count; absent where either does not vary.
-        `reward/repeated_text`: mean share of a response's runs of 4 tokens that stood in it before.
+        `reward/repeated_text`: mean share of a response's 4-grams that occurred in it before.
         `reward/identical_responses`: share of responses that equal, as text, an earlier one of their group.
     """
     if not samples:
@@ -106,7 +106,7 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarray, "N"]:
-    """Return the share of each response's runs of 4 tokens that stood in it before; 0 where it is too short for two.
+    """Return the share of each response's 4-grams that occurred in it before; 0 where it is too short for two.
 
     Args:
         responses: N of them, N > 0, int64 [T] each.

@@ -1,4 +1,4 @@
-"""StallWatch: where nothing comes of a wait for the rollout, it says who waits for whom."""
+"""StallWatch: reports waits for the rollout that make no progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StallWatch:
     Args:
         generation: records when a response or a score last arrived.
         pool: the replicas.
-        seconds: seconds without either after which it warns.
+        seconds: seconds without a response or a score after which it warns.
         logger: logs the warning `rollout_stalled`; None for none.
 
     Attributes:

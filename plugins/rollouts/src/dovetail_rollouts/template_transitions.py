@@ -1,4 +1,4 @@
-"""What a chat template makes of earlier turns once others follow, tried on short conversations."""
+"""Changes that a chat template makes to earlier turns once later ones follow, tried on short conversations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHOICES = {
     "fork": "There a further sequence of the episode begins with the conversation rendered anew",
     "refuse": "The run is refused",
 }
-"""What `on_history_change` does."""
+"""The values of `on_history_change`, each with its effect."""
 OTHER_TEMPLATE = "set model.chat_template to a template that does"
 _PROMPT = ({"role": "user", "content": "question"},)
 _SHOWN = "OBSERVEDKQZ"
@@ -29,11 +29,11 @@ class TransitionClass(StrEnum):
     """How a chat template changes earlier turns when later ones follow."""
 
     STABLE = "stable"
-    """They stay as they were produced."""
+    """Earlier turns stay as they were produced."""
     HISTORY_CHANGING = "history-changing"
-    """They are rendered in another way than they were produced."""
+    """Earlier turns are rendered differently from how they were produced."""
     UNSUPPORTED = "unsupported"
-    """The template raises, or leaves out what follows."""
+    """The template raises, or leaves out the later messages."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,10 +41,10 @@ class TemplateTransition:
     """One transition of a template."""
 
     name: str
-    """`tool`, `parallel_tools`, `user`; `thinking/tool` and `thinking/user` where the turn before holds a thought."""
+    """The transition's name: `tool`, `parallel_tools`, `user`; `thinking/tool` and `thinking/user` after a turn with reasoning."""
     found: TransitionClass
     why: str = ""
-    """What the template raised or changed."""
+    """The error that the template raised, or the change that it made."""
 
 
 def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]:

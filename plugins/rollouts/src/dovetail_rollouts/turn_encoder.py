@@ -50,7 +50,7 @@ class TurnEncoder:
         self._special = frozenset(map(int, tokenizer.all_special_ids))
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> TurnEncoder:
-        """Return one for prompts in which the template describes these functions."""
+        """Return an encoder for prompts in which the template describes these functions."""
         other = copy(self)
         other._tools = list(tools) or None  # noqa: SLF001 - of its own class
         return other
@@ -78,7 +78,7 @@ class TurnEncoder:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def is_special(self, token: int) -> bool:
-        """Return whether it is one of the tokenizer's special tokens."""
+        """Return whether a token is one of the tokenizer's special tokens."""
         return token in self._special
 
     def after(

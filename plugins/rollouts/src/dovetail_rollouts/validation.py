@@ -30,9 +30,9 @@ from dovetail_rollouts.sampling import validation_sampling
 from dovetail_rollouts.scoring.reward_calls import ANSWER
 
 CORRECT = ("acc", "accuracy", "correct")
-"""Components of a reward that say whether a response is right, where the score says more than that."""
+"""Names of the reward component that says whether a response is right."""
 BESIDES = ("val/failures", "val/response_length/mean")
-"""Metrics of validation that are not a figure of scores."""
+"""Validation metrics that are not computed from scores."""
 _NO_ANSWER = -1
 
 
@@ -46,9 +46,9 @@ def held_out_samples(
 
     Args:
         config: the config of the run.
-        prompts: held out.
+        prompts: the held-out prompts.
         service: generates and scores.
-        generated: called after each batch of prompts.
+        generated: a function that is called after each batch of prompts.
     """
     n, sampling = config.rollout.validation.n, validation_sampling(config)
     size = config.data.val_batch_size or len(prompts)
@@ -273,11 +273,11 @@ class Accuracy:
         self.after: float | None = None
 
     metric: str | None
-    """`val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
+    """The name of the metric: `val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
     before: float | None
-    """Its value before the first step."""
+    """The metric's value before the first step."""
     after: float | None
-    """Its latest value since."""
+    """The metric's latest value after the first step."""
 
     def update(self, metrics: Mapping[str, float], n: int, step: int) -> None:
         """Take in a validation.

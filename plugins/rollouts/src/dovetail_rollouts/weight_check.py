@@ -32,7 +32,7 @@ class WeightCheck:
     """Compares log-probabilities of replicas and trainer.
 
     Args:
-        section: when and how much.
+        section: the config of the check: how often, and on how many tokens.
         sequences: S sequences, int64 [L] each; none where nothing is to be checked.
         dtype: the dtype of the model, for the tolerance.
     """
@@ -110,7 +110,7 @@ class WeightCheck:
         expected: Sequence[np.ndarray],
         score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
     ) -> tuple[dict[str, float], tuple[ReplicaFault, ...]]:
-        """Ask every replica by `score`, and hold its answers against the trainer's.
+        """Compare the log-probabilities of every replica, as `score` returns them, with the trainer's.
 
         Args:
             expected: the trainer's log-probabilities, float32 [L − 1] for each of the S sequences.

@@ -38,7 +38,7 @@ class WeightSync:
     Args:
         site: the site of the run; its plan says which transport there is and what the rollout can do.
         service: generates with the weights, and waits while they are sent.
-        pool: the replicas that receive.
+        pool: the replicas that receive weights.
         weight_check: compares actor and replicas after an update.
     """
 
@@ -341,10 +341,10 @@ class WeightSync:
 class FirstFailure:
     """Notifies the sender once, when the first replica fails while others wait for it.
 
-    Who failed because the update had been called off is not the first: a process of another replica was.
+    A replica that failed because the update had been aborted does not count as the first.
 
     Args:
-        tell: notifies the sender, with the reason.
+        tell: a function that notifies the sender, with the reason.
         logger: logs a failure of `tell`.
     """
 

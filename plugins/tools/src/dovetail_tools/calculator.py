@@ -1,4 +1,4 @@
-"""Calculator: arithmetic, read as an expression of Python and worked out without running it."""
+"""Calculator: arithmetic, parsed as a Python expression and evaluated without running it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dovetail.errors import ToolError
 from dovetail.interfaces import Tool, ToolResult, ToolSchema
 
 MAX_LENGTH = 1000
-"""Characters of an expression."""
+"""The most characters of an expression."""
 MAX_BITS = 14284
-"""Bits of a whole number, which hold it to the 4300 digits that Python writes, and to microseconds of work."""
+"""The most bits of a whole number: those of 4300 digits, the most that Python writes; arithmetic on it takes microseconds."""
 
 _Number = int | float
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {

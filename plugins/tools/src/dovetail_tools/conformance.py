@@ -84,7 +84,7 @@ class TestHermes(ToolParserConformance):
 
 
 class TestQwen3Coder(ToolParserConformance):
-    """Tags, typed by the schema."""
+    """The tool parser `qwen3_coder`: tags, typed by the schema."""
 
     plugin = Qwen3Coder
     tools = (_WEATHER,)
@@ -107,7 +107,7 @@ class TestQwen3Coder(ToolParserConformance):
 
 
 class TestXml(ToolParserConformance):
-    """Tags with attributes."""
+    """The tool parser `xml`: tags with attributes."""
 
     plugin = Xml
     tools = (_WEATHER,)
@@ -126,7 +126,7 @@ class TestXml(ToolParserConformance):
 
 
 class TestLlama3Json(ToolParserConformance):
-    """JSON after a tag."""
+    """The tool parser `llama3_json`: JSON after a tag."""
 
     plugin = Llama3Json
     examples = (
@@ -144,7 +144,7 @@ class TestLlama3Json(ToolParserConformance):
 
 
 class TestPlainJson(ToolParserConformance):
-    """JSON calls within text, without tags."""
+    """The tool parser `plain_json`: JSON calls within text, without tags."""
 
     plugin = PlainJson
     examples = (
@@ -197,7 +197,7 @@ class TestDeepSeekV3(ToolParserConformance):
 
 
 class TestHarmony(ToolParserConformance):
-    """Messages in Harmony's channels."""
+    """The tool parser `harmony`: messages in Harmony's channels."""
 
     plugin = Harmony
     examples = (

@@ -52,11 +52,11 @@ class FunctionTool(Tool):
 def tool_of_function(function: Callable[..., Any], name: str) -> type[FunctionTool]:
     """Return the class of a tool that calls a plain function, with a schema from transformers' `get_json_schema`.
 
-    A coroutine function is awaited. Any other runs in a thread, which a time limit can't end: it is left behind.
+    A coroutine function is awaited. Any other function runs in a thread, which is abandoned at a time limit, since it can't be stopped.
 
     Args:
-        function: has a type for every parameter, and a docstring in Google's style that describes each. It returns text, a
-            ToolResult, or a value that is shown as JSON.
+        function: a function with a type for every parameter, and a docstring in Google's style that describes each. It returns text,
+            a ToolResult, or a value that is shown as JSON.
         name: the name of the class.
 
     Raises:

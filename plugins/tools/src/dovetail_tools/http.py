@@ -17,15 +17,15 @@ from dovetail_tools.config import HttpConfig
 
 MAX_REDIRECTS = 5
 MAX_URL = 8000
-"""Characters of a URL: hosts end the connection at longer ones."""
+"""The most characters of a URL; hosts close the connection at longer ones."""
 FIRST_PAUSE = 0.5
-"""Seconds before another try; doubles with each."""
+"""Seconds before the first retry; doubles with each."""
 LONGEST_PAUSE = 30.0
-"""Seconds that `Retry-After` may ask for; a host that asks for more is down."""
+"""The most seconds of `Retry-After`; a host that asks for more counts as down."""
 REFUSED = (425, 429, 503)
-"""Statuses of a host that did nothing with the request."""
+"""Statuses of a host that did not process the request."""
 RETRIED = (408, 502, 504)
-"""Further ones after which another try may do."""
+"""Further statuses after which a retry may succeed."""
 
 
 class Http(Tool):

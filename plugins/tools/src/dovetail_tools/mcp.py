@@ -23,9 +23,9 @@ _CLOSE_SECONDS = 20.0
 
 
 class Mcp(Tool):
-    """Every tool of a server is a function. An episode has a connection of its own, and with `command` a server of its own.
+    """Tool whose functions are the tools of an MCP server. Each episode has its own connection and, with `command`, its own server.
 
-    Connections are on an event loop in a thread of its own.
+    Connections are on an event loop in a separate thread.
     """
 
     name = "mcp"
@@ -84,7 +84,7 @@ class Mcp(Tool):
             self._tools = {name: self._tools[name] for name in self.config.functions}
 
     def close(self) -> None:
-        """Disconnect; servers that were started here are ended."""
+        """Disconnect, and end the servers that were started here."""
         loop, self._loop = self._loop, None
         if loop is not None:
             with suppress(TimeoutError):

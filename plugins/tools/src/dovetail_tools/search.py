@@ -14,7 +14,7 @@ from dovetail_tools.config import SearchConfig
 
 
 class Search(Tool):
-    """The documents whose words fit a query best, by BM25 (Robertson and Zaragoza 2009), with the library bm25s."""
+    """Tool that finds the documents that match a query best by BM25 (Robertson and Zaragoza 2009), with the library bm25s."""
 
     name = "search"
     api = ">=2.0,<3"
@@ -26,7 +26,7 @@ class Search(Tool):
         self._index: Any = None
 
     def start(self) -> None:
-        """Read the file and make the index.
+        """Read the documents, and build the index.
 
         Raises:
             DataError: the file is missing or empty, can't be read, or lacks a column.

@@ -21,8 +21,8 @@ from dovetail_tools.config import VerlConfig
 class Verl(Tool):
     """Makes a function of every tool in the file; an instance of each lives as long as an episode.
 
-    `create` gets `extra_info.tools_kwargs[NAME].create_kwargs` of the row, `execute` its `execute_kwargs`; what `execute`
-    returns second is the call's reward. `calc_reward` is not called: a reward function scores episodes.
+    `create` gets `extra_info.tools_kwargs[NAME].create_kwargs` of the row, `execute` its `execute_kwargs`. The second result of
+    `execute` is the call's reward. `calc_reward` is not called: a reward function scores episodes.
     """
 
     name = "verl"

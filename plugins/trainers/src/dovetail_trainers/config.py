@@ -18,19 +18,20 @@ class StreamingConfig(TrainerSection):
     """
 
     max_staleness: int = attrs.field(default=1, validator=attrs.validators.ge(0))
-    """How many versions older than the rollout's weights the samples of a step may be. Prompts are admitted as long as fewer than
+    """Maximum staleness of a step's samples, in versions behind the rollout's weights. Prompts are admitted as long as fewer than
     (max_staleness + 1) · sync_every · data.train_batch_size are outstanding. 0 with sync_every 1 is on-policy."""
     sync_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Send weights to the rollout after so many steps."""
+    """Number of steps between two updates of the rollout's weights."""
     on_sync: Literal["drain", "abort", "keep"] = "drain"
-    """What happens to responses that are being generated when weights are sent. drain: they end first, and the longest is waited
-    for. abort: they are cut short, and go on from their tokens under the new weights. keep: they stop in the engine, and go on there
-    under the new weights with the keys and values of the old ones. Sets `rollout.partial_rollout` and `rollout.keep_cache`."""
+    """Treatment of running responses when weights are sent. drain: wait until all have finished. abort: interrupt them, and continue from
+    their tokens under the new weights. keep: pause them in the engine, and continue there under the new weights with the old keys and
+    values. Sets `rollout.partial_rollout` and `rollout.keep_cache`.
+    """
 
     over_sampling: float | None = None
-    """Prompts outstanding, in multiples of a step's (rounded to whole prompts), where they are fewer than (max_staleness + 1) · sync_every;
-    at least sync_every. A step then takes the prompts whose samples are whole first; those that it passes over run on, and are trained on within
-    max_staleness. null: as many as max_staleness allows, of which a step takes those that were admitted first."""
+    """Limit of outstanding prompts, in multiples of a step's prompts, from sync_every to below (max_staleness + 1) · sync_every. A step
+    then takes the prompts that finish first; the others continue, and are trained on within max_staleness. null: as many as max_staleness
+    allows, taken in the order of admission."""
 
     def __attrs_post_init__(self) -> None:
         most = self.steps_behind + 1
@@ -45,7 +46,7 @@ class StreamingConfig(TrainerSection):
 
     @property
     def steps_behind(self) -> int:
-        """From how many steps ago the weights may be that generate a step's samples."""
+        """The maximum age, in steps, of the weights that generate a step's samples."""
         return (self.max_staleness + 1) * self.sync_every - 1
 
     def settings(self) -> Mapping[str, Any]:
@@ -65,8 +66,8 @@ class SupervisedConfig(TrainerSection):
     """Training on the examples of a dataset. On conversations it brings `actor.objective: nll`."""
 
     examples: Literal["conversations", "preferences", "unpaired_preferences"] = "conversations"
-    """What the rows are: conversations (`messages`, or `prompt` and `response`), preference pairs (`prompt`, `chosen`,
-    `rejected`), or responses that were rated alone (`prompt`, `response`, `label`)."""
+    """Kind of the rows: conversations (`messages`, or `prompt` and `response`), preference pairs (`prompt`, `chosen`,
+    `rejected`), or responses rated individually (`prompt`, `response`, `label`)."""
 
     def settings(self) -> Mapping[str, Any]:
         return {"actor": {"objective": "nll"}} if self.examples == "conversations" else {}

@@ -1,4 +1,4 @@
-"""A preflight rule: samples of older weights, and nothing that bounds how much they count."""
+"""A preflight rule: training on samples of older weights without a bound on the ratio to the policy that generated them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dovetail.interfaces import Finding
 from dovetail_trainers.config import StreamingConfig
 
 WIDE = 10.0
-"""A `clip_high` from here on clips nothing in practice."""
+"""The least `clip_high` that clips nothing in practice."""
 
 
 def streaming_unsound(config: Any, plan: Any) -> Iterator[Finding]:
     """The trainer `streaming` trains on samples of older weights, and nothing bounds the ratio to the policy that generated them; or
-    its `on_sync` is not what the rollout does, or takes from `over_sampling` what it is for.
+    its `on_sync` contradicts the rollout's settings, or makes `over_sampling` useless.
 
     Either a rollout correction bounds it, by weights with an upper bound or by rejection, or the loss's own ratio is to the
     rollout's policy and is clipped. Where a step has several updates, the loss clips in either case.

@@ -1,4 +1,4 @@
-"""StreamingTrainer: learns while further samples are generated, from weights that are a bounded number of versions old."""
+"""StreamingTrainer: learns while further samples are generated, on samples of bounded staleness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config classes of the rollout corrections: one set of keys, and a table of presets, each a name for other defaults.
+"""Config classes of the rollout corrections: one set of keys, and a table of presets with different defaults.
 
 Nothing here imports more than the config sections.
 """
@@ -38,14 +38,14 @@ _AT_LEAST_ONE: Validator = attrs.validators.optional(attrs.validators.ge(1))
 
 @attrs.frozen(kw_only=True)
 class RejectionSection:
-    """One criterion by which tokens lose their loss."""
+    """A criterion that rejects tokens, which then have no loss."""
 
     by: CriterionName
     """Divergence (k1 −log r, k2 ½ (log r)², k3 r − 1 − log r) of each token, or the sum, mean or worst over a sample; r = π_train / π_rollout."""
     upper: float = attrs.field(validator=attrs.validators.gt(0))
-    """Largest divergence that is kept; of k1 as a ratio of probabilities, π_rollout / π_train, such as 2.0."""
+    """Largest divergence that is kept; for k1 a ratio of probabilities, π_rollout / π_train, such as 2.0."""
     lower: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Smallest ratio that is kept, of k1 alone; 1 / upper where absent."""
+    """Smallest ratio that is kept, for k1 only; 1 / upper where absent."""
 
     def __attrs_post_init__(self) -> None:
         if not self.by.endswith("k1"):
@@ -72,11 +72,11 @@ class RolloutCorrectionConfig(PluginSection):
     weights: WeightLevel | None = None
     """Importance weights, by each token's ratio or by the product over its whole sample; None for none."""
     weight_upper: float | None = attrs.field(default=2.0, validator=_AT_LEAST_ONE)
-    """Largest ratio that weighs as it is; None for any."""
+    """Largest ratio that is used unchanged as a weight; None for no bound."""
     weight_lower: float | None = attrs.field(default=None, validator=_AT_MOST_ONE)
-    """Smallest ratio that weighs as it is; None for any."""
+    """Smallest ratio that is used unchanged as a weight; None for no bound."""
     weight_outside: Outside = "truncate"
-    """What a ratio beyond a bound weighs: as much as the bound (TIS), or nothing (IcePop)."""
+    """Weight of a ratio beyond a bound: the bound (`truncate`, TIS), or 0 (`zero`, IcePop)."""
     normalize_weights: bool = False
     """Scale the weights to a mean of 1 over the batch's tokens; not in bypass mode, where every micro-batch has its own."""
     reject: tuple[RejectionSection, ...] = ()
@@ -95,11 +95,11 @@ class RolloutCorrectionConfig(PluginSection):
 
 
 SEQUENCE = RejectionSection(by="seq_sum_k1", lower=0.5, upper=2.0)
-"""A sample's ratio, the product over its tokens."""
+"""Rejection by a sample's ratio, the product over its tokens."""
 GEOMETRIC = RejectionSection(by="seq_mean_k1", lower=0.999, upper=1.001)
-"""The geometric mean of a sample's ratios."""
+"""Rejection by the geometric mean of a sample's ratios."""
 K3 = RejectionSection(by="seq_mean_k3", upper=0.01)
-"""The mean of k3 over a sample."""
+"""Rejection by the mean of k3 over a sample."""
 
 _ICEPOP = {
     "weights": "token",
@@ -132,7 +132,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "bypass_pg_geo_rs_seq_tis": {**_BYPASS, **_SEQUENCE, **_GEOMETRIC},
     "disabled": {"mode": "disabled"},
 }
-"""Names that the field knows, verl's: what each sets differently from `RolloutCorrectionConfig`."""
+"""The presets by verl's names: the defaults in which each differs from `RolloutCorrectionConfig`."""
 
 _MODES = {
     "decoupled": "Decoupled",

@@ -17,7 +17,7 @@ class GaeConfig(PluginSection):
     """Generalised advantage estimation from a value model."""
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
-    """Discount a token."""
+    """Discount per token."""
     turn_gamma: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
     )
@@ -33,11 +33,11 @@ class BiLevelGaeConfig(PluginSection):
     """Generalised advantage estimation over turns, and within each turn over tokens."""
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
-    """Discount a token, within a turn."""
+    """Discount per token, within a turn."""
     lam: float = attrs.field(default=1.0, validator=_SHARE)
     """Weight λ of later temporal differences, within a turn."""
     turn_gamma: float = attrs.field(default=0.95, validator=_SHARE)
-    """Discount a turn."""
+    """Discount per turn."""
     turn_lam: float = attrs.field(default=1.0, validator=_SHARE)
     """Weight λ of later turns' temporal differences."""
     whiten: bool = True
@@ -46,12 +46,12 @@ class BiLevelGaeConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class MtGrpoConfig(PluginSection):
-    """The last turn's reward relative to its group, and that of each turn before relative to the same turn of the others."""
+    """The last turn's reward relative to its group, and each earlier turn's relative to the same turn of the group's other episodes."""
 
     turn_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     """Weight λ of a turn's own advantage beside that of the outcome."""
     norm_by_std: bool = True
-    """Divide by the standard deviation of what is compared."""
+    """Divide by the standard deviation of the compared rewards or returns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,9 +61,9 @@ class GigpoConfig(PluginSection):
     step_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     """Weight ω of a turn's advantage among those that began in the same state."""
     gamma: float = attrs.field(default=0.95, validator=_SHARE)
-    """Discount a turn."""
+    """Discount per turn."""
     norm_by_std: bool = True
-    """Divide by the standard deviation of what is compared."""
+    """Divide by the standard deviation of the compared rewards or returns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,9 +71,9 @@ class GrpoConfig(PluginSection):
     """Rewards relative to their group, in units of its standard deviation."""
 
     norm_by_std: bool = True
-    """Divide by the group's standard deviation; without it every group weighs by its spread."""
+    """Divide by the group's standard deviation; otherwise a group's weight grows with its spread."""
     singleton: Literal["zero", "raw"] = "zero"
-    """Advantage of a sample that is alone in its group: zero, or its reward as it is."""
+    """Advantage of a sample that is alone in its group: zero, or its raw reward."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +81,7 @@ class ReinforcePlusPlusConfig(PluginSection):
     """Discounted returns, whitened over the batch."""
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
-    """Discount a token."""
+    """Discount per token."""
     turn_gamma: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
     )
@@ -123,12 +123,12 @@ class PrimeConfig(PluginSection):
     """Implicit process rewards and outcomes, each relative to the group's other samples."""
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
-    """Discount a token of the process rewards."""
+    """Discount per token of the process rewards."""
 
 
 @attrs.frozen(kw_only=True)
 class WinRateConfig(PluginSection):
-    """How often a sample beats those of its group."""
+    """Share of a sample's wins against the samples of its group."""
 
     comparison: Literal["wins", "bradley_terry"] = "wins"
     """Probability that one sample is preferred to another: wins: 1 where its score is higher and ½ where both are equal; bradley_terry: σ of the

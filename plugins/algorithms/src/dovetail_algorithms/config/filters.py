@@ -16,19 +16,19 @@ class EqualRewardsConfig(PluginSection):
     component: str | None = None
     """Compare this named part of the reward; the whole reward where absent."""
     tolerance: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
-    """Rewards that differ by no more count as equal."""
+    """Largest difference of rewards that count as equal."""
 
 
 @attrs.frozen(kw_only=True)
 class ScoreRangeConfig(PluginSection):
-    """Leaves out what is too hard or too easy."""
+    """Leaves out groups or samples that are too hard or too easy."""
 
     lower: float | None = None
-    """Smallest mean reward that is kept; None for any."""
+    """Smallest mean reward that is kept; None for no bound."""
     upper: float | None = None
-    """Largest mean reward that is kept; None for any."""
+    """Largest mean reward that is kept; None for no bound."""
     unit: Literal["group", "sample"] = "group"
-    """What is judged and left out: a group by the mean of its rewards, or each sample by its own."""
+    """Unit that is left out: a group by its mean reward, or each sample by its own reward."""
     component: str | None = None
     """Judge by this named part of the reward; the whole reward where absent."""
 

@@ -50,7 +50,7 @@ class CispoConfig(PluginSection):
     """The clipped ratio as a weight of the policy gradient."""
 
     clip_low: float | None = attrs.field(default=None, validator=attrs.validators.optional(_SHARE))
-    """How far below 1 a token's weight may fall; None for as far as its ratio does, as in the paper."""
+    """How far below 1 a token's weight may fall; None for no lower bound, as in the paper."""
     clip_high: float = attrs.field(default=4.0, validator=_NOT_NEGATIVE)
     """How far above 1 a token's weight may rise."""
 
@@ -60,9 +60,9 @@ class SapoConfig(PluginSection):
     """A soft gate in place of the clip."""
 
     tau_positive: float = attrs.field(default=1.0, validator=_POSITIVE)
-    """How fast the gate closes around a ratio of 1 where the advantage is positive."""
+    """Steepness of the gate around a ratio of 1 where the advantage is positive."""
     tau_negative: float = attrs.field(default=1.05, validator=_POSITIVE)
-    """How fast the gate closes around a ratio of 1 where the advantage is 0 or negative."""
+    """Steepness of the gate around a ratio of 1 where the advantage is 0 or negative."""
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +106,7 @@ class DppoConfig(PluginSection):
     """A trust region by the divergence of probabilities."""
 
     divergence: Literal["total_variation", "binary_kl"] = "total_variation"
-    """How the distance of the token's probability to the rollout policy's is measured."""
+    """Measure of the distance between the token's probability and the rollout policy's."""
     threshold: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(_POSITIVE)
     )

@@ -19,9 +19,9 @@ class PolicyConfig(PluginSection):
     """Policy loss, KL penalty and entropy bonus."""
 
     policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
-    """The loss of a token."""
+    """Policy loss of each token."""
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
-    """How token losses become one number."""
+    """Aggregation of token losses into one number."""
     correction: PluginSection | None = plugin_field("rollout_correction", None)
     """The rollout correction, where it is computed in every micro-batch from the current log-probabilities."""
     kl: str | None = None
@@ -31,7 +31,7 @@ class PolicyConfig(PluginSection):
     old_log_probs_from_current: bool = False
     """One mini-batch a rollout: the old policy is the current one, so no pass of its own is needed."""
     weighted: bool = False
-    """Multiply each token's policy loss by the column `rollout_is_weights`, made before the update."""
+    """Multiply each token's policy loss by the column `rollout_is_weights`, which is computed before the update."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,9 +39,9 @@ class ValueConfig(PluginSection):
     """The clipped value loss of PPO."""
 
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
-    """How token losses become one number."""
+    """Aggregation of token losses into one number."""
     clip: float | None = 0.5
-    """How far a value may move from the one before the update; null for any."""
+    """How far a value may move from its value before the update; null for no bound."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +49,7 @@ class NllConfig(PluginSection):
     """The negative log-likelihood of a dataset's responses."""
 
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
-    """How token losses become one number."""
+    """Aggregation of token losses into one number."""
 
 
 _MARGIN_LOSSES = ("logistic", "hinge", "exo", "discopop")
@@ -84,7 +84,7 @@ class DpoConfig(PluginSection):
     label_smoothing: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(0.5)]
     )
-    """Share of the pairs that is supposed to be labelled the wrong way round; with `exo`, the target's share of the rejected response."""
+    """Share of the pairs that is assumed to have swapped labels; with `exo`, the target's share of the rejected response."""
     f_divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     """The divergence from the reference that the reward implies (f-DPO, arXiv 2309.16240)."""
     f_alpha: float = 0.5
@@ -114,7 +114,7 @@ class SimpoConfig(PluginSection):
     beta: float = attrs.field(default=2.0, validator=_POSITIVE)
     """Scale of the mean log-probability."""
     gamma: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
-    """By how much the chosen response is to be ahead."""
+    """Margin by which the chosen response should be ahead."""
 
 
 @attrs.frozen(kw_only=True)
@@ -144,10 +144,10 @@ class KtoConfig(PluginSection):
     beta: float = attrs.field(default=0.1, validator=_POSITIVE)
     """Strength of the tie to the reference policy."""
     desirable_weight: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
-    """λ_D, the weight of a desirable response. With many more of one kind, its weight is to be lowered so that weight times number is about
-    equal for both."""
+    """λ_D, the weight of a desirable response. If one kind is much more frequent, lower its weight, so that weight times number is
+    about equal for both."""
     undesirable_weight: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
-    """λ_U, the weight of another one."""
+    """λ_U, the weight of an undesirable response."""
 
 
 @attrs.frozen(kw_only=True)
@@ -155,9 +155,9 @@ class BradleyTerryConfig(PluginSection):
     """The loss of preference pairs."""
 
     margin: bool = False
-    """By how much the chosen response is to be ahead is in the dataset's column `margin`."""
+    """Read the margin by which the chosen response should be ahead from the dataset's column `margin`."""
     center_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
-    """Weight of a term that draws the scores of a pair to a mean of 0, such as 0.01."""
+    """Weight of a term that pulls the mean score of a pair to 0, such as 0.01."""
 
 
 @attrs.frozen(kw_only=True)
@@ -165,7 +165,7 @@ class ImplicitPrmConfig(PluginSection):
     """The cross-entropy of an implicit process reward model."""
 
     beta: float = attrs.field(default=0.05, validator=attrs.validators.gt(0))
-    """β: reward of a nat of log-ratio to the model's reference."""
+    """β: reward per nat of log-ratio to the model's reference."""
 
 
 @attrs.frozen(kw_only=True)
@@ -173,4 +173,4 @@ class SppoConfig(PluginSection):
     """The squared loss of self-play preference optimization."""
 
     eta: float = attrs.field(default=1e3, validator=attrs.validators.gt(0))
-    """η: nats of log-ratio that a win rate of 1 above one of 0 stands for."""
+    """η: difference of log-ratios, in nats, between win rates of 1 and 0."""

@@ -1,6 +1,6 @@
-"""Config classes of the presets, and the settings that each stands for. Nothing here imports more than the config sections.
+"""Config classes of the presets, and the settings of each. Nothing here imports more than the config sections.
 
-Learning rates, batch sizes and lengths are no preset's business.
+Presets set no learning rates, batch sizes or lengths.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DapoPresetConfig(PresetSection):
     overlong_share: float | None = attrs.field(default=0.2, validator=_SHARE)
     """Part of data.max_response_length, at its end, in which the penalty on long responses grows; None for no penalty."""
     mask_truncated: bool = False
-    """Also leave responses that were cut off at the length limit without a loss (overlong filtering)."""
+    """Also mask the loss of responses that were cut off at the length limit (overlong filtering)."""
 
     def settings(self) -> Mapping[str, Any]:
         clip = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28}

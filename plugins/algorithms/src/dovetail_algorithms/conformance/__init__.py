@@ -1,4 +1,4 @@
-"""What the conformance suites need to know of these plugins: the configs under which estimators, losses and objectives are checked."""
+"""Conformance suites of these plugins, with the configs under which estimators, losses and objectives are checked."""
 
 from dovetail_algorithms.conformance.estimators import *  # noqa: F403 - every suite
 from dovetail_algorithms.conformance.losses import *  # noqa: F403

@@ -34,7 +34,7 @@ TestPolicy = ObjectiveConformance.of(
 
 
 class TestPolicyOfReinforce(ObjectiveConformance):
-    """REINFORCE on sequence sums."""
+    """The objective `policy` with REINFORCE on sequence sums."""
 
     plugin = PolicyObjective
     config = PolicyConfig(
@@ -64,7 +64,7 @@ TestValue = ObjectiveConformance.of(ValueObjective)
 
 
 class TestNegativeLogLikelihood(ObjectiveConformance):
-    """Token mean."""
+    """The objective `nll` with the token mean."""
 
     plugin = NegativeLogLikelihood
     config = NllConfig(name="nll")
@@ -86,7 +86,7 @@ def _sigma(x: float) -> float:
 
 
 class TestKto(ObjectiveConformance):
-    """A divergence above 0, and weights that differ."""
+    """The objective `kto` with a divergence above 0, and two different weights."""
 
     plugin = Kto
     config = KtoConfig(name="kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)
@@ -100,7 +100,7 @@ class TestKto(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute it response by response; outputs and gradients are [T] each."""
+        """Compute the loss response by response; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         z = max(0.0, float(np.mean(mini_batch["mismatched_log_ratios"].astype(np.float64))))
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch["ref_log_probs"].values
@@ -116,7 +116,7 @@ class TestKto(ObjectiveConformance):
 
 
 class TestBradleyTerry(ObjectiveConformance):
-    """One scored token a response, margins, and scores drawn to 0."""
+    """The objective `bradley_terry` with one scored token a response, margins, and scores pulled to 0."""
 
     plugin = BradleyTerry
     config = BradleyTerryConfig(name="bradley_terry", margin=True, center_coef=0.1)
@@ -165,7 +165,7 @@ class TestImplicitPrm(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute it sample by sample; outputs and gradients are [T] each."""
+        """Compute the loss sample by sample; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         log_probs_T, gradient_T = (
             outputs["log_probs"].astype(np.float64),
@@ -183,21 +183,21 @@ class TestImplicitPrm(ObjectiveConformance):
 
 
 class TestSppo(ObjectiveConformance):
-    """Tests SPPO with targets of a few nats."""
+    """The objective `sppo` with targets of a few nats."""
 
     plugin = Sppo
     config = SppoConfig(name="sppo", eta=4.0)
     tolerance = 1e-4
 
     def mini_batch(self, seed: int) -> Batch:
-        """Return an advantage a sample."""
+        """Return samples with one advantage each."""
         wins_N = np.linspace(-0.5, 0.5, 8).astype(np.float32)
         return super().mini_batch(seed).with_columns({"advantages": wins_N})
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute it sample by sample; outputs and gradients are [T] each."""
+        """Compute the loss sample by sample; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         log_probs_T, gradient_T = (
             outputs["log_probs"].astype(np.float64),

@@ -28,7 +28,7 @@ class PreferenceCases(ObjectiveConformance):
     nll_coef: ClassVar[float] = 0.0
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return a pair's loss, and its slopes by s, [2] as s, f and n: w and l."""
+        """Return a pair's loss, and its derivatives by s, [2]; s, f and n are [2] each, in the order w, l."""
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
@@ -38,7 +38,7 @@ class PreferenceCases(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute it pair by pair; outputs and gradients are [T] each."""
+        """Compute the loss pair by pair; outputs and gradients are [T] each."""
         mask, chosen_N = mini_batch["response_mask"], mini_batch["chosen"]
 
         def sums(values_T: np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ _SIDES = np.array([1.0, -1.0])
 
 
 class TestDpo(PreferenceCases):
-    """Smoothed labels, and likelihood of the chosen responses."""
+    """The objective `dpo` with smoothed labels and the likelihood of the chosen responses."""
 
     plugin = Dpo
     config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.1, nll_coef=0.3)
@@ -84,7 +84,7 @@ class TestDpo(PreferenceCases):
 
 
 class TestRobustDpo(PreferenceCases):
-    """Corrected for labels of which a fifth is wrong."""
+    """The objective `dpo` with `robust`, for labels of which a fifth is wrong."""
 
     plugin = Dpo
     config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.2, robust=True)
@@ -132,7 +132,7 @@ class LossOfRewards(PreferenceCases):
 
 
 class TestHinge(LossOfRewards):
-    """A margin of 1."""
+    """The loss `hinge`, with a margin of 1."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "hinge"}
 
@@ -141,7 +141,7 @@ class TestHinge(LossOfRewards):
 
 
 class TestExo(LossOfRewards):
-    """KL from the policy's choice among the two to a target of 0.9 and 0.1."""
+    """The loss `exo`: KL from the policy's choice between the two responses to a target of 0.9 and 0.1."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "exo"}
     noise = 0.1
@@ -152,7 +152,7 @@ class TestExo(LossOfRewards):
 
 
 class TestNca(LossOfRewards):
-    """Noise contrastive alignment."""
+    """The loss `nca`, noise contrastive alignment."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "nca"}
 
@@ -161,7 +161,7 @@ class TestNca(LossOfRewards):
 
 
 class TestBco(LossOfRewards):
-    """Each response against a classifier's threshold of 0."""
+    """The loss `bco`, which classifies each response at a threshold of 0."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "bco"}
 
@@ -170,7 +170,7 @@ class TestBco(LossOfRewards):
 
 
 class TestApoZero(LossOfRewards):
-    """Chosen up, rejected down."""
+    """The loss `apo_zero`, which raises the chosen and lowers the rejected response."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_zero"}
 
@@ -188,7 +188,7 @@ class TestApoDown(LossOfRewards):
 
 
 class TestSppoHard(LossOfRewards):
-    """Win rates of 1 and 0."""
+    """The loss `sppo_hard`, with win rates of 1 and 0."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "sppo_hard"}
 
@@ -198,7 +198,7 @@ class TestSppoHard(LossOfRewards):
 
 
 class TestDiscopop(LossOfRewards):
-    """A temperature of 0.5."""
+    """The loss `discopop`, with a temperature of 0.5."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "discopop", "discopop_tau": 0.5}
 
@@ -238,7 +238,7 @@ class TestAlphaDivergence(TestForwardKl):
 
 
 class TestCpo(PreferenceCases):
-    """Without a reference, and with likelihood."""
+    """The objective `cpo`, without a reference and with likelihood."""
 
     plugin = Cpo
     config = CpoConfig(name="cpo", beta=0.4, nll_coef=0.7)
@@ -251,7 +251,7 @@ class TestCpo(PreferenceCases):
 
 
 class TestIpo(PreferenceCases):
-    """A margin of 1 to reach."""
+    """The objective `ipo`, with a target margin of 1."""
 
     plugin = Ipo
     config = IpoConfig(name="ipo", beta=0.5)
@@ -263,7 +263,7 @@ class TestIpo(PreferenceCases):
 
 
 class TestSimpo(PreferenceCases):
-    """A margin to win by."""
+    """The objective `simpo`, with a margin."""
 
     plugin = Simpo
     config = SimpoConfig(name="simpo", beta=2.0, gamma=0.5)
@@ -275,7 +275,7 @@ class TestSimpo(PreferenceCases):
 
 
 class TestOrpo(PreferenceCases):
-    """Odds ratio and likelihood."""
+    """The objective `orpo`: odds ratio and likelihood."""
 
     plugin = Orpo
     config = OrpoConfig(name="orpo", beta=0.4)

@@ -47,7 +47,7 @@ TestBestWorstPairs = StageConformance.of(
 
 
 class TestSpinPairs(StageConformance):
-    """Every prompt has a response of three letters."""
+    """The stage `spin_pairs`, on prompts with responses of three letters."""
 
     plugin = SpinPairs
     overrides = ("actor.objective=dpo", "rollout.n=4")

@@ -1,4 +1,4 @@
-"""Bi-level GAE: over turns first, and within each turn from there (VAGEN, arXiv 2510.16907)."""
+"""Bi-level GAE: first over turns, then within each turn (VAGEN, arXiv 2510.16907)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail_algorithms.estimators.turns import PolicyTurns
 
 
 class BiLevelGaeEstimator(TokenEstimator):
-    """GAE over turns, whose advantages are those of their last tokens, and GAE within each turn (VAGEN, arXiv 2510.16907).
+    """GAE over turns, which gives the advantages of their last tokens, then GAE within each turn (VAGEN, arXiv 2510.16907).
 
     With e_k the last token of turn k:
 

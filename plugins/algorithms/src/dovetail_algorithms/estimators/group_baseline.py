@@ -1,4 +1,4 @@
-"""What the estimators with a baseline from the group share. N samples, G groups."""
+"""Base classes of the estimators with a baseline from the group. N samples, G groups."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ EPSILON = 1e-6
 class GroupBaseline(AdvantageEstimator):
     """A sample-level estimator that compares a sample's reward with those of its group.
 
-    A group of one has nothing to compare with: its advantage is 0, and it is counted. A trajectory
-    of several sequences counts once.
+    A group of one has no comparison: its advantage is 0, and a metric counts it. A trajectory of several sequences counts
+    once.
     """
 
     api = ">=1.0,<2"
@@ -105,7 +105,7 @@ def relative_to_group(
 
 
 def group_metrics(advantages_N: Real[np.ndarray, "N"], groups: Groups) -> dict[str, float]:
-    """Return how many groups have one trajectory only, and which share of all groups teaches nothing."""
+    """Return the number of groups with a single trajectory, and the share of all groups that have no gradient."""
     sizes_G = groups.sizes_G
     present_G = sizes_G > 0
     signal_G = groups.sum_G(np.abs(advantages_N)) != 0

@@ -1,4 +1,4 @@
-"""MT-GRPO: every turn has the outcome's advantage, and its own besides (arXiv 2505.11821)."""
+"""MT-GRPO: every turn has the outcome's advantage plus its own (arXiv 2505.11821)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward as it is: REINFORCE without a baseline."""
+"""The raw reward: REINFORCE without a baseline."""
 
 from __future__ import annotations
 

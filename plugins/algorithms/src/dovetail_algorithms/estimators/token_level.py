@@ -1,4 +1,4 @@
-"""What the token-level estimators share. T tokens, K of them the policy's own, N samples."""
+"""Helpers of the token-level estimators. T tokens, K of them the policy's own, N samples."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PolicyTokens:
 
     @property
     def last_N(self) -> Int64[np.ndarray, "N"]:
-        """int64 [N]: where among the K tokens each sample's last one is."""
+        """The index of each sample's last token among the K tokens, int64 [N]."""
         return np.cumsum(self.lengths_N) - 1
 
 

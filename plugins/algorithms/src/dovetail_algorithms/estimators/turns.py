@@ -1,4 +1,4 @@
-"""What the estimators over turns share. T tokens, K of them the policy's own, U turns, N sequences, J episodes."""
+"""Helpers of the estimators over turns. T tokens, K of them the policy's own, U turns, N sequences, J episodes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PolicyTurns:
 
     Attributes:
         own: the policy's tokens.
-        first_U: int64 [U], where among the K tokens each turn begins.
-        row_U: int64 [U], the sequence that it is in.
-        number_U: int64 [U], its number in the episode.
+        first_U: int64 [U], the index of each turn's first token among the K tokens.
+        row_U: int64 [U], the sequence of each turn.
+        number_U: int64 [U], the number of each turn in its episode.
         episode_N: int64 [N], the episode of each sequence, from 0.
     """
 
@@ -48,32 +48,32 @@ class PolicyTurns:
 
     @property
     def lengths_U(self) -> Int64[np.ndarray, "U"]:
-        """int64 [U]: tokens of each turn."""
+        """The number of tokens of each turn, int64 [U]."""
         return np.diff(self.first_U, append=len(self.own.place_K))
 
     @property
     def last_U(self) -> Int64[np.ndarray, "U"]:
-        """int64 [U]: where among the K tokens each turn's last one is."""
+        """The index of each turn's last token among the K tokens, int64 [U]."""
         return self.first_U + self.lengths_U - 1
 
     @property
     def episode_U(self) -> Int64[np.ndarray, "U"]:
-        """int64 [U]: the episode of each turn."""
+        """The episode of each turn, int64 [U]."""
         return self.episode_N[self.row_U]
 
     @property
     def counts_J(self) -> Int64[np.ndarray, "J"]:
-        """int64 [J]: turns of each episode."""
+        """The number of turns of each episode, int64 [J]."""
         return np.bincount(self.episode_U, minlength=self.episode_N.max(initial=-1) + 1)
 
     @property
     def order_U(self) -> Int64[np.ndarray, "U"]:
-        """int64 [U]: the turns, those of an episode one after another."""
+        """The turns in an order in which those of an episode are adjacent, int64 [U]."""
         return np.lexsort((self.number_U, self.episode_U))
 
     @property
     def index_U(self) -> Int64[np.ndarray, "U"]:
-        """int64 [U]: which of its episode's turns it is, from 0."""
+        """The index of each turn within its episode, from 0, int64 [U]."""
         counts_J, index_U = self.counts_J, np.zeros(len(self.row_U), np.int64)
         begin_J = np.cumsum(counts_J) - counts_J
         index_U[self.order_U] = np.arange(len(index_U)) - np.repeat(begin_J, counts_J)

@@ -1,4 +1,4 @@
-"""WinRate: how often a sample is preferred to those of its group (SPPO, arXiv 2405.00675)."""
+"""WinRate: a sample's rate of wins against the samples of its group (SPPO, arXiv 2405.00675)."""
 
 from __future__ import annotations
 

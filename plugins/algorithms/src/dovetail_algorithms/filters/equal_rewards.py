@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: groups whose rewards are all equal teach nothing (arXiv 2503.14476, section 3.2)."""
+"""DAPO's dynamic sampling: groups whose rewards are all equal have no gradient (arXiv 2503.14476, section 3.2)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class EqualRewards(SampleFilter):
 
     A group whose rewards are all equal has only advantages of 0. It leaves the batch, and other prompts take its place
     in the next round of generation, up to `algorithm.max_generation_rounds`. A group thinned to one sample by
-    failures has equal rewards, too. With a single response a prompt (rollout.n = 1) nothing would be left: then leave
-    this filter out.
+    failures has equal rewards, too. Don't use this filter with a single response a prompt (rollout.n = 1): nothing would be left.
     """
 
     name = "equal_rewards"

@@ -14,7 +14,7 @@ class Overlong(SampleFilter):
 
     keep sample i  ⇔  no sample of its trajectory has the finish_reason `length`
 
-    The reward of a response that was cut off says little of how it reasoned. Such a response still counts in its
+    The reward of a truncated response says little about its reasoning. Such a response still counts in its
     group's mean and spread, but its tokens have no loss.
     """
 

@@ -25,10 +25,10 @@ def judged_rewards(columns: Batch, component: str | None, who: str) -> Float64[n
     Args:
         columns: `scores` float32 [N], or `reward_components`, N mappings of names to numbers.
         component: the part's name; None for the whole reward.
-        who: how errors call the filter.
+        who: the name of the filter in errors.
 
     Raises:
-        ColumnError: the column is not there, or samples lack the component; names them and what they have.
+        ColumnError: the column is missing, or samples lack the component; the message names them and their components.
     """
     columns.require([rewards_column(component)], who)
     if component is None:

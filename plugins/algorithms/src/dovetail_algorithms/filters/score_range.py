@@ -11,7 +11,7 @@ from dovetail_algorithms.config.filters import ScoreRangeConfig
 from dovetail_algorithms.filters.rewards import judged_rewards, rewards_column
 
 ROUNDING = 1e-6
-"""Rewards are float32, whose mean may come out a little below the bound that it equals."""
+"""Tolerance of the bounds, since a mean of float32 rewards may be slightly below the bound that it equals."""
 
 
 class ScoreRange(SampleFilter):

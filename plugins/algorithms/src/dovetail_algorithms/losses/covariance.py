@@ -29,7 +29,7 @@ class Covariances:
 
     Attributes:
         values_T: float32 [T], (A − mean A)(log π_old − mean log π_old), the means over all ranks' tokens.
-        mask: bool, ragged [T]; where it is False the value is 0 and means nothing.
+        mask: bool, ragged [T]; where it is False the value is 0 and unused.
         tokens: the number of tokens with mask True over all ranks.
         sample_ids: N unique names.
         seed: the run's seed.
@@ -42,7 +42,7 @@ class Covariances:
     seed: int
 
     def highest(self, share: float, reduction: Reduction) -> Ragged:
-        """Return the share of all tokens that has the highest covariance: float32, ragged [T], 1 there and 0 elsewhere.
+        """Return the tokens with the highest covariance, a share of all tokens: float32, ragged [T], 1 on them and 0 elsewhere.
 
         Equal covariances are ranked by a hash of sample and position.
         """
@@ -50,9 +50,9 @@ class Covariances:
         return self._column(largest(keys_T, self._kept_T, share_of(self.tokens, share), reduction))
 
     def random_between(self, low: float, high: float, share: float, reduction: Reduction) -> Ragged:
-        """Return random tokens among those with a covariance in (low, high): float32, ragged [T], 1 there and 0 elsewhere.
+        """Return random tokens with a covariance in (low, high): float32, ragged [T], 1 on them and 0 elsewhere.
 
-        As many as `share` of all tokens, or all that there are. The choice is a hash of sample and position.
+        Their number is `share` of all tokens, or fewer if fewer qualify. The choice is by a hash of sample and position.
         """
         between_T = self._kept_T & (self.values_T > low) & (self.values_T < high)
         keys_T = token_hashes(self.sample_ids, self.mask, self.seed)

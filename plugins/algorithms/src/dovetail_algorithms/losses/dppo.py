@@ -13,7 +13,7 @@ from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio
 MAX_RATIO = 20.0
 """Greatest importance weight of a token."""
 THRESHOLDS = {"total_variation": 0.15, "binary_kl": 0.05}
-"""How far the probability may move, by divergence, where the config does not say."""
+"""Default threshold of each divergence."""
 SMALLEST = 1e-12
 """Floor of a probability inside a logarithm."""
 
@@ -21,10 +21,10 @@ SMALLEST = 1e-12
 class DppoLoss(RatioLoss):
     """L = −A · sg(min(ρ, 20)) · log π where the token is inside the trust region or coming back, else 0.
 
-    Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout
-    policy, ρ = p / q. A ratio cuts rare tokens off too soon and likely ones too late; a divergence does neither.
-    The gradient vanishes where A > 0 and p > q, or A ≤ 0 and p < q, and the divergence is above `threshold`:
-    `total_variation` |p − q| (0.15), or `binary_kl` q log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
+    Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout policy, ρ = p / q. A
+    bound on the ratio cuts rare tokens too soon and likely ones too late; a bound on the divergence does neither. The gradient vanishes
+    where A > 0 and p > q, or A ≤ 0 and p < q, and the divergence is above `threshold`: `total_variation` |p − q| (0.15), or `binary_kl` q
+    log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
 
     Anchored on the rollout policy, so it needs `rollout_log_probs` and no pass for old ones, and its ratio corrects for the
     rollout engine already: don't add importance weights. Aggregation: `token_mean`. Ratio metrics are to the rollout policy.

@@ -12,7 +12,7 @@ class GpgLoss(ReinforceLoss):
     advantages instead (`algorithm.advantage: gpg`). There is no ratio to an older policy, hence no metric of one:
     take one mini-batch a rollout, since nothing corrects for a policy that has moved on.
 
-    Aggregation: `token_mean`, as in the paper. Nothing to set.
+    Aggregation: `token_mean`, as in the paper. It has no settings.
     """
 
     name = "gpg"

@@ -15,7 +15,7 @@ from dovetail_stages import share_metric
 CHOSEN = "kl_cov_penalised"
 
 ROUNDING = 1e-5
-"""Nats: two passes over one policy differ by less."""
+"""Largest difference, in nats, between two passes over one policy."""
 
 
 class KlCovLoss(RatioLoss):

@@ -1,4 +1,4 @@
-"""The probability ratio of the policy to an older one, the loss that PPO makes of it, and the metrics of both.
+"""The probability ratio of the policy to an older one, PPO's loss of it, and their metrics.
 
 Masked tokens hold 0 in all that a loss reads, hence log-ratio 0 and advantage 0 here. T tokens, N samples.
 """
@@ -16,7 +16,7 @@ from dovetail.metrics import Max, Metric
 from dovetail_stages import mean_metric, share_metric, sum_by_sample
 
 LOG_RATIO_BOUND = 20.0
-"""The log-ratio is kept within ± this, so that exp does not overflow."""
+"""Bound of the absolute log-ratio, so that exp does not overflow."""
 
 
 class RatioLoss(PolicyLoss):

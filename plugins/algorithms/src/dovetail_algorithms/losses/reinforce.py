@@ -9,10 +9,10 @@ class ReinforceLoss(PolicyLoss):
     """The plain policy gradient, L = −A · log π.
 
     Williams, 1992 (doi 10.1007/BF00992696). There is no ratio to an older policy, and no metric of one, so by itself
-    it is right on-policy only. Off it, a rollout correction brings the importance weight: it is worked out apart, and
+    it is right on-policy only. Off-policy, a rollout correction computes the importance weight w, and
     the objective multiplies this loss by it (L = −w · A · log π); the presets `bypass_pg_*` do so.
 
-    Aggregation: any. Nothing to set.
+    Aggregation: any. It has no settings.
     """
 
     name = "reinforce"

@@ -1,4 +1,4 @@
-"""Picking tokens out of a mini-batch that is spread over ranks: as many as asked for, the same ones on any ranks.
+"""Selection of tokens from a mini-batch that is distributed over ranks; the result does not depend on the number of ranks.
 
 T tokens of this rank, N samples of this rank.
 """
@@ -15,7 +15,7 @@ from dovetail.batch import Ragged
 from dovetail.interfaces import Reduction
 
 DIGIT_BITS = 16
-"""Bits of the keys that one reduction settles."""
+"""The number of key bits that one reduction determines."""
 DIGITS = 1 << DIGIT_BITS
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -100,5 +100,5 @@ def ordered_keys(
 
 
 def share_of(tokens: int, share: float) -> int:
-    """Return how many tokens a share is: rounded down, but at least one where the share is above 0."""
+    """Return the number of tokens of a share: rounded down, but at least one where the share is above 0."""
     return max(int(tokens * share), 1) if share > 0 and tokens else 0

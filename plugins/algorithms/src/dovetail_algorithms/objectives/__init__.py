@@ -1,1 +1,1 @@
-"""What a role minimises: the objectives of policies, value functions and reward models."""
+"""The objectives of policies, value functions and reward models."""

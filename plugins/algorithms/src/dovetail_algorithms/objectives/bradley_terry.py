@@ -1,4 +1,4 @@
-"""BradleyTerry: what a reward model minimises, the Bradley–Terry loss of preference pairs.
+"""BradleyTerry: the objective of a reward model, the Bradley–Terry loss of preference pairs.
 
     L = 1/P Σ_p −log σ(r_w − r_l − m) + c (r_w + r_l)²
 

@@ -1,4 +1,4 @@
-"""ImplicitPrm: what an implicit process reward model minimises, the cross-entropy of outcomes (PRIME, arXiv 2502.01456).
+"""ImplicitPrm: the objective of an implicit process reward model, the cross-entropy of outcomes (PRIME, arXiv 2502.01456).
 
     L = −1/N Σ_i [ o_i log σ(r_i) + (1 − o_i) log(1 − σ(r_i)) ],   r_i = β Σ_t m_t log(π_φ(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 

@@ -1,4 +1,4 @@
-"""NegativeLogLikelihood: what supervised fine-tuning minimises.
+"""NegativeLogLikelihood: the objective of supervised fine-tuning.
 
     L = −Σ_t m_t log π(y_t | x, y_<t) / D
 
@@ -46,7 +46,7 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """At least 1; infinite where the mean is above 709 nats."""
+        """The perplexity, at least 1; infinite where the mean is above 709 nats."""
         mean = self.total / self.tokens if self.tokens else math.nan
         return math.exp(mean) if not mean > 709 else math.inf
 

@@ -1,4 +1,4 @@
-"""Losses of a preference pair, from what its two responses are ahead of the reference, and the divergences that say how far that is.
+"""Losses of a preference pair, from the rewards of its two responses, and the f-divergences that define these rewards.
 
 Legend: P pairs; u = Σ_t log π(y_t) − log π_ref(y_t) of a response, in nats; a = β g(u) of the chosen response, b of the rejected one.
 """
@@ -64,7 +64,7 @@ PAIR_LOSSES: Mapping[str, Losses] = {
     "sppo_hard": lambda a, b, c: ((a - 0.5) ** 2 + (b + 0.5) ** 2) / c.beta**2,
     "discopop": _discopop,
 }
-"""By `DpoConfig.loss`: float [P] of a, b (float [P]) and the config."""
+"""The pair losses by the name in `DpoConfig.loss`: functions of a, b (float [P]) and the config, which return float [P]."""
 
 
 def _alpha(u: Float[Tensor, "N"], c: DpoConfig) -> Float[Tensor, "N"]:

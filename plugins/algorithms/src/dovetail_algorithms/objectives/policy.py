@@ -1,4 +1,4 @@
-"""PolicyObjective: what a policy minimises.
+"""PolicyObjective: the objective of a policy.
 
     loss = Σ w · policy loss / D  +  c_kl · Σ KL / D  −  c_entropy · Σ entropy / D
 
@@ -50,9 +50,9 @@ from dovetail_stages import (
 )
 
 PREPARED = "prepared."
-"""Prefix under which the columns of a loss's `prepare` travel in the batch; the loss sees them without it."""
+"""Prefix of the names that the columns of a loss's `prepare` have in the batch; the loss sees them without it."""
 OF_THE_ENGINE = frozenset({"log_probs", "entropies"})
-"""What a loss requires of the policy as it is now: the engine computes it, with gradient."""
+"""Outputs of the current policy that a loss may require; the engine computes them, with gradient."""
 
 
 @attrs.frozen(eq=False)

@@ -52,7 +52,7 @@ class Responses:
     log_ratios_N: Float[Tensor, "N"]
     """Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t); without a reference the log-probabilities."""
     lengths_N: Float[Tensor, "N"]
-    """Tokens, at least 1."""
+    """The number of tokens of each response, at least 1."""
 
 
 class PreferenceObjective(Objective):

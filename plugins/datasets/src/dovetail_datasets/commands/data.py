@@ -28,13 +28,13 @@ data.add_command(prepare)
 def look(
     config: tuple[str, ...], overrides: tuple[str, ...], rows: int, first: int, html: Path | None
 ) -> None:
-    r"""Show rows of the first training dataset: their text with special tokens, and what of it is trained on.
+    r"""Show rows of the first training dataset: their text with special tokens, and the parts that are trained on.
 
     \b
       dovetail data look sft.yaml --from 1000
       dovetail data look conversations.jsonl model.path=Qwen/Qwen3-0.6B
 
-    ⟦…⟧ is trained on. Of prompts, the reward's verdict on the reference answer is shown.
+    ⟦…⟧ marks text that is trained on. For prompts, the reward of the reference answer is shown.
     """
     from dovetail_datasets.commands.look import as_html, as_text, seen
     from dovetail_datasets.commands.opened import opened
@@ -54,8 +54,9 @@ def look(
 def check(config: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """List what is wrong with the rows of a config's data, or of a file: exits with 1 where something is.
 
-    Bad rows, duplicates, held-out rows that are trained on, rows that are too long, content that the chat template leaves out, and
-    reference answers that the reward refuses. Of streamed data, those rows are checked that were read; data.streaming=false reads all.
+    Problems are bad rows, duplicates, held-out rows that are trained on, rows that are too long, content that the chat template leaves out,
+    and reference answers that the reward refuses. Only the rows of streamed data that were read are checked; data.streaming=false reads
+    all.
     """
     from dovetail_datasets.commands.faults import faults_of
     from dovetail_datasets.commands.opened import opened

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset: bad rows, duplicates, overlap, lengths, templates that leave out content, answers that the reward refuses."""
+"""The faults of a dataset: bad rows, duplicates, overlap, lengths, templates that leave out content, answers that the reward refuses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dovetail_datasets.example_rows import Example
 from dovetail_datasets.prompts import PromptSet
 
 SHOWN = 10
-"""Rows of one fault that are named."""
+"""The most rows of one fault that are named."""
 SCORED = 256
-"""First rows whose reference answers are scored."""
+"""The number of first rows whose reference answers are scored."""
 
 
 def faults_of(opened: OpenedData) -> Iterator[str]:

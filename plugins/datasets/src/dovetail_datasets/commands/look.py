@@ -1,4 +1,4 @@
-"""Rows as the model sees them: their text with special tokens, what of it is trained on, tools, images, and what the reward makes of them."""
+"""Rows as the model sees them: their text with special tokens, the trained parts, tools, images, and their reward."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class SeenRow:
 
     where: str
     facts: tuple[str, ...]
-    """What is known of it, a line each."""
+    """Facts about the row, a line each."""
     texts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
-    """Prompt and answers by their names, each in pieces: the kind (`plain`, `trained` or `special`) and the text."""
+    """Prompt and answers by name, each as pieces of a kind (`plain`, `trained` or `special`) and a text."""
     images: tuple[bytes, ...] = ()
-    """Thumbnails, as PNG."""
+    """Thumbnails of the row's images, as PNG."""
     problem: str = ""
-    """Why it is left out."""
+    """The reason why the row is left out; empty if it is used."""
 
 
 def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:

@@ -19,7 +19,7 @@ from dovetail_datasets.loading import configured_dataset, datasets_of, read_toke
 from dovetail_datasets.rows import CheckedGroups, NumberedRow, numbered
 
 ANY_NUMBER = 10**12
-"""Bad rows that do not end these commands."""
+"""A limit of bad rows that never ends these commands."""
 _EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
     frozenset({"chosen", "rejected"}): ("trainer.examples=preferences", "actor.objective=dpo"),
     frozenset({"prompt", "label"}): (
@@ -73,11 +73,11 @@ class OpenedData:
 
 
 def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
-    """Read the data of a config, or of a file, whose columns tell the kind of its rows.
+    """Read the data of a config, or of a file whose columns determine the kind of its rows.
 
     Args:
         config: the path of a config or of a file, or None.
-        overrides: `key=value`; for a file at least `model.path=`.
+        overrides: settings `key=value`; for a file at least `model.path=`.
 
     Raises:
         DataError, ConfigError, ModelError: see `load_data`.
@@ -98,7 +98,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
 
 
 def examples_of(rows: RowSet) -> Iterator[Prompt]:
-    """Yield the rows; of streamed ones those read so far."""
+    """Yield the prompts or examples; for streamed rows, those read so far."""
     prompts = rows.prompts
     return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
 

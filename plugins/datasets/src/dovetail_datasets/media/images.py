@@ -28,7 +28,7 @@ def open_image(data: bytes, name: str) -> Any:
 
     Args:
         data: the bytes of a file in a format that Pillow reads (PNG, JPEG, WebP, …).
-        name: how an error names it.
+        name: the image's name in errors.
 
     Returns:
         A `PIL.Image.Image` of mode RGB.

@@ -1,4 +1,4 @@
-"""Placeholders that a policy itself has produced: tokens like any other, which stand for no image.
+"""Placeholder tokens that the policy itself produced, which stand for no image.
 
 Legend: B sequences, L tokens of each.
 """
@@ -18,8 +18,7 @@ def produced_placeholders(
 ) -> Iterator[Tensor]:
     """Keep a model from treating placeholder tokens that a policy produced as images.
 
-    Within the block the model is given other ids in their place, and embeds the true ones all the same, as it did when
-    it generated after them.
+    Within the block the model gets other ids in their place, but embeds the true ones, as it did when it generated the tokens after them.
 
     Args:
         model: the transformers model whose `forward` runs within the block.
@@ -28,7 +27,7 @@ def produced_placeholders(
         token: the placeholder token.
 
     Yields:
-        int64 [B, L] to give to the model.
+        The ids to pass to the model, int64 [B, L].
     """
     produced_BL = (ids_BL == token) & ~shown_BL
     if not bool(produced_BL.any()):

@@ -77,7 +77,7 @@ class ImagePrompts:
 
     @property
     def chat_template(self) -> str | None:
-        """The template that the processor brings."""
+        """The processor's own chat template."""
         template = getattr(self._processor, "chat_template", None)
         return template if isinstance(template, str) else None
 
@@ -119,7 +119,7 @@ class ImagePrompts:
             pictures: PIL images, which each of the texts shows in this order.
 
         Returns:
-            The same, with as many tokens for each image as it has in the model.
+            The token ids, with as many tokens for each image as it has in the model.
 
         Raises:
             DataError: see `ids`.
@@ -152,7 +152,7 @@ class ImagePrompts:
 
 
 def placeholder_runs(ids: Sequence[int], token: int | None) -> int:
-    """Return how many runs of a token there are."""
+    """Return the number of runs of a token."""
     return sum(
         here == token and (place == 0 or ids[place - 1] != token) for place, here in enumerate(ids)
     )

@@ -1,1 +1,1 @@
-"""What the files of a model say, without its weights: its config, class, limits and shape."""
+"""Facts from a model's files, without its weights: its config, class, limits and shape."""

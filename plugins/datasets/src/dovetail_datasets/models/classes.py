@@ -1,4 +1,4 @@
-"""What a model's config says: of its text part, which class of transformers it is loaded as, and whether it looks at images."""
+"""Facts from a model's config: its text part, the transformers class that loads it, and whether it takes images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_datasets.models.config import read_config
 
 
 def text_config(path: str | Path, section: ModelSection) -> Any:
-    """Return the config of a model's text part, in the words of transformers; None where it is not on this machine or can't be read."""
+    """Return the transformers config of a model's text part; None where it is not on this machine or can't be read."""
     try:
         found = read_config(attrs.evolve(section, path=str(path)), local_files_only=True)
         return found.get_text_config()
@@ -28,7 +28,7 @@ def model_class(config: object) -> Any:
         config: a transformers config.
 
     Returns:
-        `AutoModelForImageTextToText` for models that only it knows; `AutoModelForCausalLM` for all others.
+        `AutoModelForImageTextToText` for models that no other class loads; `AutoModelForCausalLM` for all others.
 
     Raises:
         ModelError: the model is an encoder, or an encoder with a decoder: some of these load, but attend to the tokens

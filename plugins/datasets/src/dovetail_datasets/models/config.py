@@ -1,4 +1,4 @@
-"""The config of a model: what its files say, with the overrides of the run's config."""
+"""The config of a model: the one in its files, with the overrides of the run's config."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dovetail_datasets.tokenizer import eos_of
 
 @attrs.frozen(kw_only=True)
 class ModelFacts:
-    """Read from a model's directory, without its weights."""
+    """Facts from a model's directory, without its weights."""
 
     vocab_size: int
     max_positions: int | None
@@ -89,7 +89,7 @@ def refuse_missing_model(path: str) -> None:
     """Refuse a path that can't be a hub id and is not a model directory.
 
     Raises:
-        ModelError: the path is neither.
+        ModelError: the path is neither a hub id nor a model directory.
     """
     directory = Path(path)
     if directory.is_dir():

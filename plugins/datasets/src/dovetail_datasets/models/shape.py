@@ -20,7 +20,7 @@ def read_shape(section: ModelSection) -> ModelShape:
     """Return the sizes of a model, from its config alone; cached where possible.
 
     Raises:
-        ConfigError: its architecture lacks a key of `override_config`, or ignores it.
+        ConfigError: the model's architecture lacks a key of `override_config`, or ignores it.
         ModelError: transformers can't read the model, or can't construct it from its config.
     """
     changed = 0

@@ -1,4 +1,4 @@
-"""The card of a prepared dataset: where its rows come from, and what was changed."""
+"""The card of a prepared dataset: the origin of its rows, and the changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail_datasets.prepare.writing import WrittenSplits
 
 @attrs.frozen(kw_only=True)
 class Origin:
-    """Where the files of a dataset are."""
+    """The origin of a dataset's files."""
 
     folder: Path
     command: str

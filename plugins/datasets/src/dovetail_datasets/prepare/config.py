@@ -15,13 +15,13 @@ class PairsConfig(RecipeSection):
     """Settings of preference pairs."""
 
     overlap: Literal["error", "drop"] = "drop"
-    """What becomes of training rows whose prompt is a validation row's, too: an error, or they are dropped and counted. Short questions
-    may well be asked twice."""
+    """Treatment of training rows whose prompt is also a validation row's: an error, or they are dropped and counted. Short questions
+    may occur twice."""
 
 
 @attrs.frozen(kw_only=True)
 class HhRlhfConfig(PairsConfig):
-    """Settings of hh_rlhf."""
+    """Settings of the recipe `hh_rlhf`."""
 
     subset: Literal[
         "*", "harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"
@@ -31,15 +31,15 @@ class HhRlhfConfig(PairsConfig):
 
 @attrs.frozen(kw_only=True)
 class ReasoningGymRecipeConfig(RecipeSection):
-    """Settings of reasoning_gym."""
+    """Settings of the recipe `reasoning_gym`."""
 
     overlap: Literal["error", "drop"] = "drop"
-    """What becomes of training rows whose prompt is a validation row's, too: an error, or they are dropped and counted."""
+    """Treatment of training rows whose prompt is also a validation row's: an error, or they are dropped and counted."""
     task: str = ""
     """The task's name in Reasoning Gym."""
     size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
-    """Training rows to make."""
+    """The number of training rows to make."""
     validation_size: int = attrs.field(default=500, validator=attrs.validators.ge(1))
-    """Validation rows to make."""
+    """The number of validation rows to make."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields of the task's config, such as `options={min_animals: 2}`."""

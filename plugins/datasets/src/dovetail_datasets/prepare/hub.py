@@ -46,6 +46,6 @@ def download(repository: str, patterns: Iterable[str], revision: str | None) -> 
 
 
 def revision_of(folder: Path) -> str:
-    """Return the commit that a folder of the hub's cache is of; empty where it is another folder."""
+    """Return the commit of a folder in the hub's cache; empty for any other folder."""
     name = folder.resolve().name
     return name if re.fullmatch(r"[0-9a-f]{40}", name) else ""

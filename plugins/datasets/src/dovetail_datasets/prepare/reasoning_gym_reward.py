@@ -14,7 +14,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGymReward(RewardFunction):
-    """Scores what stands between the last `<answer>` and `</answer>` by the task's own scorer in Reasoning Gym, from 0 to 1.
+    """Scores the text between the last `<answer>` and `</answer>` by the task's own scorer in Reasoning Gym, from 0 to 1.
 
     Rows are those of `dovetail data prepare reasoning_gym:TASK`. Many tasks have several right answers, which the scorer knows.
     """
@@ -34,7 +34,7 @@ class ReasoningGymReward(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; `correct`, 1 where it is full; and `pred`: the answer as written, or None.
+        """Return `score`; `correct`, 1 where the score is full; and `pred`: the answer as written, or None.
 
         Raises:
             DataError: the row has no `extra_info` with `task` and `entry`.

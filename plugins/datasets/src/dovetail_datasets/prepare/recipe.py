@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class UnusedRow(NamedTuple):
-    """Raised for a row that is not used: it is left out and counted."""
+    """The reason for leaving out a row; such rows are counted by reason."""
 
     reason: str
-    """Such as `the two answers are equal`: the same words for all such rows."""
+    """The reason, such as `the two answers are equal`, in the same words for all such rows."""
 
 
 def _is_share(_instance: object, field: Any, value: float) -> None:
@@ -38,9 +38,9 @@ class RecipeSection(PluginSection):
     held_out: float = attrs.field(default=0.02, validator=_is_share)
     """Share of the prompts that become validation rows, where the dataset has no split for them."""
     seed: int = 1
-    """Chooses these prompts."""
+    """Seed of the choice of these prompts."""
     overlap: Literal["error", "drop"] = "error"
-    """What becomes of training rows whose prompt is a validation or test row's, too: an error, or they are dropped and counted."""
+    """Treatment of training rows whose prompt is also a validation or test row's: an error, or they are dropped and counted."""
 
 
 class DataRecipe(Plugin):
@@ -64,7 +64,7 @@ class DataRecipe(Plugin):
     test_files: ClassVar[str] = ""
     """A pattern of the files of a third split, where there is one."""
     rows_are: ClassVar[Examples] = "prompts"
-    """What its rows are: prompts for a policy, or examples."""
+    """The kind of the recipe's rows: prompts for a policy, or examples."""
     scored_by: ClassVar[str] = ""
     """The reward function for its prompts; it is selected by their `data_source`."""
     model: ClassVar[str] = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -74,7 +74,7 @@ class DataRecipe(Plugin):
     argument: ClassVar[str] = ""
     """The field of the config that the part behind the colon in `dovetail data prepare NAME:VALUE` sets; empty where there is none."""
     changes: ClassVar[tuple[str, ...]]
-    """What it changes of the rows, a sentence each, for the card."""
+    """The changes to the rows for the card, a sentence each."""
 
     @abstractmethod
     def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
@@ -95,7 +95,7 @@ class DataRecipe(Plugin):
         """
 
     def patterns(self) -> dict[Split, str]:
-        """Return a pattern of files for each split that there is."""
+        """Return a pattern of files for each existing split."""
         given: dict[Split, str] = {
             "train": self.train_files,
             "validation": self.validation_files,

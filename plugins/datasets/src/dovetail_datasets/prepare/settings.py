@@ -1,4 +1,4 @@
-"""From what a person types to a recipe: `NAME:ARGUMENT` and `KEY=VALUE`; and the recipes that there are, none of them imported."""
+"""The recipe and settings of a command line, `NAME:ARGUMENT` and `KEY=VALUE`; and the list of installed recipes, without importing them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class RecipeWriter:
     """Writes the rows that a recipe makes of a dataset.
 
     Args:
-        recipe: started.
+        recipe: the started recipe.
         folder: the dataset's files.
     """
 

@@ -1,4 +1,4 @@
-"""What a call asks and what it is answered, in no API's own form."""
+"""Calls of the policy and their answers, in a form independent of any API."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class ModelCall:
 
     model: str
     messages: Sequence[Message]
-    """As chat templates take them; `content` is text."""
+    """The messages in the form of chat templates; `content` is text."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """JSON schemas in the form of OpenAI's chat completions."""
+    """The tools' JSON schemas, in the form of OpenAI's chat completions."""
     may_call: bool = True
-    """Whether calls are looked for in the answer."""
+    """Whether the answer is searched for tool calls."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
     log_probs: bool = False
     stream: bool = False
     unapplied: tuple[str, ...] = ()
-    """What it asks for and does not get: sampling is the run's, and nothing forces the form of an answer."""
+    """The fields of the call without effect: the run's config decides sampling, and the form of an answer is not enforced."""
     body: Mapping[str, Any] = attrs.field(factory=dict)
-    """As it was sent."""
+    """The body of the request, as it was sent."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,14 +65,14 @@ class ModelAnswer:
     reasoning: str | None = None
     calls: Sequence[MessageCall] = ()
     finish: str = "stop"
-    """`stop`, `length` or `tool_calls`."""
+    """The finish reason: `stop`, `length` or `tool_calls`."""
     stopped_by: str | None = None
-    """The string among `stop` that ended it."""
+    """The string among `stop` that ended the answer."""
     prompt_tokens: int
     tokens: int
-    """That the policy produced."""
+    """The number of tokens that the policy produced."""
     log_probs: Sequence[tuple[str, float]] = ()
-    """Text and log-probability (nats) of each of its tokens."""
+    """Text and log-probability (nats) of each token of the answer."""
 
     @property
     def message(self) -> dict[str, Any]:
@@ -84,8 +84,8 @@ class Dialect(ABC):
     """One provider's API.
 
     Attributes:
-        path: the path of its requests.
-        prefix: the prefix of the ids of its answers.
+        path: the path of the API's requests.
+        prefix: the prefix of the answers' ids.
     """
 
     path: ClassVar[str]
@@ -113,7 +113,7 @@ class Dialect(ABC):
     def events(
         self, call: ModelCall, name: str, answers: Sequence[ModelAnswer]
     ) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
-        """Yield the events of a streamed response: type, where the API names it, and data."""
+        """Yield the events of a streamed response, each as its type (None where the API names none) and its data."""
 
     def error(self, error: ApiError) -> dict[str, Any]:
         """Return the body of an error's response; OpenAI's unless the API has another."""

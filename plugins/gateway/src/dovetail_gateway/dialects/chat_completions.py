@@ -17,7 +17,7 @@ from dovetail_gateway.dialects.call import (
 from dovetail_gateway.dialects.reading import Fields, check_ends
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")  # fmt: skip
-"""Fields of how tokens are drawn: that is the run's affair."""
+"""The sampling fields of a request; they have no effect, since the run's config decides sampling."""
 _MOST_ANSWERS = 128
 
 

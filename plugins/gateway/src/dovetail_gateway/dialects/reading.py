@@ -1,4 +1,4 @@
-"""Fields: how a request is read. What is wrong is an error that names the field, its value and what is expected."""
+"""Fields: reads a request; errors name the field, its value and the expected one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Fields:
         return value
 
     def named(self, name: str, expected: str) -> str:
-        """Return a text that must be there."""
+        """Return a required text."""
         value: str | None = self.get(name, str, expected)
         if not value:
             raise self.wrong(name, expected)
@@ -81,7 +81,7 @@ class Fields:
         return tuple(found)
 
     def text(self, name: str) -> str:
-        """Return the text of a content, of which the parts are joined."""
+        """Return the text of a content field, with its parts joined."""
         value = self.get(name)
         if value is not None and not isinstance(value, (str, list)):
             raise self.wrong(name, "a text, or a list of its parts")
@@ -130,10 +130,10 @@ class Fields:
 
 
 def check_ends(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages; refuse them where the last is the assistant's.
+    """Return messages unchanged, unless the last is the assistant's.
 
     Raises:
-        ApiError: it is.
+        ApiError: the last message is the assistant's.
     """
     if messages and messages[-1]["role"] != "assistant":
         return messages

@@ -1,4 +1,4 @@
-"""What the conformance suites need to know of these plugins: configs, answers, and services to ask."""
+"""Conformance suites of these plugins, with the configs, answers and services that they need."""
 
 from dovetail_rewards.conformance.functions import *  # noqa: F403 - every suite
 from dovetail_rewards.conformance.managers import *  # noqa: F403

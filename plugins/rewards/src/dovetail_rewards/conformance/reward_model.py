@@ -35,7 +35,7 @@ def _kept() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def tiny_classifier(pad: int | None = None) -> Path:
-    """Return the directory of a random Qwen2 of one label, with a tokenizer, a chat template, and perhaps an id that pads."""
+    """Return the directory of a random Qwen2 of one label, with a tokenizer, a chat template, and perhaps a padding token."""
     where = Path(_kept().name) / f"padded with {pad}"
     where.mkdir()
     tokenizer = tiny_tokenizer(where, vocab_size=300)
@@ -71,7 +71,7 @@ def plain_score(prompt: str, response: str) -> float:
 
 
 class TestRewardModel(RewardManagerConformance):
-    """Scores of right and wrong responses are those of transformers; nothing in a row makes a model fail."""
+    """The reward manager `reward_model`, whose scores are compared with transformers' own."""
 
     plugin = RewardModelManager
     fails_on_demand = False
@@ -89,7 +89,7 @@ class TestRewardModel(RewardManagerConformance):
 
 @functools.cache
 def tiny_step_classifier() -> Path:
-    """Return the directory of a random Qwen2 that classifies tokens by two labels, with the tokenizer of the other."""
+    """Return the directory of a random Qwen2 that classifies tokens by two labels, with the tokenizer of `tiny_classifier`."""
     where = Path(_kept().name) / "steps"
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(tiny_classifier())
     tokenizer.save_pretrained(where)
@@ -113,7 +113,7 @@ def plain_step_score(prompt: str, response: str) -> float:
 
 
 class TestProcessRewardModel(RewardManagerConformance):
-    """Responses of one step, whose probabilities are those of transformers."""
+    """The process reward model on responses of one step, compared with transformers' own probabilities."""
 
     plugin = ProcessRewardModelManager
     fails_on_demand = False

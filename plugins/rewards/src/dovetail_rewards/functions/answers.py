@@ -1,6 +1,6 @@
-r"""Where a response states its answer: in its last box, after its last label, or in its last tag.
+r"""Extraction of a response's answer: from its last box, after its last label, or from its last tag.
 
-Every search reads the text once, whatever it holds: a response of 100 kB of braces takes milliseconds.
+Every search reads the text once: even a response of 100 kB of braces takes milliseconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def after_label(text: str, *, stated: bool = False) -> str | None:
 
     Args:
         text: the response.
-        stated: only `Answer:` counts, in any case of letters.
+        stated: whether only `Answer:` counts, in upper or lower case.
     """
     label = last_match(_STATED_LABEL if stated else _LABEL, text)
     if label is None:

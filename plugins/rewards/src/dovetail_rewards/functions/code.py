@@ -25,8 +25,8 @@ class Code(RewardFunction):
     """Test cases, run in a sandbox: by standard input and output, by calls of a function, or by assertions.
 
     The ground truth is a mapping, or JSON of one: `{"inputs": […], "outputs": […]}`; with `fn_name` for calls;
-    or `{"tests": "assert …"}`. A program that fails, in whatever way, does not pass; a fault of the sandbox
-    raises, so that the sample has no score at all.
+    or `{"tests": "assert …"}`. A program that fails in any way does not pass. A fault of the sandbox
+    raises, so that the sample has no score.
     """
 
     name = "code"
@@ -50,11 +50,11 @@ class Code(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; `passed_share`, and `first_failure` with `stderr` where a test did not pass.
+        """Return `score` and `passed_share`; and, where a test failed, `first_failure` with `stderr`.
 
         Raises:
             ValueError: the ground truth holds no test cases, or tests that can't be run in a process of their own.
-            SandboxError: the sandbox could not be had.
+            SandboxError: the sandbox could not be started.
         """
         source = self._source(solution_str)
         tests = _first(parse_truth(ground_truth), self.config.max_tests)

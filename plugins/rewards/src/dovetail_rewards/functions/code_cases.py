@@ -34,20 +34,20 @@ class Case:
     """One test case and its result."""
 
     passed: bool
-    """Whether the program passed it."""
+    """Whether the program passed the test case."""
     why: str = ""
-    """What was wrong otherwise."""
+    """The reason for a failure; empty if the case passed."""
     stderr: str = ""
-    """The end of what the program wrote as errors."""
+    """The end of the program's standard error."""
     timeout: bool = False
-    """Whether it ran out of time."""
+    """Whether the program ran out of time."""
 
 
 class CaseRunner:
     """Runs the cases of one row in order, as many as the config asks for.
 
     Args:
-        config: limits, and when to stop.
+        config: the limits, and the conditions under which to stop.
         runner: the sandbox.
     """
 
@@ -60,7 +60,7 @@ class CaseRunner:
         """Return the cases that were run, in order; the first failing one is the last where `scoring` is all.
 
         Raises:
-            SandboxError: the sandbox could not be had.
+            SandboxError: the sandbox could not be started.
         """
         if isinstance(tests, StdinTests):
             cases = self._stdin_cases(source, tests)

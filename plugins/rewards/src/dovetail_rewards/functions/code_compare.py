@@ -1,4 +1,4 @@
-"""Whether what a program gave is what a test expects."""
+"""Comparison of a program's results with those that a test expects."""
 
 from __future__ import annotations
 

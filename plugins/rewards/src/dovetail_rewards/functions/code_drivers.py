@@ -1,8 +1,8 @@
-"""Programs that call a response's code inside the sandbox and tell, case by case, what came of it.
+"""Programs that call a response's code inside the sandbox and report the result of each case.
 
-What a test expects of a return value stays outside. What they tell is judged outside too: a response that
-writes to their channel gains nothing but an unreadable line. Assertions run in a sandbox of their own (`sandbox.helper.evaluation`). Where
-they run in the response's process, a token marks each one that held; code that searches its own process finds it.
+Expected return values stay outside the sandbox, and the reports are checked there too: a response that writes to the drivers' channel
+only produces an unreadable line. Assertions run in a separate sandbox (`sandbox.helper.evaluation`). Where they run in the response's
+process instead, a token marks each assertion that held; code that searches its own process can find the token.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Told:
     """A driver's report on one case."""
 
     value: Any = None
-    """What the call returned, as JSON has it."""
+    """The call's result, as a JSON value."""
     returned: bool = False
-    """Whether it returned, or the assertion held."""
+    """Whether the call returned, or the assertion held."""
     error: str = ""
-    """The exception otherwise."""
+    """The exception, if the call raised or the assertion failed."""
     fault: str = ""
-    """Why the tests can't be run so, whatever the response."""
+    """The reason why these tests can't be run in this way with any response."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,11 +104,11 @@ class Driver:
     """A program that runs some cases, and the reader of its report."""
 
     program: Program
-    """What to run."""
+    """The program to run."""
     answer: Program | None = None
-    """What to run beside it, on the other end of its channel: the response, where the tests are in another process."""
+    """The program at the other end of the channel: the response's, where the tests run in another process."""
     token: str = ""
-    """What marks an assertion that held; empty for calls."""
+    """The token that marks an assertion that held; empty for calls."""
 
     def read(self, stdout: bytes) -> dict[int, Told]:
         """Return results by case; cases that did not run are absent."""

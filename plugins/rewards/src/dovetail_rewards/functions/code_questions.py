@@ -1,4 +1,4 @@
-"""What the text of assert tests asks: which names of the response's, and what only the response's own process can answer."""
+"""Analysis of the text of assert tests: the names of the response that they use, and operations that only its process can answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOMES_OF_PATCHES = frozenset({"sys", "mock", "contextlib"})
 
 
 def names_used(tests: Iterable[str]) -> list[str]:
-    """Return the names that tests take from the response: global ones that they read and bind nowhere.
+    """Return the names that tests take from the response: the global names that they read and never bind.
 
     Built-in ones are among them only where there are no others, so that a response can't replace `set` or `sorted` in a
     test of another function.

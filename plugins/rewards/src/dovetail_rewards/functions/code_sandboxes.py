@@ -1,4 +1,4 @@
-"""One sandbox a process for each set of options: reward functions with the same ones share it."""
+"""One sandbox per process and set of options: reward functions with equal options share it."""
 
 from __future__ import annotations
 

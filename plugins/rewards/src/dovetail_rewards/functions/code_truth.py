@@ -1,4 +1,4 @@
-"""Ground truths of code: test cases in the forms that data sets have them."""
+"""Ground truths of code: test cases in the forms of common datasets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.interfaces import GroundTruth
 
 @attrs.frozen
 class StdinTests:
-    """A program reads each input and prints each output."""
+    """Tests that give a program an input and compare its output."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -32,7 +32,7 @@ class CallTests:
 
 @attrs.frozen
 class AssertTests:
-    """Statements that run in the program's own module: one or more assertions each, after `setup`."""
+    """Tests of one or more assertions each, which run in the program's own module after `setup`."""
 
     setup: str
     tests: tuple[str, ...]
@@ -164,7 +164,7 @@ def _arguments(value: object) -> list[Any]:
 
 
 def value_of(text: str) -> Any:
-    """Return JSON where a text is some, else the text."""
+    """Return the value of a text that is JSON, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

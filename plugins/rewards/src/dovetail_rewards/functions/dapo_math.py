@@ -13,7 +13,7 @@ from dovetail_rewards.functions.verified import VerifiedFunction
 
 
 class DapoMath(VerifiedFunction):
-    r"""Rule of DAPO-Math-17k and AIME (arXiv:2503.14476, eq. 7): 1 for an equivalent answer, −1 for all else.
+    r"""Rule of DAPO-Math-17k and AIME (arXiv:2503.14476, eq. 7): 1 for an equivalent answer, else −1.
 
     The answer is the line after the last `Answer:` among the last `window` characters (or the last box there). It and
     the ground truth, a text or a number, are compared once notation is made uniform: `$34$`, `34.`, `\boxed{34}` and `m+n = 34` are 34,

@@ -1,4 +1,4 @@
-"""`exact_match`: the response, or what a pattern takes from it, equals the ground truth."""
+"""`exact_match`: the response, or the part that a pattern matches, equals the ground truth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_rewards.functions.answers import extracted, truth_texts
 class ExactMatch(RewardFunction):
     """Equality of texts, after the options `strip`, `ignore_case` and `extract`.
 
-    The ground truth is a text, a number or a list of them; of a list any may match. With `extract` the last match
+    The ground truth is a text, a number or a list of them; with a list, any entry may match. With `extract` the last match
     of the pattern is compared (its first group where it has one); without a match the response is a miss.
     """
 
@@ -35,7 +35,7 @@ class ExactMatch(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`, and `pred`: the text that was compared, as it was compared, or None."""
+        """Return `score`, and `pred`: the text after all options, as it was compared, or None."""
         answer = extracted(self._extract, solution_str)
         pred = None if answer is None else self._normal(answer)
         hit = pred in {self._normal(text) for text in truth_texts(ground_truth)}

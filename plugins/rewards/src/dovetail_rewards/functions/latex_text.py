@@ -1,4 +1,4 @@
-r"""Answers as plain texts that are equal where their notation alone differs: `\dfrac12`, `\frac{1}{2}` and `$\frac 12$`.
+r"""Normal forms of answers, equal where only the notation differs: `\dfrac12`, `\frac{1}{2}` and `$\frac 12$`.
 
 No mathematics is done beyond decimal numbers and fractions of them; `math_processes` decides mathematical equality.
 """
@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal
 
 LONGEST = 1000
-"""Characters beyond which an answer is compared as it stands."""
+"""The number of characters beyond which an answer is compared unchanged."""
 _DIGITS = 100
 """Digits beyond which a number is compared as text."""
 
@@ -135,9 +135,10 @@ def normal_answer(text: str) -> str:
 
 
 def same_text(answer: str, truth: str) -> bool | None:
-    """Return whether two answers have the same normal form, the case of letters aside where both are words; None where it decides nothing.
+    """Return whether two answers have the same normal form, ignoring case where both are words; None where the forms do not decide.
 
-    What differs as whole numbers, in its units, or as words of four letters or more (math-verify takes them for products) is different.
+    Answers that differ as whole numbers, in their units, or as words of four letters or more (which math-verify reads as products) are
+    different.
     """
     (first, unit), (second, other_unit) = _without_unit(answer), _without_unit(truth)
     if unit and other_unit and unit != other_unit:

@@ -20,7 +20,7 @@ class MathAnswer(VerifiedFunction):
     not 10. Right: `score`; another answer: `format_score`; none: `miss_score`.
 
     math-verify runs in processes of its own. An answer whose comparison exceeds `verify_timeout`, or its memory, is wrong; where
-    the ground truth alone does, the sample fails as `timeout`.
+    the ground truth alone exceeds them, the sample fails as `timeout`.
     """
 
     name = "math"

@@ -24,7 +24,7 @@ _PROGRAM = Path(__file__).with_name("math_worker.py")
 
 
 class MathTimeoutError(TimeoutError):
-    """A comparison of the ground truth alone was still running at its limit."""
+    """The comparison of the ground truth alone exceeded the time limit."""
 
 
 class MathProcesses:
@@ -33,9 +33,9 @@ class MathProcesses:
     math-verify's own time-outs use signals, which fail outside a main thread, and would count as "not equal". So it runs without them in a
     separate process, which is killed at the limit.
 
-    An answer whose comparison ends without a result, by its limit, its memory, a crash or an error of sympy, is wrong: a policy that
-    writes a power tower must not earn "no score" by it. The sample fails only where the ground truth alone, compared with the
-    number 1, has no result either. So one comparison exceeds the limit, and two where the ground truth is the cause.
+    An answer whose comparison ends without a result (time limit, memory, crash or an error of sympy) is wrong, so that a policy can't avoid
+    a score by writing a power tower. The sample fails only if comparing the ground truth with the number 1 has no result either. A
+    comparison therefore takes up to the limit, and up to twice the limit where the ground truth is the cause.
 
     Args:
         count: the number of processes; further callers wait.
@@ -100,7 +100,7 @@ class MathProcesses:
 
 
 def shared_processes(count: int) -> MathProcesses:
-    """Return the processes that all functions of this Python process share, by their number.
+    """Return the processes that all functions with the same `count` share in this Python process.
 
     Raises:
         PluginNeedsError: math-verify is not installed.

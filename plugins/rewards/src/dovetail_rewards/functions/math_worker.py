@@ -1,8 +1,8 @@
 """The program of a process that compares mathematical answers with math-verify, for a ProcessPool.
 
-It is started by path and imports nothing of Dovetail. A child of it compares; where one is killed by its limit, or crashes, the next is
-forked within milliseconds, with math-verify loaded. Both end with the standard input, and a child with its limit, so that none
-outlives the run even where sympy hangs.
+It is started by path and imports nothing of Dovetail. A forked child compares; if the child is killed at its limit or crashes, the next
+one is forked within milliseconds, with math-verify loaded. Both end when the standard input closes, so that no process outlives the run
+even where sympy hangs.
 """
 
 from __future__ import annotations

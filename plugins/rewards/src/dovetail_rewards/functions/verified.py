@@ -1,4 +1,4 @@
-"""Whether an answer equals an accepted one, decided the cheap way first: as numbers and texts in one notation, then by math-verify."""
+"""Equality of an answer with an accepted one: first as numbers and as texts in one notation, which is cheap, then by math-verify."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class VerifiedFunction(RewardFunction):
     """Base of reward functions that compare a mathematical answer with accepted ones. Its config extends `VerifiedSection`.
 
     Raises:
-        PluginNeedsError: symbolic comparison is asked for, and math-verify is not installed.
+        PluginNeedsError: symbolic comparison is configured, and math-verify is not installed.
     """
 
     capabilities = frozenset({"deterministic"})
@@ -35,7 +35,7 @@ class VerifiedFunction(RewardFunction):
 
         Raises:
             TimeoutError: the symbolic comparison of the ground truth alone exceeds `verify_timeout`.
-            RewardError: it failed on the ground truth alone.
+            RewardError: math-verify failed on the ground truth alone.
         """
         if not answer:
             return False

@@ -1,4 +1,4 @@
-"""How many requests and tokens a service allows in any minute: one budget, whoever spends it."""
+"""A budget of the requests and tokens that a service allows in any minute, shared by all callers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 import attrs
 
 LONGEST_NAP = 0.5
-"""Seconds after which a waiter looks again, since spendings may have been corrected in between."""
+"""Seconds after which a waiting call checks the budget again, since charges may have been corrected in between."""
 
 
 @attrs.define(eq=False)
 class Spending:
-    """One request and its tokens."""
+    """The charge for one request, with its tokens."""
 
     at: float
     tokens: float
@@ -24,12 +24,12 @@ class Spending:
 class Budget:
     """Limits requests and tokens in any `window` seconds; first come, first served.
 
-    A request of more tokens than the whole budget waits until nothing else is in the window, and then goes.
+    A request of more tokens than the whole budget is sent once nothing else is in the window.
 
     Args:
-        requests_per_minute: None for no limit.
-        tokens_per_minute: None for no limit.
-        window: seconds; the budget of a window is its share of a minute's, at least one request.
+        requests_per_minute: the limit of requests; None for no limit.
+        tokens_per_minute: the limit of tokens; None for no limit.
+        window: the period in seconds; its budget is the proportional share of a minute's, at least one request.
         clock: a monotonic clock in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Scores of pure functions, kept by the content that the function saw."""
+"""A cache for scores of pure functions, keyed by the content that the function saw."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OutcomeCache:
     """The most recently used scores. Failures are not cached, nor are inputs without a comparable content.
 
     Args:
-        size: scores kept, at most.
+        size: the maximum number of cached scores.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Gathers samples that come one by one into batches: full, or waited long enough."""
+"""Gathers single samples into batches: a batch is scored once it is full or has waited long enough."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import attrs
 from dovetail.interfaces import Failure, FailureKind, Outcome, RunningTime
 
 Item = TypeVar("Item")
-"""What is gathered: samples, or what was made of them."""
+"""The type of gathered items: samples, or values made of them."""
 Run = Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
-"""Scores a batch: one outcome a sample, in order. Raises nothing for failing samples."""
+"""A function that scores a batch: returns one outcome a sample, in order, and does not raise for failing samples."""
 
 
 class BatchQueue(Generic[Item]):
@@ -23,11 +23,11 @@ class BatchQueue(Generic[Item]):
     to the heaviest, stay within it; a sample that alone exceeds it has a batch to itself.
 
     Args:
-        run: scores a batch.
+        run: a function that scores a batch.
         size: the maximum number of samples in a batch.
         wait: seconds that a sample waits for others.
-        calls: batches at once.
-        weigh: a sample's weight, such as its tokens; equal ones where absent.
+        calls: the maximum number of concurrent batches.
+        weigh: a function that returns a sample's weight, such as its tokens; absent: equal weights.
         budget: the maximum weight of a batch, padding included; None for none.
     """
 

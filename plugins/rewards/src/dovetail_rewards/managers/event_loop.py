@@ -1,4 +1,4 @@
-"""One lasting event loop for async reward functions, on a thread of its own: a blocked one is replaced."""
+"""A persistent event loop for async reward functions, on its own thread; a blocked loop is replaced."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BLOCKED_AFTER = 0.5
 
 
 class AsyncLane:
-    """Runs awaitables on an event loop in a separate thread, so that one that blocks can't stop generation.
+    """Runs awaitables on an event loop in a separate thread, so that a blocking one can't stop generation.
 
-    The loop outlives the caller's: clients that a function keeps between calls stay usable.
+    The loop lives longer than the caller's loop: clients that a function keeps between calls stay usable.
     """
 
     def __init__(self, hung: HungCalls) -> None:
@@ -31,7 +31,7 @@ class AsyncLane:
         """Return the awaitable's result, or its exception; cancellation cancels it.
 
         Raises:
-            TooManyHungError: the bound of hung calls is reached.
+            TooManyHungError: the limit of hung calls is reached.
         """
         if self._loop is not None and self._loop.blocked:
             self._loop.retire()  # ends it, should it ever come back

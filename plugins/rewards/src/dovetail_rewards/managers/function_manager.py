@@ -1,4 +1,4 @@
-"""What the managers that call reward functions share: find the function, look into the cache, turn errors into failures."""
+"""The common part of managers that call reward functions: finding the function, the cache, converting errors to failures."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class InProcessCalls:
 
         Args:
             call: the function.
-            make: makes the call.
+            make: a function that makes the call.
         """
         value = await self.value(call, make)
         return value if isinstance(value, Failure) else outcome_from(value, call.name)

@@ -1,4 +1,4 @@
-"""HttpPost: JSON posted to one address, and an answer of bounded size: what scoring services and judges share."""
+"""HttpPost: posts JSON to one address and reads an answer of bounded size, for scoring services and judges."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dovetail.interfaces import FailureKind
 from dovetail.workers import LoopThread
 
 RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers after which another try may do."""
+"""Statuses after which a retry may succeed."""
 MAX_ANSWER_BYTES = 64 << 20
-"""Bytes of an answer; the rest is not read."""
+"""The most bytes that are read of an answer."""
 _CONNECT_TIMEOUT = 10.0
 _CLOSE = 2.0
 """Seconds to close connections in."""
@@ -29,19 +29,19 @@ class PostError(Exception):
 
     kind: FailureKind
     what: str
-    """After the address, in a message."""
+    """The part of a message that follows the address."""
     retryable: bool
     retry_after: str | None = None
-    """The header of that name."""
+    """The answer's header `Retry-After`."""
 
 
 class HttpPost:
-    """Posts to one address, from any event loop: its connections live on one of its own.
+    """Posts to one address, from any event loop; the connections live on a separate loop.
 
     Args:
         url: the address.
-        headers: sent with each request beside the type of the content.
-        timeout: seconds for one request; None for any.
+        headers: the headers of each request, besides the content type.
+        timeout: the time limit of one request in seconds; None for no limit.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout: float | None = None) -> None:
@@ -55,7 +55,7 @@ class HttpPost:
         """Post a request and return the answer, whose status is 200.
 
         Raises:
-            PostError: there was no such answer.
+            PostError: the request failed, or its status was not 200.
         """
         self._loop = self._loop or LoopThread("dovetail-reward-http")
         return await self._loop.run(self._posted(content))
@@ -100,7 +100,7 @@ class HttpPost:
         return bytes(body)
 
     def close(self) -> None:
-        """Close what connections there are; safe to call twice."""
+        """Close the open connections; safe to call twice."""
         client, self._client = self._client, None
         if client is not None and self._loop is not None:
             with suppress(Exception):  # what can't be closed ends with the process

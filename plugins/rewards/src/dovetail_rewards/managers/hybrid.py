@@ -37,11 +37,6 @@ class HybridManager(RewardManager):
     components as `k/part`; a scorer that a gate skipped has the component `skipped`. If any scorer fails, the sample fails with the same
     kind. Where a scorer rewards tokens, the others' weighted scores are added at the last token.
 
-    Scorers between two gates run at once. Each s_k is the component `k` of the reward (also what `gdpo` normalises),
-    its own components are `k/part`; a scorer that a gate kept from running has `skipped` as its component.
-    Where any scorer that ran fails, the sample fails with its kind: a part of a sum is not a reward. Where a scorer rewards
-    tokens, the others' weighted scores lie on the last token.
-
     Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a model that is asked. Their
     capacities hold for each; waiting for one does not count as running time.
     """
@@ -86,7 +81,7 @@ class HybridManager(RewardManager):
         """Make every scorer's functions and manager, and start them.
 
         Raises:
-            ConfigError: a manager brings whole groups, or has no functions.
+            ConfigError: a manager scores whole groups, or has no functions.
             PluginError: a function or a manager can't be loaded.
         """
         for name, section in self.config.scorers.items():

@@ -1,4 +1,4 @@
-"""InnerManager: a reward manager inside of another one, opened from a section and asked with care."""
+"""InnerManager: a reward manager inside another one, whose invalid answers become failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail_rewards.managers.places import Places
 from dovetail_rollouts import finite_float
 
 NAIVE = PluginSection(name="naive")
-"""What a section that names no manager means."""
+"""The default of a section that names no manager."""
 
 
 def manager_class(section: PluginSection) -> type[RewardManager]:
@@ -35,7 +35,7 @@ def manager_class(section: PluginSection) -> type[RewardManager]:
 
 
 class InnerManager:
-    """One manager of single samples, with the places that it has; whatever it does, its outcomes are valid.
+    """A manager of single samples with its capacity; an invalid answer or an exception of the manager becomes a failure.
 
     Args:
         manager: the started reward manager.
@@ -74,7 +74,7 @@ class InnerManager:
         return cls(manager)
 
     async def score(self, sample: Sample, time: RunningTime) -> Outcome:
-        """Return its outcome; waiting for one of its places is not a running time."""
+        """Return the outcome of a sample; waiting for free capacity does not count as running time."""
         if self._places is None:
             return await self._ask(sample, time)
         async with self._places.one(time):

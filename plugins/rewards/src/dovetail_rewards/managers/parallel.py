@@ -120,7 +120,7 @@ class ParallelManager(FunctionManager):
 
 
 def cores() -> int:
-    """Return cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Places: how many calls run at once."""
+"""Places: a limit on concurrent calls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dovetail.interfaces import RunningTime
 
 
 class Places:
-    """A number of places for calls. They may be used from several event loops, one after another.
+    """Limits concurrent calls to a number of places. May be used from several event loops, one after another.
 
     Args:
-        count: calls at once.
+        count: the maximum number of concurrent calls.
     """
 
     def __init__(self, count: int) -> None:

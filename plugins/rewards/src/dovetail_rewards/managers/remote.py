@@ -33,7 +33,7 @@ from dovetail_rewards.urls import without_secrets
 from dovetail_rollouts import outcome_from
 
 SCHEMA = 1
-"""Version of the schema."""
+"""Version of the schema of requests and answers."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -150,7 +150,7 @@ class HttpService:
 
     Args:
         config: a config whose `url` is set.
-        url: the same.
+        url: the address of the service, as in the config.
     """
 
     def __init__(self, config: RemoteConfig, url: str) -> None:
@@ -161,7 +161,7 @@ class HttpService:
         """Read the credential.
 
         Raises:
-            ConfigError: the environment does not hold it.
+            ConfigError: the environment does not hold the credential.
         """
         secret = credential(self._config.auth_env, "remote")
         if secret is not None:

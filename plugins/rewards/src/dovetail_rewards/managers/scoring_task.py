@@ -1,4 +1,4 @@
-"""ScoringTask: what runs in a scoring worker: a reward manager over the run's functions, and the time of each sample."""
+"""ScoringTask: the task of a scoring worker, which runs a reward manager over the run's functions and times each sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dovetail_rewards.managers.inner import InnerManager
 from dovetail_rewards.managers.wire import pack_outcome
 
 TARGET = f"{__name__}:make_task"
-"""What a runtime is asked to run."""
+"""The entry point that a runtime starts in a worker."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +34,7 @@ class TaskSetup:
     """The setup from which a worker builds its manager."""
 
     files: tuple[PluginRef, ...]
-    """Plugins in files, which are loaded before anything of them can be unpickled."""
+    """Plugins in files, which must be loaded before their objects can be unpickled."""
     manager: bytes
     """A pickled PluginRef."""
     functions: bytes
@@ -44,7 +44,7 @@ class TaskSetup:
 
 @attrs.frozen(kw_only=True)
 class Ask:
-    """One call."""
+    """One request to a worker: to score samples, to answer a ping, or to sleep."""
 
     what: Literal["score", "ping", "sleep"]
     samples: tuple[Sample, ...] = ()
@@ -74,7 +74,7 @@ class ScoringTask:
         self._inner = inner
 
     async def call(self, payload: bytes) -> bytes:
-        """Return an Ask's outcomes, as `packed` has them."""
+        """Return the outcomes of a pickled Ask, in the form of `packed`."""
         ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
         if ask.what == "sleep":
             await asyncio.to_thread(self._inner.manager.sleep)

@@ -1,4 +1,4 @@
-"""ScoringWorkers: the controller's side of scoring in the runtime's processes: who gets what, and what a death costs."""
+"""ScoringWorkers: the controller's side of scoring in the runtime's processes: distribution of batches, and recovery from dead workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
 from dovetail_rewards.managers.wire import Garbled, unpack_outcome
 
 QUIET_SECONDS = 30.0
-"""How long a worker may be silent where samples have no time limit."""
+"""Seconds that a worker may be silent where samples have no time limit."""
 
 
 @attrs.define(eq=False)
@@ -59,9 +59,10 @@ class _LostError(Exception):
 class ScoringWorkers:
     """Workers that score batches, each with a reward manager over the run's functions.
 
-    A batch goes to the worker with the fewest. The worker enforces each sample's time limit. A worker that sends nothing for that time is
-    pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored again, alone on a worker: a
-    sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most `restarts` times in a row.
+    A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for that
+    time is pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored again, alone on a
+    worker: a sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most `restarts` times in a
+    row.
 
     Args:
         config: a config whose `workers` is set.

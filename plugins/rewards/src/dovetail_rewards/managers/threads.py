@@ -1,4 +1,4 @@
-"""Daemon threads for functions that may hang: a hung one is left behind and replaced, within a bound."""
+"""Daemon threads for functions that may hang: a hung thread is abandoned and replaced, up to a limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HungCalls:
 
     @property
     def count(self) -> int:
-        """Calls hanging now."""
+        """The number of calls that hang now."""
         return self._count
 
     def add(self, change: int) -> None:
@@ -61,7 +61,7 @@ class DaemonThreads:
         """Return the call's result, or raise its exception; cancellation abandons the call.
 
         Raises:
-            TooManyHungError: the bound of hung calls is reached.
+            TooManyHungError: the limit of hung calls is reached.
         """
         self._hung.check()
         if self._idle:

@@ -1,6 +1,6 @@
-"""What travels between a manager and its worker processes: pickles to the worker, plain JSON back.
+"""The messages between a manager and its worker processes: pickles to the worker, plain JSON back.
 
-A worker runs code that nobody has checked, so nothing of what it sends is unpickled.
+A worker runs unchecked code, so nothing that it sends is unpickled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CUT = 1000
 
 
 class Garbled(ValueError):
-    """The received data is not of the workers' protocol."""
+    """The received data does not follow the workers' protocol."""
 
 
 def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
 
 
 def pack_outcome(outcome: Outcome) -> str:
-    """Return an outcome as JSON; extras that JSON lacks are shown by their repr."""
+    """Return an outcome as JSON; extras that are no JSON values are replaced by their repr."""
     if isinstance(outcome, Failure):
         return json.dumps(["failure", str(outcome.kind), outcome.message, outcome.retryable])
     rewards = None if outcome.token_rewards is None else outcome.token_rewards.tolist()
@@ -43,7 +43,7 @@ def unpack_outcome(text: Any) -> Outcome:
     """Return the outcome that `pack_outcome` packed.
 
     Raises:
-        Garbled: it is not an outcome.
+        Garbled: the text is not an outcome.
     """
     try:
         what, *body = json.loads(text)

@@ -1,4 +1,4 @@
-"""A worker process of `parallel`: makes the reward functions for itself, and scores what it is sent in its main thread."""
+"""A worker process of `parallel`, which constructs the reward functions itself and scores samples in its main thread."""
 
 from __future__ import annotations
 

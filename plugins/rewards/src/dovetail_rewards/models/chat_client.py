@@ -1,4 +1,4 @@
-"""ChatClient: one request to an OpenAI-compatible endpoint, and what comes of it. Nothing else of the protocol is needed."""
+"""ChatClient: one chat request to an OpenAI-compatible endpoint, and its answer or failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_rewards.urls import without_secrets
 from dovetail_rollouts import finite_float
 
 LONGEST_PAUSE = 60.0
-"""Seconds that an endpoint's `Retry-After` may ask for, at most."""
+"""The most seconds of an endpoint's `Retry-After` that are waited."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,24 +24,24 @@ class ChatReply:
 
     text: str
     tokens: float | None
-    """Tokens that the call used, where the endpoint tells."""
+    """Tokens that the call used; None where the endpoint does not report them."""
 
 
 @attrs.frozen(kw_only=True)
 class Refusal:
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     failure: Failure
-    """`retryable` where another request may do."""
+    """The failure; `retryable` where another request may succeed."""
     pause: float = 0.0
-    """Seconds that the endpoint wants to be left alone."""
+    """Seconds to wait before the next request, as the endpoint asks."""
 
 
 class ChatClient:
     """Posts chats to `<url>/chat/completions`.
 
     Args:
-        config: endpoint, model, sampling and credential.
+        config: the endpoint, model, sampling parameters and credential.
 
     Raises:
         ConfigError: the environment does not hold the credential.

@@ -18,14 +18,14 @@ from dovetail_rewards.model_config import RewardModelConfig, ScoringModelConfig
 from dovetail_rewards.models.reading import Reading
 
 Found = TypeVar("Found")
-"""What is found out about one text."""
+"""The type of a model's result for one text."""
 
 
 class ScoringModel(ABC, Generic[Found]):
     """A model on its device. Runs one pass at a time; thread-safe.
 
     Args:
-        config: names the device, and whether the model is offloaded between passes.
+        config: the config, with the device and whether the model is offloaded between rollouts.
         model: a transformers model, on the CPU.
 
     Raises:
@@ -46,7 +46,7 @@ class ScoringModel(ABC, Generic[Found]):
             self.awake = True
 
     awake: bool
-    """Whether its weights are where it computes."""
+    """Whether the model's weights are on the device on which it computes."""
 
     @property
     def max_length(self) -> int | None:

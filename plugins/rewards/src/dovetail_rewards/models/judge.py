@@ -30,7 +30,7 @@ from dovetail_rewards.models.verdict import NoVerdict, Verdicts
 from dovetail_rollouts import outcome_from
 
 LONGEST_BACKOFF = 30.0
-"""Seconds."""
+"""The longest wait before a retry, in seconds."""
 _SHOWN = 2000
 """Characters of a judgement that are written with the samples."""
 
@@ -38,11 +38,11 @@ _SHOWN = 2000
 class JudgeManager(RewardManager):
     """Scores single samples by the verdicts of a language model.
 
-    score = aggregate of `votes` verdicts; components `votes` (that succeeded) and `vote_spread` (their standard deviation)
-    where there are several. A sample of which fewer than `min_votes` judgements succeed fails with the kind of
-    the first that did not: an unreachable judge, or one that says nothing that could be parsed, gives no number.
+    score = aggregate of `votes` verdicts; components `votes` (that succeeded) and `vote_spread` (their standard deviation) where there are
+    several. A sample with fewer than `min_votes` successful judgements fails with the kind of the first failed one, such as an unreachable
+    judge or an answer that can't be parsed.
 
-    Every request, also one that tries again, is a part of one budget; waiting for it does not count as running time.
+    Every request, retries included, is charged to one budget; waiting for the budget does not count as running time.
 
     In a config:
 

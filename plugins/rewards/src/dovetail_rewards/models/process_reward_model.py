@@ -52,7 +52,7 @@ class ProcessRewardModelManager(RewardModelManager):
         """Load the model and its tokenizer.
 
         Raises:
-            ConfigError: they can't be loaded, or are not a process reward model.
+            ConfigError: model or tokenizer can't be loaded, or the model is not a process reward model.
         """
         from dovetail_rewards.models.step_model import StepClassifier, StepLanguageModel, StepReader
 
@@ -64,7 +64,7 @@ class ProcessRewardModelManager(RewardModelManager):
         self._reader = StepReader(self.config, tokenizer, longest(self._model, tokenizer))
 
     def judge(self, text: ModelText, logit: Any) -> Outcome:
-        """Judge as `RewardModelManager` does, by the means of the probabilities of the steps."""
+        """Return the outcome of a text from the probabilities of its steps."""
         from dovetail_rewards.models.step_model import steps_of
 
         config, probabilities_S, sample = self.config, np.array(logit, np.float64), text.sample

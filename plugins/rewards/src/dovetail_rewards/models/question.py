@@ -1,4 +1,4 @@
-"""Question: what a judge is asked about a row, from Jinja templates in a sandbox."""
+"""Question: the messages that a judge gets about a row, rendered from Jinja templates in a sandbox."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 VARIABLES = ("prompt", "messages", "response", "ground_truth", "data_source", "extra_info")
-"""What a template may name."""
+"""The variables that a template may use."""
 
 
 class Question:
     """The messages for a judge.
 
     Rows and responses are values of a template, never templates themselves, and a template can neither call into Python nor
-    change what it is given.
+    change its values.
 
     Args:
         config: the config, with the templates.

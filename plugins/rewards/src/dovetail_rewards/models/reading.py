@@ -1,4 +1,4 @@
-"""What a reward model reads: a row's prompt and response as tokens, in the model's own form."""
+"""The input of a reward model: a row's prompt and response as tokens, in the model's own form."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Reading:
     """One text for a reward model. Legend: T tokens."""
 
     ids: tuple[int, ...]
-    """[T]"""
+    """Token ids, [T]."""
     segments: tuple[int, ...] | None = None
-    """[T], 0 for the prompt and 1 for the response, where the tokenizer tells them apart."""
+    """Segment ids, [T]: 0 for the prompt and 1 for the response; None where the tokenizer has no segments."""
     truncated: bool = False
     """Whether tokens were left out."""
     steps: tuple[int, ...] = ()
-    """Places in `ids` at which steps are judged."""
+    """Positions in `ids` at which steps are judged."""
 
 
 class Reader:
@@ -34,7 +34,7 @@ class Reader:
 
     Args:
         config: the form of the texts; in a `RewardModelConfig` also the handling of long ones.
-        tokenizer: the model's own.
+        tokenizer: the model's own tokenizer.
         limit: the model's token limit; None for none.
 
     Raises:
@@ -42,7 +42,7 @@ class Reader:
     """
 
     without_chat = "format=pair for a model that reads two segments"
-    """What to set where there is no chat template."""
+    """The setting that an error suggests where there is no chat template."""
 
     def __init__(self, config: Any, tokenizer: Tokenizer, limit: int | None) -> None:
         self._config = config
@@ -100,7 +100,7 @@ class Reader:
 
 
 def plain_text(prompt: Any) -> str:
-    """Return a prompt as one text: a string as it is, a single message's content, several with their roles before them."""
+    """Return a prompt as one text: a string unchanged, a single message's content, or several messages with their roles before them."""
     if isinstance(prompt, str):
         return prompt
     turns: Sequence[Any] = list(prompt)
@@ -110,7 +110,7 @@ def plain_text(prompt: Any) -> str:
 
 
 def template_text(text: str) -> str:
-    """Return the template itself, or the content of the file that is named.
+    """Return the template itself, or the content of the file that `text` names.
 
     Raises:
         ConfigError: the file can't be read.

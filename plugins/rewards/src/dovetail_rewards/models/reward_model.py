@@ -37,7 +37,7 @@ _NO_LIMIT = 1 << 40
 
 @attrs.frozen(kw_only=True, eq=False)
 class ModelText:
-    """A sample on its way to the model."""
+    """A sample with its tokens for the model."""
 
     sample: Sample
     reading: Reading
@@ -84,7 +84,7 @@ class RewardModelManager(RewardManager):
         """Load the model and its tokenizer.
 
         Raises:
-            ConfigError: they can't be loaded, or are not a reward model.
+            ConfigError: model or tokenizer can't be loaded, or the model is not a reward model.
         """
         from dovetail_rewards.models.classifier import Classifier
 
@@ -119,7 +119,7 @@ class RewardModelManager(RewardManager):
         return [self.judge(text, logit) for text, logit in zip(texts, logits, strict=True)]
 
     def judge(self, text: ModelText, logit: Any) -> Outcome:
-        """Return the outcome of a text, of which the model found out a logit."""
+        """Return the outcome of a text from the model's logit."""
         config = self.config
         if not math.isfinite(logit):
             message = f"the logit of {text.sample.sample_id} is {logit}, no finite number"

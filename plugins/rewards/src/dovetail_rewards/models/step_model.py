@@ -1,4 +1,4 @@
-"""What a process reward model reads and says: the steps of a response as tokens, and how likely each is right.
+"""Input and output of a process reward model: the steps of a response as tokens, and the probability that each is right.
 
 Legend: B texts of a pass, L its padded length, S judged steps of all texts, K labels.
 """
@@ -20,7 +20,7 @@ from dovetail_rewards.models.reading import Reader, Reading, plain_text
 from dovetail_rollouts import conversation_ids
 
 Span = tuple[int, int]
-"""Where a step begins and ends in a response, in characters."""
+"""The start and the end of a step in a response, in characters."""
 
 
 def steps_of(text: str, separator: str) -> list[Span]:
@@ -34,15 +34,15 @@ def steps_of(text: str, separator: str) -> list[Span]:
 
 
 class StepReader(Reader):
-    """Turns rows into tokens with a mark after each step; thread-safe.
+    """Turns rows into tokens, with the step token after each step; thread-safe.
 
     Args:
-        config: how texts are formed.
-        tokenizer: the model's own.
+        config: the form of the texts.
+        tokenizer: the model's own tokenizer.
         limit: the model's token limit; None for none.
 
     Raises:
-        ConfigError: a chat is asked for, and there is no chat template; or the mark has no token.
+        ConfigError: the form is a chat, and there is no chat template; or the step token's text has no token.
     """
 
     without_chat = "format=plain for a model that reads plain text"
@@ -124,8 +124,8 @@ class StepLanguageModel(ScoringModel[list[float]]):
     step's score (arXiv 2312.08935).
 
     Args:
-        config: names the model and both tokens.
-        tokenizer: the model's own.
+        config: the config, with the model and both tokens.
+        tokenizer: the model's own tokenizer.
 
     Raises:
         ConfigError: the model can't be loaded, its checkpoint lacks weights, or a text is not a token.

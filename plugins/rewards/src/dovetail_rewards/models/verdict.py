@@ -1,4 +1,4 @@
-"""A judge's answer in words, and the number in it; where there is none, why."""
+"""Parsing of a judge's answer: the verdict in it as a number, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rollouts import finite_float
 
 LONGEST = 20_000
-"""Characters at the end of an answer that are looked at: verdicts stand there."""
+"""The number of characters at the end of an answer that are searched for a verdict."""
 
 
 class NoVerdict(ValueError):
@@ -21,7 +21,7 @@ class NoVerdict(ValueError):
 
 
 class Verdicts:
-    """Takes verdicts out of answers, and makes one score of several."""
+    """Extracts verdicts from answers, and combines several into one score."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config

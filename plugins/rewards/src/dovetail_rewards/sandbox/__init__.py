@@ -1,4 +1,6 @@
-"""Untrusted code: run without network, within limits, in a throw-away directory, away from the run's files."""
+"""The sandbox for untrusted code, which runs without network, within limits, in a temporary directory and without access to the run's
+files.
+"""
 
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
 from dovetail_rewards.sandbox.levels import LevelReport, available_levels

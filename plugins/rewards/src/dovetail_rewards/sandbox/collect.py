@@ -1,4 +1,4 @@
-"""Reads what a program writes while it writes it, up to a bound, until the helper reports its end."""
+"""Reads a program's output while it runs, up to a limit, until the helper reports its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import time
 
 STDERR_TAIL = 1 << 14
-"""Bytes of standard error that are kept: the last ones, where a traceback ends."""
+"""The number of last bytes of standard error that are kept, where a traceback ends."""
 _STARVED = 10  # as the helper's watch
 _GRACE_S = 10.0
 _CHUNK = 1 << 16
@@ -40,16 +40,16 @@ class OutputStreams:
 
     @property
     def stdout(self) -> bytes:
-        """The first `limit` bytes."""
+        """The first `limit` bytes of standard output."""
         return bytes(self._out[: self._limit])
 
     @property
     def stderr(self) -> bytes:
-        """The last `STDERR_TAIL` bytes."""
+        """The last `STDERR_TAIL` bytes of standard error."""
         return bytes(self._err)
 
     def read(self) -> tuple[bytes, bool]:
-        """Read until the report: the report, empty where none came; and whether there was too much output."""
+        """Read until the report; return the report, empty where none arrived, and whether there was too much output."""
         poll = select.poll()
         for fd in (self._status.fileno(), self._stdout, self._stderr):
             poll.register(fd, select.POLLIN)

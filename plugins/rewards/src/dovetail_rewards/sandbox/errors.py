@@ -1,4 +1,4 @@
-"""Faults of the sandbox itself. A program that fails is a Result, never one of these."""
+"""Errors of the sandbox itself. A program that fails has a Result instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dovetail.errors import DovetailError
 
 
 class SandboxError(DovetailError, OSError):
-    """The sandbox can't be set up here, or is used wrongly; trying again does not help."""
+    """The sandbox can't be set up here, or is used wrongly; a retry does not help."""
 
 
 class SandboxUnreachableError(SandboxError, ConnectionError):

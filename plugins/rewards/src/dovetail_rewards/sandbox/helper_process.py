@@ -1,4 +1,4 @@
-"""The helper process as its caller sees it: started once, sent requests, replaced when it is gone."""
+"""The caller's handle of the helper process, which is started once and replaced when it is gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLEAN_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""All that programs find in their environment, beside HOME and TMPDIR."""
+"""All environment variables of programs, besides HOME and TMPDIR."""
 
 _START = (
     f"import sys; sys.path.append({str(Path(__file__).parent)!r}); "
@@ -38,9 +38,9 @@ class HelperProcess:
     """A helper process. Threads share it; a process forked from this one may, too.
 
     Args:
-        python: the interpreter that it and the programs run in.
-        setup: how it confines.
-        user: run it as this user id (for tests of what a plain user gets); None keeps this process's user id.
+        python: the interpreter of the helper and of the programs.
+        setup: the confinement of programs.
+        user: the user id of the helper (for tests as an unprivileged user); None keeps this process's user id.
 
     Raises:
         SandboxError: the helper can't confine programs at this level on this machine.
@@ -84,11 +84,11 @@ class HelperProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The helper's process id."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Return whether it still runs."""
+        """Return whether the helper still runs."""
         return self._process.poll() is None
 
     def send(self, request: Request, descriptors: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Which levels of isolation this machine offers, tried and not guessed."""
+"""The levels of isolation that this machine offers, found by running a program at each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dovetail_rewards.sandbox.errors import SandboxError
 from dovetail_rewards.sandbox.helper.wire import Level, SandboxSetup
 
 LEVELS: tuple[Level, ...] = ("namespaces", "bubblewrap", "subprocess")
-"""Best first; the first two guarantee the same, and the helper's own is faster. The third is taken only by name."""
+"""The levels, best first. The first two guarantee the same, and `namespaces` is faster. The third is used only if selected by name."""
 
 GUARANTEES: dict[Level, str] = {
     "namespaces": "sees only the interpreter and the system's libraries; own processes, network and files",
     "bubblewrap": "sees only the interpreter and the system's libraries; own processes, network and files",
     "subprocess": "reads only the interpreter and the system's libraries, by Landlock; no network; shares process ids",
 }
-"""What a program is kept from, in a line."""
+"""The guarantees of each level, in a line."""
 
 
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - every directory in it has a name of its own and mode 0700
@@ -35,11 +35,11 @@ class LevelReport:
     """One level on this machine; `dovetail doctor` prints them."""
 
     level: Level
-    """Its name."""
+    """The level's name."""
     available: bool
-    """Whether a program was run at it."""
+    """Whether a program could be run at this level."""
     detail: str
-    """What it guarantees; or why it is not available."""
+    """The level's guarantees, or the reason why it is not available."""
 
 
 def setup_for(
@@ -52,7 +52,7 @@ def setup_for(
     """Return the set-up of a helper at this level.
 
     Raises:
-        SandboxError: the level needs what is not installed.
+        SandboxError: the level needs a program that is not installed.
     """
     if sys.platform != "linux":
         raise SandboxError(f"untrusted code can be run on Linux only; this is {sys.platform}")

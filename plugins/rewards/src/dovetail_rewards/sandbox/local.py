@@ -1,4 +1,4 @@
-"""The sandbox of this machine: programs run one by one, each in surroundings of its own, from any number of threads."""
+"""The sandbox of this machine, which runs each program in separate surroundings, from any number of threads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Sandbox:
         folders: paths at the root, such as `/tests`, that are mapped to those of the same name in a program's working
             directory.
         user: user id to start the helper as, where this process is root; for tests.
-        tried: skip the trial of the level.
+        tried: whether the level was tried already, so that the trial is skipped.
 
     Raises:
         SandboxError: the level is not available.

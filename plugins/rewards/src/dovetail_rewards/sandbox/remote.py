@@ -23,8 +23,8 @@ class RemoteSandbox:
     """Runs programs on a service, which isolates them; limits are part of the request.
 
     Args:
-        url: the service, such as `http://sandbox:8080`; `/run_code` is added where no path is given.
-        headers: sent with each request, such as an authorization.
+        url: the address of the service, such as `http://sandbox:8080`; `/run_code` is added where no path is given.
+        headers: the headers of each request, such as an authorization.
 
     Raises:
         SandboxError: the address is not http or https.
@@ -72,7 +72,7 @@ class RemoteSandbox:
         return _result(answer, limits, without_secrets(self.url))
 
     def cancel(self, program: Program) -> None:
-        """Do nothing: the service has no request for it, and ends a program at its limit."""
+        """Do nothing: the service has no request for cancellation, and ends a program at its limit."""
 
     def _post(self, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         began = time.monotonic()

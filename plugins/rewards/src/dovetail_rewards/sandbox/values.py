@@ -1,4 +1,4 @@
-"""What a sandbox is given and what it gives back."""
+"""The inputs and results of a sandbox."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class ProgramLimits:
     """Limits on a program's resources: time, memory, processes and files."""
 
     cpu_s: float = attrs.field(default=4.0, validator=_positive)
-    """Seconds of CPU, over all its processes."""
+    """CPU seconds of all the program's processes together."""
     wall_s: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
-    """Seconds on the clock, without those in which it waited for a core; None means three times `cpu_s`, and 2."""
+    """Wall-clock seconds, without those in which the program waited for a core; None means three times `cpu_s`, plus 2."""
     memory: int = attrs.field(default=1024 * MIB, validator=attrs.validators.ge(32 * MIB))
-    """Bytes: address space of each process, and resident memory of all together."""
+    """Limit in bytes for the address space of each process, and for the resident memory of all together."""
     processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
-    """Processes and threads at once; 1 forbids new processes."""
+    """The most processes and threads at once; 1 forbids new processes."""
     open_files: int = attrs.field(default=64, validator=attrs.validators.ge(16))
-    """Open files of each process."""
+    """The most open files of each process."""
     file_size: int = attrs.field(default=16 * MIB, validator=_positive)
-    """Bytes of the largest file."""
+    """The most bytes of a file."""
     disk: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(MIB))
-    """Bytes of all files together."""
+    """The most bytes of all files together."""
     output: int = attrs.field(default=MIB, validator=_positive)
-    """Bytes of standard output that are kept; a program that writes more, there or as errors, is ended."""
+    """Bytes of standard output that are kept; a program that writes more to standard output or standard error is ended."""
 
     @property
     def wall(self) -> float:
-        """`wall_s`, or its default."""
+        """The wall-clock limit in seconds: `wall_s`, or its default."""
         return 3 * self.cpu_s + 2 if self.wall_s is None else self.wall_s
 
 
@@ -52,11 +52,11 @@ class Program:
     argv: tuple[str, ...] = ()
     """A command and its arguments, in place of `source`."""
     stdin: bytes = b""
-    """Its standard input."""
+    """The program's standard input."""
     channel: socket.socket | None = None
-    """Its standard input in place of `stdin`: a socket, such as one end of a pair whose other end another program has."""
+    """A socket as standard input, in place of `stdin`; another program may have the socket's other end."""
     files: Mapping[str, bytes] = attrs.field(factory=dict)
-    """Files put into its working directory before it starts: relative path to content."""
+    """Contents of files in the program's working directory, by relative path."""
 
     def __attrs_post_init__(self) -> None:
         if (self.source is None) == (not self.argv):
@@ -71,11 +71,11 @@ class ProgramVerdict(StrEnum):
     """How a program ended."""
 
     OK = "ok"
-    """By itself, with exit status 0."""
+    """The program exited with status 0."""
     FAILED = "failed"
-    """By itself, with another exit status, such as after an exception."""
+    """The program exited with another status, such as after an exception."""
     CRASHED = "crashed"
-    """By a signal."""
+    """The program was ended by a signal."""
     TIMEOUT = "timeout"
     MEMORY = "memory"
     OUTPUT_LIMIT = "output_limit"
@@ -87,21 +87,21 @@ class Result:
     """The result of a program run. Faults of the sandbox are exceptions instead."""
 
     verdict: ProgramVerdict
-    """How it ended."""
+    """How the program ended."""
     exit_status: int | None = None
-    """Its exit status; None where a signal or a limit ended it."""
+    """The program's exit status; None where a signal or a limit ended it."""
     signal: int | None = None
-    """The signal that ended it, where one did and no limit."""
+    """The signal that ended the program; None where it exited or a limit ended it."""
     stdout: bytes = b""
-    """The first `ProgramLimits.output` bytes."""
+    """The first `ProgramLimits.output` bytes of standard output."""
     stderr: bytes = b""
-    """The last 16 KiB."""
+    """The last 16 KiB of standard error."""
     cpu_s: float = 0.0
-    """Seconds of CPU of all its processes, set-up included."""
+    """CPU seconds of all the program's processes, set-up included."""
     wall_s: float = 0.0
     """Seconds on the clock from the start of the sandbox to the program's end."""
     peak_memory: int = 0
-    """Bytes: the most that one process had resident, or that was seen of all together."""
+    """Peak resident memory in bytes: the most of one process, or the most measured of all together."""
 
     @property
     def ok(self) -> bool:
@@ -116,10 +116,10 @@ class Runner(Protocol):
         """Run a program to its end; safe to call from many threads.
 
         Raises:
-            SandboxError: the sandbox could not be had; nothing is known about the program.
+            SandboxError: the sandbox could not be started; nothing is known about the program.
         """
         ...
 
     def cancel(self, program: Program) -> None:
-        """End the runs of this object that are under way; they raise SandboxUnreachableError. A service's end at their limit."""
+        """End the runs of this Program object; they raise SandboxUnreachableError. On a service they end at their limit."""
         ...

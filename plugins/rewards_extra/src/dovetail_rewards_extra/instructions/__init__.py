@@ -1,4 +1,4 @@
-"""Instructions that can be checked: a registry, and a good set of them under IFEval's names (arXiv:2311.07911)."""
+"""A registry of checkable instructions, with 24 under IFEval's names (arXiv:2311.07911)."""
 
 from dovetail_rewards_extra.instructions import formats, length, words
 from dovetail_rewards_extra.instructions.registry import INSTRUCTIONS, Instruction, instruction

@@ -1,4 +1,4 @@
-"""Instructions on how long a response is: words, sentences and paragraphs."""
+"""Instructions on the length of a response: words, sentences and paragraphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RULE = re.compile(r"^[^\S\n]{0,64}(?:\*\*\*|---|___)[^\S\n]*$", re.MULTILINE)
 
 
 def sentences(text: str) -> int:
-    """Return sentences: pieces with a word between the ends `.`, `!`, `?`, or empty lines; common abbreviations end none."""
+    """Return the number of sentences: parts with a word that `.`, `!`, `?` or empty lines end; common abbreviations end none."""
     plain = _NO_END.sub(lambda match: match.group()[:-1], text)
     return sum(WORD.search(piece) is not None for piece in _SENTENCE_END.split(plain))
 

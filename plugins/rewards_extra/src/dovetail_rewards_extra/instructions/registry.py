@@ -13,7 +13,7 @@ from dovetail.errors import nearest
 Check = TypeVar("Check", bound=Callable[..., bool])
 
 Relation = Literal["less than", "at least"]
-"""How a count is compared."""
+"""The relation of a count to its bound."""
 
 
 @attrs.frozen
@@ -21,11 +21,11 @@ class Instruction:
     """One kind of instruction."""
 
     name: str
-    """Such as `keywords:existence`."""
+    """The instruction's name, such as `keywords:existence`."""
     holds: Callable[..., bool]
-    """`holds(text, **arguments)`: whether a response keeps to it."""
+    """A function `holds(text, **arguments)` that returns whether a response keeps to the instruction."""
     arguments: Mapping[str, Any]
-    """Argument → its type."""
+    """The type of each argument, by name."""
     optional: frozenset[str]
     """Arguments that may be absent."""
 
@@ -47,7 +47,7 @@ class Instruction:
 
 
 INSTRUCTIONS: dict[str, Instruction] = {}
-"""Name → instruction. `@instruction("my:name")` adds one; rows may then name it."""
+"""The instructions by name. `@instruction("my:name")` adds one, which rows may then name."""
 
 
 def instruction(name: str) -> Callable[[Check], Check]:

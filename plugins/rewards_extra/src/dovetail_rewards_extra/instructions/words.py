@@ -7,7 +7,7 @@ import re
 from dovetail_rewards_extra.instructions.registry import Relation, compare, instruction
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
-"""A word: letters, digits and what joins them."""
+"""Pattern of a word: letters and digits, joined by apostrophes or hyphens."""
 
 
 def occurrences(text: str, word: str) -> int:

@@ -67,17 +67,18 @@ class Judges:
 
     manager: str = "naive"
     unit: str = "sample"
-    """What it scores at once."""
+    """The unit that the manager scores at once: `sample` or `group`."""
     needs_functions: bool = True
-    """Whether it scores with the functions of the reward section."""
+    """Whether the manager scores with the functions of the reward section."""
     own: tuple[_Rule, ...] = ()
-    """Functions of its own."""
+    """The functions that the manager's own config selects."""
 
 
 class ConfiguredFunctions(RewardFunctions):
-    """The functions of a run. The order: `reward.functions[data_source]`, `reward.function`, an installed function named so.
+    """The reward functions of a run. For a row: `reward.functions[data_source]`, else `reward.function`, else an installed function of that
+    name.
 
-    It pickles as config: another process makes the functions for itself.
+    It is pickled as its config; another process constructs the functions again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a reward model reads: a conversation as the tokens that its chat template makes of it."""
+"""The input of a reward model: a conversation, tokenized with the model's chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail_datasets import TextEncoder
 def conversation_ids(
     encoder: TextEncoder, prompt: str | Sequence[Mapping[str, Any]], response: str
 ) -> list[int]:
-    """Return the tokens of a prompt and a response, of which the last is where a reward model is read, and was trained.
+    """Return the tokens of a prompt and a response; a reward model's score is read, and was trained, at the last one.
 
     Args:
         encoder: the encoder of the model's own tokenizer, with a chat template.

@@ -1,5 +1,5 @@
-"""Reward functions as managers use them: found by `data_source`, called by name; and what they return, judged: a score, or a failure
-that says what was wrong.
+"""Reward functions as managers use them: selected by `data_source` and called by parameter name. Results become a score, or a failure that
+says what was wrong.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dovetail.text import encodable
 from dovetail_rollouts.scoring.reward_signature import Form, signature_of
 
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - tokens of a language model
-"""What a reward function calls its rewards of single tokens."""
+"""The key of a reward function's rewards of single tokens."""
 TURN_REWARDS = "turn_rewards"
-"""What a reward function calls its rewards of an episode's turns."""
+"""The key of a reward function's rewards of an episode's turns."""
 ANSWER = "pred"
-"""What a reward function calls the answer that it found in a response: something to vote on, never a figure."""
+"""The key of the answer that a reward function found in a response; it is used for majority votes, and is never a metric."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -94,7 +94,7 @@ class RewardCall:
         return self._on_list([sample.arguments() for sample in samples])
 
     def on_pair(self, first: Sample, second: Sample) -> Any:
-        """Call a function on pairs: returns how much better the first response is, from 0 to 1."""
+        """Call a function on pairs, and return how far the first response is better, from 0 to 1."""
         a, b = first.arguments(), second.arguments()
         return self._call(
             lambda name: (b if name == "solution_b" else a)[self._signature.field(name)]
@@ -114,7 +114,7 @@ class RewardCall:
 
 
 class RewardFunctions:
-    """Which function scores a row: the one for its `data_source`, or the one for every row.
+    """The mapping from rows to reward functions: one for each `data_source`, or one for every row.
 
     The source `rollouts` makes it from the reward section and hands it to a manager as `context.reward_functions`.
     """

@@ -1,4 +1,4 @@
-"""What a reward function wants to be called with, told from its parameters: one sample, lists, or a pair."""
+"""The form of call that a reward function's parameters ask for: one sample, lists, or a pair."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import attrs
 from dovetail.errors import ConfigError, nearest
 
 Form = Literal["sample", "list", "pair"]
-"""One sample a call, lists over samples, or two responses to compare."""
+"""The form of a call: one sample, lists over samples, or two responses to compare."""
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""What a reward function may ask for, by name; all that `**kwargs` brings."""
+"""The parameters that a reward function may have; `**kwargs` gets these and no others."""
 FURTHER = ("prompt", "response_ids", "finish_reason", "trajectory")
-"""What it may ask for besides."""
+"""Further parameters that a reward function may name."""
 _SAMPLE = {name: name for name in (*PARAMETERS, *FURTHER)}
 _LIST = {
     **{f"{name}s": name for name in (*PARAMETERS, "prompt", "finish_reason")},

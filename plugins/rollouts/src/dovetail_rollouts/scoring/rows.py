@@ -1,4 +1,4 @@
-"""Whether a dataset's rows can be scored, said before anything is generated, and which installed functions they find by themselves."""
+"""Checks, before generation, that a dataset's rows can be scored; and the installed functions that rows select by `data_source`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail.sections import RewardSection
 from dovetail_rollouts.scoring.functions import ConfiguredFunctions, InstalledFunctions
 
 SHOWN = 5
-"""Complaints of one kind that a message lists."""
+"""The most problems of one kind that a message lists."""
 
 
 def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> None:
@@ -80,7 +80,7 @@ def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[
 
 
 def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -> list[PluginRef]:
-    """Return the installed functions that rows find by their `data_source`, without a word of the config."""
+    """Return the installed functions that rows select by their `data_source` alone, without the config."""
     from dovetail.plugins import ref_for
 
     loader = InstalledFunctions()

@@ -1,4 +1,4 @@
-"""Scorer: feeds samples to the reward manager while others still generate, and answers for every one of them."""
+"""Scorer: passes samples to the reward manager while others still generate, and returns one outcome for each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dovetail_rollouts.rollout_seconds import BusyTime
 from dovetail_rollouts.scoring.reward_calls import finite_float
 
 LONGEST_BACKOFF = 30.0
-"""Seconds."""
+"""The longest wait before a retry, in seconds."""
 ANY_NUMBER = 1 << 30
-"""Places for a manager that queues by itself."""
+"""The concurrency of a manager that queues by itself: no limit in practice."""
 
 
 class BrokenAnswer(Failure):
@@ -138,7 +138,7 @@ class Scorer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def cancel(self) -> None:
-        """Give up everything that is being scored, when the rollout is abandoned."""
+        """Cancel everything that is being scored, when the rollout is abandoned."""
         await self.forget(list(self._added))
         self._begin()
         self._manager.sleep()

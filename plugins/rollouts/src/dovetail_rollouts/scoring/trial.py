@@ -29,7 +29,7 @@ from dovetail_rollouts.scoring.rows import check_sources
 from dovetail_rollouts.scoring.scorer import Scorer
 
 RESPONSE_KEYS = ("responses", "response", "solution_str", "output", "completion", "text")
-"""Where a line of a file of responses has its text, or a list of texts; the first that is there counts."""
+"""The keys under which a line of a responses file may have its text or list of texts; the first one present is used."""
 _SOLUTION_KEYS = ("answer", "solution")
 _REFERENCES = (*(f"extra_info.{key}" for key in _SOLUTION_KEYS), "ground_truth")
 _MEDIA = ("images", "videos")
@@ -40,15 +40,15 @@ class TrialSample:
     """One response and its outcome."""
 
     prompt: Prompt
-    """Without tokens."""
+    """The row's prompt, without tokens."""
     response: str
     taken_from: str
     """The file, column or key that the response comes from."""
     function: str | None = attrs.field(init=False, default=None)
-    """What scored it; None where the manager has functions of its own."""
+    """The name of the function that scored the response; None where the manager has its own functions."""
     outcome: Outcome = attrs.field(init=False)
     seconds: float = attrs.field(init=False, default=0.0)
-    """In the manager, over all tries, its queue included; that of its group where groups are scored."""
+    """Seconds in the manager over all tries, queueing included; the group's time where groups are scored."""
 
 
 def try_rewards(

@@ -1,4 +1,4 @@
-"""What the transports `in_process` and `disk` are configured by."""
+"""Config classes of the transports `in_process` and `disk`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class InProcessTransportConfig(PluginSection):
     """Weights handed over within one process."""
 
     channel: str | None = None
-    """Name of a mailbox that every transport of this process with the same name shares; absent: one of its own."""
+    """Name of a mailbox that all transports of this process with the same `channel` share; absent: a private mailbox."""
     verify: bool = True
-    """Prove by digests that every tensor arrived as it was sent."""
+    """Verify by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds to wait for an update."""
 
@@ -28,6 +28,6 @@ class DiskTransportConfig(PluginSection):
     keep: int = attrs.field(default=2, validator=attrs.validators.ge(1))
     """Updates to keep, newest first."""
     verify: bool = True
-    """Prove by digests that every tensor arrived as it was sent."""
+    """Verify by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds to wait for an update."""

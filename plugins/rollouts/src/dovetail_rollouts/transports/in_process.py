@@ -47,14 +47,14 @@ class Mailbox:
             self._release()
 
     def put(self, version: int, buckets: tuple[Bucket, ...]) -> None:
-        """Replace the content."""
+        """Replace the content by the buckets of this version."""
         with self._changed:
             self._version, self._buckets, self._broken = version, buckets, None
             self._waiting = set(self._receivers)
             self._changed.notify_all()
 
     def break_off(self, update_id: str, reason: str) -> None:
-        """Announce that this attempt of an update failed; the content stays."""
+        """Announce that this attempt at an update failed; the content stays."""
         with self._changed:
             self._broken = (update_id, reason)
             self._changed.notify_all()
@@ -63,7 +63,7 @@ class Mailbox:
         """Wait for a version.
 
         Raises:
-            WeightSyncError: it broke off, or did not come in time.
+            WeightSyncError: the update failed, or did not arrive in time.
         """
 
         def broken() -> bool:

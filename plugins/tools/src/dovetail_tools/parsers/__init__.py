@@ -1,1 +1,1 @@
-"""Parsers of tool calls, a family of models each."""
+"""Parsers of tool calls, one for each family of models."""

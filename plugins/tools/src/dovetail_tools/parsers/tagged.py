@@ -25,14 +25,14 @@ class Tagged(ToolParser):
     """Base of parsers of functions and parameters that are tags."""
 
     call: ClassVar[str]
-    """What begins a function's tag."""
+    """The text that begins a function's tag."""
     function: ClassVar[re.Pattern[str]]
-    """A function's opening tag; `name` is its name."""
+    """Pattern of a function's opening tag; the group `name` is the function's name."""
     function_end: ClassVar[str]
     parameter: ClassVar[re.Pattern[str]]
-    """A parameter's opening tag; `name` is its name."""
+    """Pattern of a parameter's opening tag; the group `name` is the parameter's name."""
     around: ClassVar[re.Pattern[str]]
-    """Tags around calls, which are not content."""
+    """Pattern of tags around calls, which are not content."""
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=self.call)

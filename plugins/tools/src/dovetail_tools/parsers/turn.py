@@ -1,4 +1,4 @@
-"""What parsers share: a turn's reasoning, its text and the calls found so far, and JSON inside of text."""
+"""Helpers of the parsers: a turn's reasoning, text and calls found so far, and JSON inside text."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
     """Return the JSON value at a position, after white space, and its end.
 
     Raises:
-        ValueError: the text there is not JSON; a number is invalid or too long; it is nested too deeply.
+        ValueError: the text there is not JSON or is nested too deeply; or a number is invalid or too long.
     """
     space = _SPACE.match(text, start)
     assert space is not None
@@ -106,10 +106,10 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def whole_json(text: str) -> Any:
-    """Return the JSON value that a text is.
+    """Return the value of a text that is JSON as a whole.
 
     Raises:
-        ValueError: as for `json_at`; something follows it.
+        ValueError: as for `json_at`; or text follows the value.
     """
     value, end = json_at(text, 0)
     if text[end:].strip():

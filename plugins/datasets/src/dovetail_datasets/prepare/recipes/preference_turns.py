@@ -10,7 +10,7 @@ Turns = list[dict[str, str]]
 
 
 def pair(chosen: Turns, rejected: Turns) -> dict[str, Any] | UnusedRow:
-    """Return `prompt`, `chosen` and `rejected`, each as messages, or why the two are not a pair.
+    """Return `prompt`, `chosen` and `rejected`, each as messages, or the reason why the two are no pair.
 
     Args:
         chosen: messages with `role` and `content`, from the first turn to the answer.

@@ -1,4 +1,4 @@
-"""The sandbox's helper: a small process of its own, made of the standard library only, that confines and runs programs.
+"""The sandbox's helper: a small separate process that confines and runs programs, and uses the standard library only.
 
 It is started with an empty environment and without site packages, as the package `helper`; nothing here imports Dovetail.
 """

@@ -1,4 +1,4 @@
-"""The tests' side of assert tests in two processes: asks the response's process, and makes what it replies."""
+"""The tests' side of assert tests in two processes: sends requests to the response's process, and rebuilds values from its replies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MUTABLE = (list, dict, set, bytearray, collections.deque)
 _UNSHARED = 3
 """References to a copy that the test holds no more."""
 TEXT = "_text_"
-"""Attribute of an exception of the response: its text."""
+"""Name of the attribute that holds the text of a response's exception."""
 
 
 class TestsError(Exception):
-    """The tests can't be run in a process of their own."""
+    """The tests can't be run in a separate process."""
 
 
 class AnswerLostError(BaseException):
@@ -29,7 +29,7 @@ class AnswerLostError(BaseException):
 
 
 def refusal(error: BaseException) -> dict[str, str]:
-    """Return the reply to a request whose outcome can't be sent."""
+    """Return the reply to a request whose result can't be sent."""
     why = (
         "it has a cycle or is nested too deeply"
         if isinstance(error, RecursionError)
@@ -65,13 +65,13 @@ class AnswerClient:
         """What the tests can't do here: there is no score, whatever they caught."""
 
     def ask(self, what: str, /, *args: object, **named: object) -> Any:
-        """Return the result of an operation in the response's process, on objects of its own and plain data.
+        """Return the result of an operation in the response's process, on its objects and on plain data.
 
         Raises:
             TestsError: an argument is not plain data, or too long.
             NotPlainError: the response's values have a cycle, are nested too deeply or are too long.
             AnswerLostError: no reply arrived.
-            BaseException: an exception that was raised there, of the same type by name, with the same arguments.
+            BaseException: the exception that the operation raised there, with the same type name and arguments.
         """
         if what != "change":
             self._write_back()
@@ -117,7 +117,7 @@ class AnswerClient:
             self.refuse(refusal(deep)["refused"])
 
     def refuse(self, why: str) -> NoReturn:
-        """End the test under way, which then does not hold.
+        """End the running test as failed.
 
         Raises:
             NotPlainError: always.
@@ -132,7 +132,7 @@ class AnswerClient:
     def resolve(self, name: str, namespace: dict[str, Any]) -> None:
         """Put the object that the response's module holds under this name into a namespace, if there is one.
 
-        What the response imported is imported here, under its own name alone.
+        Modules that the response imported are imported here, under their own names only.
         """
         reply = self.exchange({"do": "name", "name": name})
         with self._reading():

@@ -1,4 +1,4 @@
-"""What stands in the tests' process for an object of the response's."""
+"""Proxies in the tests' process for objects of the response's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process gives up before it runs a program: limits, user, capabilities, files, system calls."""
+"""Confinement of a process before it runs a program: limits, user, capabilities, files, system calls."""
 # A small process that imports little and works with descriptors has no use for pathlib.
 # ruff: noqa: PTH109, PTH112, PTH116, PTH120, PTH123
 
@@ -17,20 +17,20 @@ STACK = 64 << 20
 _DAC_READ_SEARCH = 1 << 2
 _LAST_CAPABILITY = 63
 SLOTS = 256
-"""Private users of one helper."""
+"""The number of private users of one helper."""
 _SPARE = 4
 """Processes of the helper's own that count against the private user or namespace."""
 
 
 def own_processes(setup: SandboxSetup) -> bool:
-    """Return whether programs run in a process namespace of their own."""
+    """Return whether programs run in a separate process namespace."""
     return setup["level"] in ("namespaces", "bubblewrap")
 
 
 def private_users() -> int | None:
     """Return the first of the user ids for runs, one a slot, where the helper is root; None elsewhere.
 
-    These ids are far above those of people. A container that maps only a few ids has its highest ones used.
+    These ids are far above ordinary users'. In a container that maps only a few ids, the highest ones are used.
     """
     if os.geteuid() != 0:
         return None

@@ -41,7 +41,7 @@ class AnswerServer:
 
     Args:
         module: the response's module.
-        task: `seconds` and `clock` of a test.
+        task: the mapping with `seconds` and `clock` of a test.
     """
 
     def __init__(self, module: types.ModuleType, task: Mapping[str, Any]) -> None:
@@ -71,7 +71,9 @@ class AnswerServer:
         }
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply: `value`, `raised` or what `_look_up` gives, with `arguments` where they changed; or `refused`, why not."""
+        """Return the reply: `value`, `raised` or the result of `_look_up`, with `arguments` where they changed; or `refused` with the
+        reason.
+        """
         try:
             return self._answer(request)
         except BaseException as error:  # noqa: BLE001 - a cycle, a depth or a length that can't be sent
@@ -178,7 +180,7 @@ def _module() -> types.ModuleType:
 def run_tests(task: Mapping[str, Any]) -> None:
     """Run each text of `cases` after `prelude`, and print a line of JSON for each: `held` is the token, or `error`.
 
-    The response's objects of the names in `names` are there.
+    The cases can use the response's objects that `names` lists.
     """
     channel = MessageSocket()
     told = os.dup(1)

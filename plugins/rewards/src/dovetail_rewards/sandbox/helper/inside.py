@@ -1,4 +1,4 @@
-"""The first process of a sandbox: starts the program, takes in its orphans, and tells how it ended."""
+"""The first process of a sandbox, which starts the program, adopts its orphans, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from . import confine, jail, program, syscalls as sc
 from .wire import Request, SandboxSetup
 
 FAULT = b"!"
-"""First byte of a report that says what kept the program from starting."""
+"""First byte of a report that the program could not start."""
 STATUS = struct.Struct("<xi")
 STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
-"""Where the descriptors lie in a first process and below it."""
+"""The descriptor numbers in a first process and its children."""
 
 
 def place(descriptors: list[int]) -> None:

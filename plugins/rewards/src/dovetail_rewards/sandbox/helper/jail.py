@@ -15,7 +15,7 @@ WORK = f"{BOX}/work"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _LINKS = {"/tmp": f"{BOX}/tmp", "/dev/shm": f"{BOX}/shm", "/dev/fd": "/proc/self/fd"}  # noqa: S108 - inside the jail
 FOLDERS = ("work", "tmp", "shm")
-"""What a fresh box holds: the working directory, /tmp and /dev/shm."""
+"""The folders of a fresh box: the working directory, /tmp and /dev/shm."""
 _SYSTEM = (
     "/usr",
     "/bin",

@@ -1,4 +1,4 @@
-"""What the two processes of assert tests send each other: values as lines of JSON, never pickled."""
+"""The messages between the two processes of assert tests: values as lines of JSON, never pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Bytes of one message; the response's process is given up where it sends more."""
+"""The most bytes of one message; the response's process is abandoned if it sends more."""
 _ARRAY_KINDS = "biufcSUmM"
 """Kinds of dtypes whose bytes are the values: numbers, texts and times, no objects."""
 _SCALARS = (str, int, float)
@@ -58,7 +58,7 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
 
     Args:
         value: any object.
-        keep: returns a placeholder for a value that is not plain data, or raises.
+        keep: a function that returns a placeholder for a value that is not plain data, or raises.
         exact: whether subclasses of the plain types are refused; otherwise they become their base type.
     """
     kind: Any = type(value)

@@ -1,4 +1,4 @@
-"""Runs one program in a process that is confined already: Python source in this very interpreter, or a command."""
+"""Runs one program in an already confined process: Python source in this interpreter, or a command."""
 # A small process that imports little and works with descriptors has no use for pathlib.
 # ruff: noqa: PTH103, PTH109, PTH120, PTH123
 

@@ -1,7 +1,7 @@
 """A seccomp filter: system calls that a sandboxed program has no use for fail with EPERM.
 
-Everything else is allowed: the filter closes the kernel's rarely used doors (namespaces, tracing, keys, io_uring,
-kernel objects that outlive a process) and every socket; limits, users, namespaces and Landlock do the rest.
+Everything else is allowed: the filter blocks rarely used parts of the kernel (namespaces, tracing, keys, io_uring,
+    kernel objects that outlive a process) and every socket; limits, users, namespaces and Landlock do the rest.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-"""Refused whatever the arguments. `socket` is among them: no address family, hence no network at any level."""
+"""System calls that are always refused. `socket` is among them, hence there is no network at any level."""
 
 ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
@@ -110,7 +110,7 @@ ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "file_setattr": (469, 469),
     "truncate": (76, 45),
 }
-"""Refused as well where programs share the machine's files: Landlock does not guard the attributes of files."""
+"""System calls that are also refused where programs share the machine's files: Landlock does not guard the attributes of files."""
 
 JUDGED: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220),
@@ -127,7 +127,7 @@ JUDGED: dict[str, tuple[int | None, int | None]] = {
     "rt_sigaction": (13, 134),
     "socketpair": (53, 199),
 }
-"""Refused by their arguments."""
+"""System calls that are refused by their arguments."""
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000

@@ -1,7 +1,7 @@
 """The helper process: takes requests on a socket and forks a supervisor for each.
 
-It holds nothing that a program could want: programs, inputs and outputs go past it in descriptors, and its
-environment is empty. Programs in Python run in a fork of it, confined, which saves the interpreter's start.
+It holds no data that a program could steal: programs, inputs and outputs bypass it through descriptors, and its environment is empty.
+Python programs run in a confined fork of it, which saves the interpreter's start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
     """Bring this process into the initial state of every run, and return the paths that programs may read.
 
     Raises:
-        OSError: the level is not to be had here.
+        OSError: the level is not available here.
     """
     if reason := seccomp.supported():
         raise OSError(reason)

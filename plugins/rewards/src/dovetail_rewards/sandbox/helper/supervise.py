@@ -1,4 +1,4 @@
-"""Supervises one run: makes its surroundings, starts it, watches it, ends it wholly, and reports."""
+"""Supervises one run: prepares its directory and limits, starts it, watches it, kills all its processes, and reports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FIRST_TICK, _LAST_TICK = 0.01, 0.05
 
 
 class Supervisor:
-    """One run from its request to its report, in a process of its own.
+    """Runs one request, from its arrival to its report, in a separate process.
 
     Args:
-        setup: the helper's.
+        setup: the helper's set-up.
         request: the run's request.
-        descriptors: status socket, stdin, stdout, stderr, payload.
+        descriptors: the descriptors of status socket, stdin, stdout, stderr and payload.
         procfs: a descriptor of /proc.
         readable: the paths that programs may read.
         user: the private user of this run; None where the helper is not root.

@@ -1,4 +1,4 @@
-"""Watches the processes of one run: their time, their memory, their disk; and ends every one of them."""
+"""Watches the time, memory and disk use of one run's processes, and kills them."""
 # A small process that imports little and works with descriptors has no use for pathlib.
 # ruff: noqa: PTH106, PTH208
 
@@ -24,14 +24,14 @@ _PREFIX = "dovetail-sandbox-"
 _STARVED = 10
 """A run that needs so many times its wall limit, waiting for a core, is given up as a fault of the machine."""
 MOST_FILES = 10_000
-"""Files and directories of one run."""
+"""The most files and directories of one run."""
 
 
 class Watch:
     """Measures a run, and compares it with its limits.
 
     Args:
-        request: the limits.
+        request: the request, with its limits.
         procfs: a descriptor of /proc as the supervisor's process namespace sees it.
         disk: the directory whose size is limited; None where the kernel limits it.
         box: the file system in memory whose files are counted; None where the kernel counts them.

@@ -1,4 +1,4 @@
-"""What the caller and the helper tell each other, as JSON; file descriptors travel beside it."""
+"""The messages between caller and helper: JSON, with file descriptors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ Level = Literal["namespaces", "bubblewrap", "subprocess"]
 
 
 class SandboxSetup(TypedDict):
-    """How a helper confines, for as long as it lives."""
+    """The confinement that a helper applies to all its runs."""
 
     level: Level
     readable: list[str]
     """Directories with packages that programs may import, and further ones that they may read."""
     packages: list[str]
-    """What is added to `sys.path`."""
+    """Directories that are added to `sys.path`."""
     preload: list[str]
     """Modules imported once, before the first program."""
     folders: list[str]
@@ -22,18 +22,18 @@ class SandboxSetup(TypedDict):
     bwrap: str
     """Path of bubblewrap; empty at other levels."""
     base: str
-    """Where throw-away directories are made at the level without mounts of its own."""
+    """The directory for temporary directories, at the level without private mounts."""
 
 
 class Request(TypedDict):
-    """One run. Descriptors with it: status, stdin, stdout, stderr, payload."""
+    """One run. It is sent with the descriptors status, stdin, stdout, stderr and payload."""
 
     slot: int
-    """Which of the private users it gets; no other run has it at the same time."""
+    """Number of the private user that the run gets; no other run has it at the same time."""
     cpu_s: float
     wall_s: float
     memory: int
-    """Bytes, like the other sizes."""
+    """Memory limit in bytes; the other sizes are in bytes, too."""
     processes: int
     open_files: int
     file_size: int
@@ -44,21 +44,21 @@ class Payload(TypedDict, total=False):
     """The program. Only the process that is about to run it reads it, already confined."""
 
     source: str
-    """Python source; or else `argv`."""
+    """Python source; absent where `argv` is given."""
     argv: list[str]
     files: dict[str, str]
-    """Relative path to content, as base64."""
+    """The content of files as base64, by relative path."""
 
 
 class Report(TypedDict):
-    """How a run went."""
+    """The report on a finished run."""
 
     status: int | None
     """The wait status; None where the program was ended, or never began."""
     ended: str | None
-    """Why it was ended: wall, cpu, memory, disk, caller, starved."""
+    """The reason for which the run was ended: wall, cpu, memory, disk, caller or starved."""
     cpu_s: float
     wall_s: float
     peak_memory: int
     fault: str | None
-    """What kept the sandbox from being set up."""
+    """The error with which the sandbox could not be set up."""
