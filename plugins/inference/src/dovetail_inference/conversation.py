@@ -173,7 +173,7 @@ def open_model(
         model: as for `dovetail generate`: a run, RUN@STEP, a directory in Hugging Face format, or a hub id.
         overrides: `key=value`.
         config: replaces the run's own config.
-        loop: makes the agent loop from the config and the context of plugins.
+        loop: a function that makes the agent loop from the config and the context of plugins.
 
     Yields:
         A function that runs an episode of the loop on messages. All its calls are awaited on one event loop.

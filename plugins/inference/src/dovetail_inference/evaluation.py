@@ -36,7 +36,7 @@ def evaluate(
     Args:
         config: the result of `source.load_config`.
         source: the model.
-        server: generates; by default the config's engine.
+        server: the server that generates; by default the config's engine.
 
     Returns:
         The metrics of `validation_metrics`, and the samples.

@@ -35,11 +35,11 @@ def export_checkpoint(
         directory: the directory of the model; must not exist.
         role: the role of the model.
         overrides: `key=value` of the run's config.
-        adapter: the adapter alone, in peft's form.
+        adapter: whether to write only the adapter, in peft's form.
         quantize: the quantization method, such as `fp8`; by default none.
 
     Returns:
-        The commands that serve it, see `write_card`.
+        The commands that serve the model, see `write_card`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.

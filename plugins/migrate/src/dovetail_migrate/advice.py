@@ -1,4 +1,4 @@
-"""What `check` says of a config's key that is verl's or TRL's: the import translates it."""
+"""Advice of `dovetail check` on keys of verl or TRL in a config: use the import, which translates them."""
 
 from __future__ import annotations
 

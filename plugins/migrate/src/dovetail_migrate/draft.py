@@ -1,4 +1,4 @@
-"""A Dovetail config in the making, with what became of each key of the other system's."""
+"""A draft of a Dovetail config, with the outcome for each key of the other system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.sections import RunConfig
 
 
 class KeyOutcome(StrEnum):
-    """The result for a key; a later one in this list outweighs an earlier one."""
+    """The outcome for a key, in increasing order of severity."""
 
     UNNEEDED = "not needed"
     MAPPED = "mapped"
@@ -46,7 +46,7 @@ class Draft:
     comments: dict[str, str] = attrs.field(factory=dict)
     findings: list[KeyFinding] = attrs.field(factory=list)
     problems: list[str] = attrs.field(factory=list)
-    """Why the job as a whole can't be imported."""
+    """Reasons why the job as a whole can't be imported."""
 
     def put(self, ours: str, value: Any, *theirs: str, why: str = "") -> None:
         """Set the Dovetail key `ours`, which replaces the source's keys `theirs`; `why`, if given, says how its meaning differs."""
@@ -61,7 +61,7 @@ class Draft:
         self.findings += [KeyFinding(KeyOutcome.UNNEEDED, key, why=why) for key in theirs]
 
     def change(self, why: str, *theirs: str) -> None:
-        """Record keys whose effect is achieved in another way than by a key."""
+        """Record keys whose effect Dovetail achieves in another way than by a key."""
         self.findings += [KeyFinding(KeyOutcome.CHANGED, key, why=why) for key in theirs]
 
     def refuse(self, why: str, *theirs: str) -> None:

@@ -1,4 +1,4 @@
-"""What an import prints: every key that was given, by what became of it."""
+"""The report of an import: every given key, by outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KeyReport:
     """The result for one given key."""
 
     key: str
-    """As it was written."""
+    """The key as it was written."""
     value: Any
     outcome: KeyOutcome
     ours: str = ""
@@ -31,7 +31,7 @@ class KeyReport:
     why: str = ""
 
     def line(self) -> str:
-        """Return it as a line of the report."""
+        """Return the result as a line of the report."""
         said = f"{self.key} = {shown(self.value)}"
         if self.ours:
             said += f"  →  {self.ours}" + ("" if self.our_value is None else f" = {shown(self.our_value)}")  # fmt: skip
@@ -45,15 +45,15 @@ class ImportReport:
     keys: tuple[KeyReport, ...]
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Keys given twice, the version, defaults that are written."""
+    """Notes on the whole job: keys given twice, the version, and defaults that are written."""
 
     def count(self, outcome: KeyOutcome) -> int:
-        """Return how many keys have an outcome."""
+        """Return the number of keys with this outcome."""
         return sum(each.outcome is outcome for each in self.keys)
 
     @property
     def importable(self) -> bool:
-        """Whether a config may be written without asking for a part."""
+        """Whether the whole config can be written, without `--partial`."""
         missing = (KeyOutcome.REFUSED, KeyOutcome.UNKNOWN)
         return not self.problems and not any(self.count(outcome) for outcome in missing)
 
@@ -71,7 +71,7 @@ class ImportReport:
                 yield from (f"  {each.line()}" for each in found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain containers."""
+        """Return the report as JSON values."""
         return {
             "schema": 1,
             "keys": [attrs.asdict(each) for each in self.keys],

@@ -12,10 +12,10 @@ from dovetail_optimizers.config import AdafactorConfig
 
 
 class Adafactor(Optimizer):
-    """w ← w − lr_t · max(min_scale, RMS(w)) · u / max(1, RMS(u) / clip), u = g / √v̂, lr_t = min(lr, 1 / √t); of a matrix, v̂ is the
-    product of the row and column averages of g² over their mean.
+    """w ← w − lr_t · max(min_scale, RMS(w)) · u / max(1, RMS(u) / clip), u = g / √v̂, lr_t = min(lr, 1 / √t); for a matrix, v̂ is the
+    product of the row and column averages of g², divided by their mean.
 
-    It does not claim `sharded`: torch's refuses DTensors (an in-place power of a partial norm, as of 2.13).
+    It does not declare `sharded`: torch's Adafactor refuses DTensors (an in-place power of a partial norm, as of 2.13).
     """
 
     name = "adafactor"

@@ -15,20 +15,20 @@ _BETAS: Validator = attrs.validators.deep_iterable(
 
 @attrs.frozen(kw_only=True)
 class AdamWConfig(OptimSection):
-    """AdamW (arXiv 1711.05101), PyTorch's fused one."""
+    """AdamW (arXiv 1711.05101) in PyTorch's fused implementation."""
 
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.999), validator=_BETAS)
     """Decays of the moments."""
     eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
-    """Added to the denominator."""
+    """Constant added to the denominator."""
 
 
 @attrs.frozen(kw_only=True)
 class AdamW8bitConfig(AdamWConfig):
     """AdamW with moments of 8 bits in blocks of 256 (arXiv 2110.02861), torchao's: 2 bytes of state a parameter in place of 8.
 
-    The moments of a parameter stay float32 where its part on a rank has fewer than 4,096 elements, or a count that 256 does not divide. The
-    kernels are compiled at the first step.
+    The moments of a parameter stay float32 where its shard has fewer than 4,096 elements, or a number of elements that 256 does not divide.
+    The kernels are compiled at the first step.
     """
 
 
@@ -55,21 +55,21 @@ class MuonConfig(OptimSection):
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.999), validator=_BETAS)
     """Decays of AdamW's moments."""
     eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
-    """Added to AdamW's denominator."""
+    """Constant added to AdamW's denominator."""
 
 
 @attrs.frozen(kw_only=True)
 class AdafactorConfig(OptimSection):
-    """Adafactor (arXiv 1804.04235), PyTorch's: of a matrix it keeps the second moments' row and column averages alone."""
+    """Adafactor (arXiv 1804.04235), PyTorch's: of a matrix's second moments it keeps only the row and column averages."""
 
     lr: float = attrs.field(default=1e-3, validator=attrs.validators.ge(0))
     """Peak learning rate, relative to the root mean square of each parameter."""
     weight_decay: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
-    """Decoupled weight decay: a step takes lr · weight_decay of each weight off."""
+    """Decoupled weight decay: a step multiplies each weight by 1 − lr · weight_decay."""
     beta2_decay: float = attrs.field(default=-0.8, validator=attrs.validators.le(0))
     """The second moments' decay at step t is 1 − t ** beta2_decay."""
     min_scale: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
-    """Root mean square of a parameter that its learning rate is at least relative to."""
+    """Lower bound of the root mean square of a parameter by which its learning rate is scaled."""
     clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
     """Largest root mean square of a step before it is scaled."""
 
@@ -93,11 +93,11 @@ class SgdConfig(OptimSection):
 
 @attrs.frozen(kw_only=True)
 class WsdConfig(PluginSection):
-    """Warm-up, stable, decay (arXiv 2404.06395): the peak, and a fall to `min_lr_ratio` in the last steps."""
+    """Warm-up, stable, decay (arXiv 2404.06395): the peak rate, then a decay to `min_lr_ratio` in the last steps."""
 
     decay_share: float = attrs.field(
         default=0.1, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
-    """Share of the steps after warm-up in which it falls."""
+    """Share of the steps after warm-up in which the rate decays."""
     decay: Literal["linear", "sqrt", "cosine"] = "linear"
-    """The fall over x from 0 to 1: 1 − x, 1 − √x (arXiv 2405.18392), or (1 + cos πx) / 2."""
+    """Shape of the decay over x from 0 to 1: 1 − x, 1 − √x (arXiv 2405.18392), or (1 + cos πx) / 2."""

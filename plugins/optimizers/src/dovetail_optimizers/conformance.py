@@ -21,7 +21,7 @@ TestAdamW = OptimizerConformance.of(AdamW)
 
 
 class TestAdamW8bit(OptimizerConformance):
-    """Two moments of 8 bits."""
+    """The conformance suite of `AdamW8bit`: two moments of 8 bits."""
 
     plugin = AdamW8bit
 

@@ -15,7 +15,8 @@ from dovetail_optimizers.config import MuonConfig
 class Muon(Optimizer):
     """b ← μb + (1 − μ)g, w ← w − lr · (scale · NS(b) + weight_decay · w): NS makes b nearly orthogonal by Newton–Schulz iterations in bfloat16.
 
-    Matrices that are divided over ranks are gathered for it. Experts that share one parameter of three dimensions step with AdamW.
+    Matrices that are divided over ranks are gathered for the iterations. Experts that share one parameter of three dimensions step with
+    AdamW.
     """
 
     name = "muon"

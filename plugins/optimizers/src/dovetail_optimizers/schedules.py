@@ -45,7 +45,7 @@ class Cosine(Schedule):
 
 
 class WarmupStableDecay(Schedule):
-    """share = 1 while x = (step / last − (1 − decay_share)) / decay_share is below 0, then the fall of x from 0 to 1."""
+    """share = 1 while x = (step / last − (1 − decay_share)) / decay_share is below 0, then the decay over x from 0 to 1."""
 
     name = "wsd"
     api = ">=1.0,<2"

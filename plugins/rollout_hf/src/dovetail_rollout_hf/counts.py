@@ -9,7 +9,7 @@ from dovetail.metrics import Mean, Metric, Sum
 
 @attrs.define(kw_only=True)
 class DecodeCounts:
-    """Counted by the decode thread alone."""
+    """Counts of the decode thread's work, which only that thread changes."""
 
     max_rows: int
     """Most rows that a batch may have."""

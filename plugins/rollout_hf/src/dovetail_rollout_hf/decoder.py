@@ -19,7 +19,7 @@ class Decoder(ABC):
 
     name: str
     images: ImageInputs | None = None
-    """What turns images into the model's inputs; None until a prompt has one."""
+    """The converter of images to the model's inputs; None until a prompt has an image."""
 
     @abstractmethod
     def prefill(

@@ -16,16 +16,16 @@ class Row:
     """One sample that is being decoded."""
 
     owner: Any
-    """Whoever submitted the request; handed back with the completion."""
+    """The submitter of the request, returned with the completion."""
     request: RolloutRequest
     sample: int
     stop: StopRule
     pad: int = 0
-    """Padding columns on its left."""
+    """Number of padding columns on the row's left."""
     start: int = 0
-    """Column of its first response token."""
+    """Column of the row's first response token."""
     shift: int = 0
-    """What is added to the positions of its tokens after the prompt."""
+    """Offset that is added to the positions of the row's tokens after the prompt."""
     done: bool = False
     response: list[int] = attrs.field(factory=list)
     """The tokens so far; kept only where a stop rule watches them."""

@@ -19,7 +19,7 @@ class Draw(NamedTuple):
     """One token for every row."""
 
     tokens_N: Tensor
-    """int64 [N]"""
+    """int64 [N], the token drawn for each row."""
     log_probs_N: Tensor | None
     """float32 [N], under the sampler as used; greedy rows hold 0. None where no row asked."""
     raw_log_probs_N: Tensor | None

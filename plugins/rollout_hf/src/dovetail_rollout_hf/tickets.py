@@ -27,9 +27,9 @@ class Ticket:
     loop: asyncio.AbstractEventLoop
     inbox: asyncio.Queue[Completion | RolloutError]
     waiting: deque[int]
-    """Samples that have not begun."""
+    """Indices of the samples that have not begun."""
     left: int
-    """Samples that have not been handed back."""
+    """Number of samples that have not been returned."""
 
 
 def nothing(request: RolloutRequest, sample: int) -> Completion:

@@ -55,9 +55,9 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
     """Return a finished or aborted sample.
 
     Args:
-        answer: SGLang's, of `/generate`.
-        log_probs: whether they were asked for.
-        top_p: the sampler's top p, where those of its most likely tokens were asked for too.
+        answer: SGLang's answer to `/generate`.
+        log_probs: whether log-probabilities were requested.
+        top_p: the sampler's top p, where log-probabilities of the most likely tokens were requested too.
 
     Raises:
         RolloutError: SGLang gave an unknown reason, or not one log-probability for each token.
@@ -94,7 +94,7 @@ def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
 
     Args:
         log_probs_K: float32 [K], nats: of the k most likely tokens under the full softmax.
-        top_p: nucleus mass.
+        top_p: the mass of the nucleus.
     """
     probs_K = np.sort(np.exp(log_probs_K.astype(np.float64)))[::-1]
     before_K = np.cumsum(probs_K) - probs_K

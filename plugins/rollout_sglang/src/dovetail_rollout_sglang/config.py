@@ -29,7 +29,7 @@ class SglangRolloutConfig(AdaptedSection):
     }
 
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Accelerators over which a replica divides every layer (SGLang's `tp_size`)."""
+    """Number of accelerators over which a replica divides every layer (SGLang's `tp_size`)."""
     expert_parallel_size: int = attrs.field(
         default=1, validator=[attrs.validators.ge(1), spread_over_ranks]
     )

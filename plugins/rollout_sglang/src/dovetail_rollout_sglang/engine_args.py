@@ -23,7 +23,7 @@ from dovetail_serving import (
 )
 
 MODULE = "dovetail_rollout_sglang.serve"
-"""What `python -m` is given; its one argument is a JSON object of SGLang's `ServerArgs`."""
+"""The module for `python -m`, whose only argument is a JSON object of SGLang's `ServerArgs`."""
 
 _OTHER_ORDERS = frozenset({"enable_priority_scheduling", "schedule_policy", "enable_metrics"})
 """Arguments with which the user chooses how samples wait. SGLang's own metrics would keep a series for every priority."""
@@ -34,7 +34,7 @@ _GRAPHS, _MOST_GRAPHS = 512, 1024
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
     """Return the arguments of SGLang's `ServerArgs` except the address: the user's `engine_args`, overridden by Dovetail's own.
 
-    One warning names every argument of which both had something to say, with both values.
+    One warning names every argument that both set, with both values.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.

@@ -10,7 +10,7 @@ from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_serving import visible_devices
 
 TOKEN_VARIABLE = "DOVETAIL_SGLANG_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable of a server: who does not send its value as a bearer token is refused."""
+"""Environment variable of a server with the bearer token that requests must carry."""
 
 _NCCL_MEMORY = "NCCL_CUMEM_ENABLE"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

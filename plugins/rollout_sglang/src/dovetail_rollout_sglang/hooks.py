@@ -9,7 +9,7 @@ from typing import Any
 SERVED_VARIABLE = "DOVETAIL_SGLANG_SERVED"
 """Set in the processes of servers that `dovetail_rollout_sglang.serve` starts."""
 LOAD_FORMAT = "dovetail"
-"""What an update of weights is called that carries a command of Dovetail's in place of tensors."""
+"""The load format of a weight update that carries a command of Dovetail instead of tensors."""
 
 
 def register() -> None:
@@ -49,7 +49,7 @@ def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> A
 def end_at_stop_tokens(check: Callable[..., bool], sample: Any, new_ids: Sequence[int]) -> bool:
     """End a sample at stop tokens even where SGLang ignores ends of sequence.
 
-    SGLang by itself heeds neither then.
+    SGLang by itself then ignores both.
 
     Args:
         check: SGLang's own method.

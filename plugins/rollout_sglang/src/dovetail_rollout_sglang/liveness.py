@@ -1,4 +1,4 @@
-"""Liveness: whether the processes behind a server's door run on, which the door itself can't tell by answering."""
+"""Liveness: whether a server's processes still run, which an answer of its HTTP process does not show."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Liveness:
     """Watches the processes of a server: SGLang notices a process that ends, but not one that is stopped.
 
     Args:
-        stopped: the ids of those that are stopped at this moment; None looks at the descendants of this process.
-        patience: seconds after which one that stands still counts as lost.
-        clock: seconds.
+        stopped: a function that returns the ids of stopped processes; None checks the descendants of this process.
+        patience: seconds after which a stopped process counts as lost.
+        clock: a function that returns the time in seconds.
     """
 
     def __init__(

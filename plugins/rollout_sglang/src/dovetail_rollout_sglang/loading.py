@@ -30,15 +30,15 @@ def load(
     Where this fails half-way, the model holds a mixture of old and new weights, and can be loaded again.
 
     Args:
-        model: SGLang's.
-        tensors: verified, by their Hugging Face names; read to its end.
+        model: the model of SGLang.
+        tensors: the verified tensors by their Hugging Face names, read to the end.
         lasting: whether each stays as it is after the next has been asked for; others are copied, since models may keep
             tensors until others of their layer have come.
         device: the model's device.
         touched: called before the first tensor is handed on.
 
     Raises:
-        WeightSyncError: parameters of the model got nothing, or only a part of what they are made of.
+        WeightSyncError: parameters of the model were not loaded, or only in part.
     """
 
     def handed_on() -> Iterator[Named]:

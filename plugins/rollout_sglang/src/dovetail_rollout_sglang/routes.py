@@ -19,7 +19,7 @@ _OPEN = frozenset({"/health", "/metrics", "/model_info"})
 class SglangRoutes(Routes):
     """Dovetail's routes over the engine of SGLang's application.
 
-    SGLang's own paths can replace weights and unpickle what they are sent, so they too want the token.
+    SGLang's own paths can replace weights and unpickle requests, so they require the token too.
     """
 
     token_variable = TOKEN_VARIABLE

@@ -46,7 +46,7 @@ class SchedulerWorker:
     """One scheduler's part of a model.
 
     Args:
-        model: SGLang's.
+        model: the model of SGLang.
         group: the tensor-parallel ranks, over a CPU backend: all are asked the same, and the first answers.
         adapters: loads adapters in this process.
     """

@@ -56,10 +56,10 @@ class TokenStream:
 
     Args:
         call: the sample.
-        decode: token ids to text; needed for stop strings, which the server looks for only in text.
+        decode: a function from token ids to text, needed for stop strings, which the server finds only in text.
 
     Attributes:
-        aborted: set by who ends it early.
+        aborted: whether the sample was ended early; set by the caller.
     """
 
     def __init__(self, call: SampleCall, decode: Callable[[list[int]], str] | None) -> None:

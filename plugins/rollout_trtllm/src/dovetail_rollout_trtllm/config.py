@@ -28,7 +28,7 @@ class TrtllmRolloutConfig(ServingSection):
     """Program that starts a server: a name in this interpreter's directory or on the PATH, or a path. It may be of another
     environment."""
     checkpoint_directory: str | None = None
-    """Where weight updates are written, one or two copies of the model a replica; None writes below the run's directory. A
+    """Directory in which weight updates are written, one or two copies of the model a replica; None writes below the run's directory. A
     directory in memory, such as one below `/dev/shm`, is faster."""
     expert_parallel_size: int | None = attrs.field(
         default=None, validator=[AT_LEAST_ONE, spread_over_ranks]

@@ -1,4 +1,4 @@
-"""What `dovetail doctor` says of TensorRT-LLM."""
+"""The report of `dovetail doctor` on TensorRT-LLM."""
 
 from __future__ import annotations
 

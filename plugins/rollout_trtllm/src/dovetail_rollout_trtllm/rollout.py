@@ -32,7 +32,7 @@ class TrtllmRollout(ServingRollout):
 
     @property
     def receivers(self) -> int:
-        """One: this process writes the checkpoint for all of the server's ranks."""
+        """The number of receivers, 1: this process writes the checkpoint for all of the server's ranks."""
         return 1
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:

@@ -1,4 +1,4 @@
-"""The command that starts `trtllm-serve`, its options, and what it prints where it fails."""
+"""The command that starts `trtllm-serve`, its options, and its output where it fails."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_serving import LOOPBACK, Failures, merged_arguments, model_of, refuse_indivisible
 
 ENGINE = "TensorRT-LLM"
-"""What it is called in messages."""
+"""The engine's name in messages."""
 INSTALL = "pip install tensorrt-llm --extra-index-url https://pypi.nvidia.com"
-"""The vendor's wheels are on its own index; in an environment of their own, which `rollout.executable` names."""
+"""The command that installs the vendor's wheels, from the vendor's index, into the environment that `rollout.executable` names."""
 
 
 def program_of(executable: str) -> str | None:
@@ -91,4 +91,4 @@ def engine_options(config: TrtllmRolloutConfig, context: PluginContext) -> dict[
 
 
 FAILURES = Failures(ENGINE, re.compile(r"^\[([\d/:\- ]+|TRT-LLM|[TDIWEF])\] "))
-"""What its server prints is shown without timestamps and levels; no cause is recognised before one was seen."""
+"""The engine's failures: output is shown without timestamps and levels; no cause is recognised yet, since none has been seen."""

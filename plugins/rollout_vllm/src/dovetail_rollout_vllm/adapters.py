@@ -16,7 +16,7 @@ from dovetail.interfaces import AdapterSpec, WeightManifest
 from dovetail_serving import without_room
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks for which vLLM makes room (its argument `max_lora_rank`)."""
+"""The adapter ranks that vLLM supports (its argument `max_lora_rank`)."""
 
 
 def room_for(rank: int) -> int:
@@ -43,12 +43,12 @@ def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, 
     and is gone when vLLM has read it.
 
     Args:
-        worker: vLLM's.
+        worker: the worker of vLLM.
         manifest: the manifest of the adapter.
         tensors: all tensors, in the manifest's shapes, verified.
 
     Returns:
-        vLLM's number of it: the version, counted from 1.
+        vLLM's number of the adapter: the version, counted from 1.
 
     Raises:
         WeightSyncError: vLLM was started without adapters, or does not take this one.
@@ -78,7 +78,7 @@ def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, 
 
 
 def peft_config(spec: AdapterSpec) -> dict[str, Any]:
-    """Return `adapter_config.json` in the words of peft."""
+    """Return the content of peft's `adapter_config.json`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

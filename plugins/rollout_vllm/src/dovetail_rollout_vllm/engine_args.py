@@ -24,7 +24,7 @@ from dovetail_serving import (
 )
 
 CACHE_SLACK = 1.05
-"""The cache has so many times what samples fill: for blocks that are not full."""
+"""Ratio of the cache's size to what samples fill, to allow for partly filled blocks."""
 WORKING_SHARE = 0.2
 """Part of the engine's share of an accelerator that is left for what it computes with."""
 
@@ -32,7 +32,7 @@ WORKING_SHARE = 0.2
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
     """Return the arguments of vLLM's `AsyncEngineArgs`: the user's `engine_args`, overridden by Dovetail's own.
 
-    One warning names every argument of which both had something to say, with both values.
+    One warning names every argument that both set, with both values.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -127,7 +127,7 @@ def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: in
 
 
 def accelerator_bytes() -> int:
-    """Return the bytes of an accelerator, which is not taken for it."""
+    """Return the memory of an accelerator in bytes, without reserving the accelerator."""
     from vllm.platforms import current_platform
 
     return int(current_platform.get_device_total_memory())

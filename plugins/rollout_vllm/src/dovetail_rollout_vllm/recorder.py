@@ -84,7 +84,7 @@ class LogProbRecorder:
             lengths: tokens T of each, by vLLM's own name of the request.
 
         Returns:
-            float32 [T], in nats, as bytes in base 64; None of a request that is not known.
+            float32 [T] of each request, in nats, as bytes in base 64; None for an unknown request.
         """
         found: dict[str, str | None] = dict.fromkeys(lengths)
         known = [name for name in lengths if name in self._rows]

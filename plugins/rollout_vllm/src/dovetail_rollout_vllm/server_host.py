@@ -34,13 +34,13 @@ class Base:
     """The state of a server's weights, without adapters."""
 
     replaced: bool = False
-    """Whether they are others than those on disk."""
+    """Whether the weights differ from those on disk."""
     whole: bool = True
-    """False after an update that broke off, and after a sleep that let them go."""
+    """Whether the weights are complete: False after an aborted update, and after a sleep that freed them."""
     version: int | None = None
-    """The update that replaced them."""
+    """Version of the update that replaced the weights."""
     since: float | None = None
-    """When that was: seconds since 1970."""
+    """Time of that update, in seconds since 1970."""
 
 
 class ServerHost(Host):

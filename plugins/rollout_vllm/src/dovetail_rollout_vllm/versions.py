@@ -27,7 +27,7 @@ VLLM = DrivenEngine(
     lacks="it has no engines of others for receiving weights",
 )
 LABELS_TOKENS = Version("0.32")
-"""The first that says which version of the weights made each token."""
+"""The first release that reports the weight version of each token."""
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """Environment variable of vLLM's processes that chooses a model runner: 0 is v1, 1 is v2."""
 V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen2ForCausalLM"})}

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster have free, and whether the pools fit: known before anything waits."""
+"""Free resources of a cluster's nodes, and whether the pools fit, checked before any process waits for resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail.errors import PlacementError
 from dovetail.sections import Pool
 
 EPSILON = 1e-4
-"""Ray counts resources in ten-thousandths."""
+"""Tolerance in comparing resources, which Ray counts in ten-thousandths."""
 
 
 @attrs.frozen(kw_only=True)
@@ -21,9 +21,9 @@ class Node:
     address: str
     host: str
     total: Mapping[str, float]
-    """CPUs and GPUs that it has."""
+    """CPUs and GPUs of the node."""
     free: Mapping[str, float]
-    """CPUs and GPUs that are not reserved."""
+    """CPUs and GPUs of the node that are not reserved."""
 
     def described(self) -> str:
         """Return `host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
@@ -40,7 +40,7 @@ class Share:
 
     pool: Pool
     index: int
-    """Which of the pool's nodes, from 0."""
+    """Index of the node among the pool's nodes."""
     rank: Mapping[str, float]
     """CPUs and GPUs that one rank reserves."""
 

@@ -22,7 +22,7 @@ from dovetail.batch import Batch, Ragged, RaggedRows, Store, StoredArray
 from dovetail.interfaces import Call
 
 ALONG = 1 << 16
-"""Bytes below which the ragged columns of a share go along with the call: references would cost more time."""
+"""Bytes below which the ragged columns of a share are sent within the call, since references would take longer."""
 
 
 @attrs.frozen(eq=False)

@@ -1,4 +1,4 @@
-"""Completions on their way from a rollout process: many in one message, a few arrays in place of thousands.
+"""Completions in messages from a rollout process: many in one message, in a few arrays instead of thousands.
 
 Legend: C completions of a message, T tokens of all of them together.
 """
@@ -23,13 +23,13 @@ class PackedCompletions:
 
     request_ids: tuple[str, ...]
     samples_C: np.ndarray
-    """int32: index of each among its request's samples."""
+    """int32: index of each completion among its request's samples."""
     reasons_C: np.ndarray
-    """uint8: index of its finish reason."""
+    """uint8: index of each completion's finish reason."""
     columns: dict[str, tuple[np.ndarray, np.ndarray]]
     """Column → values [T] and offsets int64 [C + 1]."""
     missing: dict[str, np.ndarray]
-    """Column → bool [C]: whose value is None."""
+    """Column → bool [C]: the completions whose value is None."""
 
     def unpack(self) -> Iterator[Completion]:
         """Yield the completions; their arrays are views, read-only."""

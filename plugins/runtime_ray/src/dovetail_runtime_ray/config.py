@@ -50,7 +50,7 @@ METHODS_OF_REPLICAS = (
     "resume",
     "reset_cache",
 )
-"""What a run calls on workers; a limit for anything else would hold for nothing."""
+"""The methods that a run calls on workers, for which time limits can be set."""
 
 _COUNT = attrs.validators.optional(attrs.validators.ge(0))
 _EACH_ABOVE_ZERO: Validator = attrs.validators.deep_mapping(
@@ -71,12 +71,12 @@ def _each_a_method(_: object, field: attrs.Attribute[Any], limits: dict[str, flo
 
 @attrs.frozen(kw_only=True)
 class PoolSection:
-    """Ranks and the roles that share them; absent settings are the runtime's own."""
+    """Ranks of a pool and the roles that share them; absent settings are those of the runtime."""
 
     roles: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
-    """Who lives here: `actor`, `critic`, `ref`, `rollout`, or a name of `roles`; each role in one pool only."""
+    """Roles of the pool: `actor`, `critic`, `ref`, `rollout`, or a name of `roles`; each role in one pool only."""
     nodes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Machines; absent: `runtime.nodes`."""
+    """Number of machines; absent: `runtime.nodes`."""
     gpus_per_node: int | None = attrs.field(default=None, validator=_COUNT)
     """Accelerators on each machine, one process each; 0 computes on CPUs; absent: `runtime.gpus_per_node`."""
     workers_per_node: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
@@ -85,7 +85,7 @@ class PoolSection:
 
 @attrs.frozen(kw_only=True)
 class RayConfig(RuntimeSection):
-    """Workers are Ray actors: several processes, accelerators and machines."""
+    """Config of the Ray runtime: workers are Ray actors on several processes, accelerators and machines."""
 
     nodes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Machines."""
@@ -103,7 +103,8 @@ class RayConfig(RuntimeSection):
     """An existing cluster: `host:port`, or `auto` for the one on this machine. Absent: the environment's RAY_ADDRESS,
     or else a local cluster that the run starts and stops."""
     ray_init: dict[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
-    """Further keywords of `ray.init`, such as `object_store_memory`; what the runtime sets itself wins, with a warning."""
+    """Further keywords of `ray.init`, such as `object_store_memory`; keywords that the runtime sets itself take precedence, with a
+    warning."""
     timeline: str | None = None
     """File for a timeline of the run's calls, to open in Perfetto (ui.perfetto.dev); absent: none."""
     start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
@@ -116,7 +117,7 @@ class RayConfig(RuntimeSection):
     )
     """Other limits for single methods, such as `{update: 600, save: 1800}`."""
     failure_grace: float = attrs.field(default=10.0, validator=attrs.validators.ge(0))
-    """Seconds that the other ranks may go on once one has failed; then all are ended."""
+    """Seconds that the other ranks may continue once one has failed; then all are ended."""
     env_vars: dict[str, str] = attrs.field(factory=dict)
     """Environment variables of every worker process."""
     runtime_envs: dict[str, dict[str, Any]] = attrs.field(factory=dict, metadata={VERBATIM: True})
@@ -128,12 +129,12 @@ class RayConfig(RuntimeSection):
 
     @property
     def in_process(self) -> bool:
-        """Workers live in processes of their own."""
+        """Whether workers live in the controller's process: False."""
         return False
 
     @property
     def roles_apart(self) -> frozenset[str]:
-        """Those of `environments` and of `runtime_envs`."""
+        """The roles with an environment of their own: those of `environments` and `runtime_envs`."""
         return frozenset(self.environments) | frozenset(self.runtime_envs)
 
     @property

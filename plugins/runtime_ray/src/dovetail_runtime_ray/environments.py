@@ -1,4 +1,4 @@
-"""The environment of each role: which interpreter its processes have, and whether it can work together with ours."""
+"""The Python environment of each role: the interpreter of its processes, and whether it fits the controller's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dovetail_runtime_ray.reserve import Reserved
 from dovetail_runtime_ray.wire import RoleEnvironment
 
 PACKAGES = (RUNTIME, "ray")
-"""Distributions that must be of one version in all environments of a run, besides core."""
+"""Distributions, besides core, that must have the same version in all environments of a run."""
 _BETWEEN_ACCELERATORS = frozenset({"nccl", "cuda_ipc"})
 _EXAMINE_SECONDS = 180.0
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dovetail_runtime_ray.pool import PoolProcesses
 
 LOOK_SECONDS = 0.5
-"""How often a wait looks at the health of the other processes."""
+"""Seconds between checks of the other processes' health during a wait."""
 _COLOUR = re.compile(r"\x1b\[\d+m")
 
 

@@ -1,4 +1,4 @@
-"""Whether the run's processes are well. The first that is lost, or silent for too long, ends all calls at once."""
+"""The health of the run's processes. The first one that is lost, or silent for too long, ends all calls at once."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ class CallTimeouts:
 
     @property
     def longest(self) -> float:
-        """The longest of them."""
+        """The longest limit of all methods."""
         return max([self.default, *self.methods.values()])

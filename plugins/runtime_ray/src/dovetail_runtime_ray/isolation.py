@@ -1,4 +1,4 @@
-"""Environments of roles: another interpreter is asked what it has, and whether it can work together with this one."""
+"""Environments of roles: packages and plugins of another interpreter, and whether they fit this one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dovetail.plugins import ISOLATED, ask, default_index, lock_for, torch_build
 CORE = "dovetail-core"
 RUNTIME = "dovetail-runtime-ray"
 TIMEOUT = 120.0
-"""Seconds that an environment may take to tell what it has."""
+"""Seconds that an environment may take to describe itself."""
 _CODE = """
 import platform
 answer(platform.python_version())

@@ -1,4 +1,4 @@
-"""Starting processes as Ray actors, and what all that a run starts have in common."""
+"""Starting processes as Ray actors, and the state that all processes of a run share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class RunProcesses:
     health: Health
     limits: CallTimeouts
     logger: Logger
-    """Told of warnings from there, and of deaths."""
+    """The logger of the processes' warnings and deaths."""
     run_directory: str | None
-    """Holds their log files; None outside a run."""
+    """The directory of the processes' log files; None outside a run."""
     ending: ExitStack = attrs.field(factory=ExitStack)
-    """Ends them with the runtime."""
+    """The exit stack that ends the processes with the runtime."""
 
     def printed(self, name: str) -> str:
         """Return the last lines that the process of this name printed, for an error; empty where they can't be read."""

@@ -21,9 +21,9 @@ from dovetail.telemetry import (
 )
 
 FOLDER = "logs"
-"""Below the run directory."""
+"""The folder of log files below the run directory."""
 KEPT_WARNINGS = 20
-"""Most warnings that go back with one answer."""
+"""Largest number of warnings that one answer returns."""
 LAST_LINES = 12
 """Number of last output lines of a lost process that an error shows."""
 _STAYS = {"level", "logger", "timestamp", "run", "exception"}

@@ -29,11 +29,11 @@ from dovetail_runtime_ray.specs import spec_to_send
 from dovetail_runtime_ray.wire import ProcessInfo, WireFailure
 
 STACKS_SECONDS = 5.0
-"""How long a silent process may take to say what it does."""
+"""Seconds that a silent process may take to return its stacks."""
 CLOSE_SECONDS = 20.0
 """How long idle processes may take to close their workers before they are ended."""
 BUSY_SECONDS = 1.0
-"""The same where a call is still under way, because the run was interrupted: it would come first."""
+"""Seconds to close where an interrupted run's call is still running, which would have to end first."""
 
 BESIDE_CALLS = frozenset({"finish_save"})
 """Methods that wait for a thread of the engine, while its other methods run."""

@@ -1,4 +1,4 @@
-"""Whether an adapter that is to come can be applied: known before it is sent."""
+"""Whether an engine can apply an adapter, checked before the adapter is sent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dovetail.interfaces import WeightManifest
 EMBEDDINGS = frozenset(
     {"embed_in", "embed_tokens", "tok_embeddings", "word_embeddings", "wpe", "wte"}
 )
-"""Last parts of the names that architectures give their embeddings, whose adapters have a form of their own."""
+"""Last parts of the names of embeddings, whose adapters differ in form from those of linear layers."""
 _MERGED = "or send merged weights (actor.engine.lora.sync: merged)"
 
 
 def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) -> str | None:
-    """Return why an engine that applies plain adapters of linear layers does not apply this one, in words that follow its name.
+    """Return why an engine that applies plain adapters of linear layers does not apply this one, as text that follows the engine's name.
 
     Args:
         dora: whether it is a DoRA adapter (arXiv 2402.09353).
@@ -23,7 +23,7 @@ def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) 
         layers: last parts of the names of those for which the engine has room; None: every linear layer.
 
     Returns:
-        None where it applies it, as far as is known.
+        None where no obstacle is known.
     """
     if dora:
         return "does not apply DoRA adapters"

@@ -1,4 +1,4 @@
-"""An engine's arguments: the user's and Dovetail's own in one, and what every engine is told of its model and its replica."""
+"""An engine's arguments: the user's merged with Dovetail's own, and the model and seed of every engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def model_of(context: PluginContext) -> ModelSection:
 
 
 def has_tokenizer(model: ModelSection) -> bool:
-    """Return whether an engine will find the model's tokenizer, which it needs for stop strings alone; of a hub id this is assumed."""
+    """Return whether an engine will find the model's tokenizer, which it needs only for stop strings; assumed for a hub id."""
     directory = Path(model.tokenizer_path or model.path)
     return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)
 
@@ -73,7 +73,7 @@ def replica_seed(engine: str, context: PluginContext) -> int:
     """Return the seed of one replica's own generator, 31 bits: replicas must not draw the same numbers.
 
     Args:
-        engine: the plugin's name; another one's replicas draw otherwise.
+        engine: the plugin's name, on which the seed depends.
         context: the context of the rollout: the run's seed and the replica's rank.
     """
     words = f"{context.seed}/{engine}/{context.rank}".encode()

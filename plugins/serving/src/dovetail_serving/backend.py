@@ -26,16 +26,16 @@ class SampleCall:
     """One sample to generate."""
 
     call_id: str
-    """Unique among running calls."""
+    """Id of the call, unique among running calls."""
     prompt_ids: Sequence[int]
-    """P token ids."""
+    """The P token ids of the prompt."""
     sampling: SamplingParams
     seed: int | None = None
     """The sample's own seed; None draws from the engine's generator."""
     media: tuple[MediaRef, ...] = ()
     """The prompt's images by reference, in the order of their tokens; every process of the engine reaches their paths."""
     priority: int = 0
-    """As `RolloutRequest.priority`; an engine that runs out of memory for keys and values stops the highest numbers first."""
+    """Priority as in `RolloutRequest.priority`; an engine that runs out of memory for keys and values stops the highest numbers first."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,8 +58,8 @@ class SampleResult:
 class Backend(ABC):
     """One running engine. Asynchronous methods work under any event loop; the others block and are called from one thread.
 
-    Every method raises RolloutError where the engine failed; once it has died, all that runs and all that follows does, with
-    the cause and the end of what it printed.
+    Every method raises RolloutError where the engine failed; once the engine has died, running and later calls raise one with the cause and
+    the last output.
     """
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Backend(ABC):
         """Pause all calls until `thaw`; a `load` meanwhile keeps their keys and values.
 
         Raises:
-            RolloutError: the engine can't.
+            RolloutError: the engine can't pause calls.
         """
         raise RolloutError(
             "the engine can't keep running requests with their keys and values",

@@ -1,4 +1,4 @@
-"""The calls that run on a server: gathered into few requests, and told apart in the answers."""
+"""The calls that run on a server: batched into few requests, and identified in the answers."""
 
 from __future__ import annotations
 

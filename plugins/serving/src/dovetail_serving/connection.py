@@ -1,4 +1,4 @@
-"""A connection to an engine's server: requests and their answers, and the watch over whether it lives."""
+"""A connection to an engine's server: requests, answers, and health checks."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class ServerConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing has shown yet that the server is dead."""
+        """Whether the server has not been found dead."""
         if self._death is None and (how := self._ended()) is not None:
             self._die(how)
         return self._death is None
@@ -213,7 +213,7 @@ class ServerConnection:
         """Raise an error where the server was found dead.
 
         Raises:
-            RolloutError: it was.
+            RolloutError: the server was found dead.
         """
         if self._death is not None:
             raise self._dead()

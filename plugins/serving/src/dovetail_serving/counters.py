@@ -1,4 +1,4 @@
-"""Counters: what a server counts of its samples from its start on, for engines whose own metrics are not asked."""
+"""Counters of a server's samples since its start, for engines whose own metrics are not used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counters:
             self._running -= 1
 
     def add(self, **amounts: float) -> None:
-        """Count more of what there are names for."""
+        """Add to the counters of these names."""
         for name, amount in amounts.items():
             self._totals[name] += amount
 
@@ -41,7 +41,7 @@ class Counters:
 
         Returns:
             The names; `busy_seconds`, in which any sample ran; `sample_seconds`, those of all samples together; and
-            `running_max`, how many ran at once at most, which starts anew with every look.
+            `running_max`, how many ran at once at most, which is reset by every call.
         """
         self._advance()
         most, self._most = self._most, self._running

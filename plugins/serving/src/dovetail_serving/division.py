@@ -1,4 +1,4 @@
-"""What a replica's ranks divide of a model: its heads, and its experts. Looked at before an engine spends minutes on it."""
+"""Whether a replica's ranks divide a model's heads and experts, checked before an engine spends minutes on its start."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
     """Check that a model can be divided over a replica's ranks, as serving engines divide it.
 
-    Every rank takes as many attention heads; it has as many whole key-value heads as the others, or shares one with as many.
+    Every rank has the same number of attention heads, and the same number of key-value heads, or shares one with the same number of ranks.
 
     Args:
         model: the rollout's model; only one on this machine, which transformers can read, is looked at.
-        ranks: over how many attention heads are divided (`rollout.tensor_parallel_size`).
-        spread: over how many experts are spread (`rollout.expert_parallel_size`).
+        ranks: the number of ranks over which attention heads are divided (`rollout.tensor_parallel_size`).
+        spread: the number of ranks over which experts are spread (`rollout.expert_parallel_size`).
 
     Raises:
-        ConfigError: it can't; names the value in the way and values that fit.
+        ConfigError: it can't; the error names the value that is not divided, and values that fit.
     """
     from dovetail_datasets import text_config
 
@@ -32,7 +32,7 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
 
 
 def experts_of(config: object) -> int:
-    """Return how many experts a layer of a model has, by its Hugging Face config (the text part's); 0 in a model without."""
+    """Return the number of experts in a layer of a model, from its Hugging Face config (the text part's); 0 without experts."""
     return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
 
 

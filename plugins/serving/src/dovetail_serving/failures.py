@@ -1,4 +1,4 @@
-"""Why an engine did not start, or died, in words: from what it raised and printed to one error of Dovetail's."""
+"""Why an engine did not start, or died: one error of Dovetail from the engine's exception and output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Known:
     """A cause that is recognised in an engine's exception or output."""
 
     pattern: str
-    """A regular expression; all white space is one blank in what it is searched in."""
+    """A regular expression, searched in text in which each run of white space is replaced by one blank."""
     error: type[DovetailError]
-    """What is raised for it."""
+    """The type of the error that is raised for this cause."""
     message: str
     """The error's message, as a format: `{name}` is the pattern's group of that name, `{config.key}` the rollout's setting."""
     hint: str
@@ -38,12 +38,12 @@ class Known:
 
 @attrs.frozen
 class Failures:
-    """One engine's ways to fail."""
+    """The known failures of one engine."""
 
     engine: str
-    """What it is called in messages."""
+    """The engine's name in messages."""
     marks: re.Pattern[str]
-    """What it puts before the lines that it prints, which nobody needs to read."""
+    """The prefix of the engine's output lines, such as timestamps, which errors leave out."""
     known: tuple[Known, ...] = ()
     """Causes that are recognised, looked for in this order."""
 

@@ -1,4 +1,4 @@
-"""Gate: which samples run, and whether more may. Requests wait before it while the engine is paused."""
+"""Gate: counts running samples, and makes further ones wait while the engine is paused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunningSample:
     call_id: str
     request_id: str
     aborted: bool = False
-    """Someone wants it to end with the tokens so far."""
+    """Whether the sample is to end with its tokens so far."""
 
 
 class Gate:

@@ -1,8 +1,8 @@
 """A small program between a rollout and the server that it starts: when the rollout is gone, so is the server.
 
 Run as `python guard.py COMMAND…` with a pipe as standard input. The command runs in a process group of its own. When
-the pipe closes (the rollout closed it, or died in whatever way), or a signal asks for it, the whole group is ended: first
-politely, then by force. When the command ends first, what is left of its group ends too. Nothing but the standard
+the pipe closes (the rollout closed it, or died in whatever way), or a signal asks for it, the whole group is ended: first by SIGTERM, then
+by SIGKILL. When the command ends first, the rest of its group is ended too. Nothing but the standard
 library is imported, so that it starts at once.
 
 Two processes do it. The one that the rollout starts hands signals on and reports how the command ended; its child does
@@ -21,7 +21,7 @@ import sys
 import time
 
 GRACE = 10.0
-"""Seconds from the polite signal to the other one."""
+"""Seconds from the first signal to SIGKILL."""
 _PR_SET_PDEATHSIG = 1
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

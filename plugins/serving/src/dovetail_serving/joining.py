@@ -1,4 +1,4 @@
-"""Joining a server that was started by hand: whether it is there, and what is said of one that is not, or does not fit."""
+"""Joining a server that was started by hand: checks that it answers, and errors where it does not or does not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import httpx2
 
 DESCRIBE = "/dovetail/v1/describe"
-"""The path under which a server tells of itself."""
+"""The path under which a server describes itself."""
 
 
 async def answers_of(

@@ -1,4 +1,4 @@
-"""What a rollout and its server say to each other, as frames: calls, results and errors."""
+"""The messages between a rollout and its server, as frames: calls, results and errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dovetail_serving.backend import SampleCall, SampleResult
 from dovetail_serving.frames import Frame, pack
 
 PREFIX = "/dovetail/v1/"
-"""Where a server's paths for Dovetail begin."""
+"""The prefix of a server's paths for Dovetail."""
 PROTOCOL = 2
-"""Both ends must speak the same."""
+"""The protocol's version, which must be the same on both ends."""
 DRAINING = "dovetail-draining"
-"""Header of a server's answer about its health, once it has been told that it will be ended."""
+"""Header of a server's answer about its health, once it has been notified that it will be ended."""
 ENGINE_DIED = "EngineDeadError"
-"""The kind of error that says that the server's engine is gone."""
+"""The kind of error for a server whose engine has died."""
 _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_versions": np.int64}
 """Arrays that a sample may have beside its tokens."""
 
@@ -94,7 +94,7 @@ def packed_result(call_id: str, result: SampleResult) -> bytes:
 
 
 def packed_error(call_id: str, error: BaseException) -> bytes:
-    """Return a sample that failed."""
+    """Return a failed sample as a frame."""
     return pack({"call": call_id, "error": str(error) or repr(error), "kind": type(error).__name__})
 
 

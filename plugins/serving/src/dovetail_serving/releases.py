@@ -1,4 +1,4 @@
-"""DrivenEngine: which releases of an engine a plugin drives, and whether the installed one is such."""
+"""DrivenEngine: the releases of an engine that a plugin supports, and whether the installed one is among them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class DrivenEngine:
 
     @property
     def tried(self) -> str:
-        """Which releases were tried, as the end of a sentence."""
+        """The releases that were tested, as the end of a sentence."""
         return f"this plugin was tried with {self.title} {self.oldest} to {self.newest}"
 
     def untried(self, release: Release) -> bool:

@@ -1,4 +1,4 @@
-"""Requests and their samples: what can't be generated, what the engine is asked for, and what is made of its answers."""
+"""Requests and their samples: refusals, calls to the engine, and completions from its results."""
 
 from __future__ import annotations
 

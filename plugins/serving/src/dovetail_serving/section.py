@@ -70,7 +70,7 @@ class ServingSection(RolloutSection):
     port: int | None = attrs.field(default=None, validator=[PORT, _served])
     """The server of replica k listens on this port of the loopback interface plus k; None takes free ones."""
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Accelerators over which a replica divides every layer."""
+    """Number of accelerators over which a replica divides every layer."""
     max_model_len: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Longest prompt and response together, in tokens; None leaves it to the model."""
     max_num_seqs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
@@ -82,7 +82,7 @@ class ServingSection(RolloutSection):
     kv_cache_dtype: str = "auto"
     """Dtype of the KV cache, such as `fp8`; `auto` takes the model's."""
     engine_args: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further arguments of the engine, by its own names. Those that Dovetail sets itself win, and it says so."""
+    """Further arguments of the engine, by its own names. Arguments that Dovetail sets itself take precedence, with a warning."""
     start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds that an engine or a server may take to start."""
 

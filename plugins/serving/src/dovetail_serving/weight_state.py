@@ -1,4 +1,4 @@
-"""WeightState: whether an engine's weights are such that it may generate, and what updates they can take."""
+"""WeightState: whether an engine's weights allow it to generate, and which updates they allow."""
 
 from __future__ import annotations
 

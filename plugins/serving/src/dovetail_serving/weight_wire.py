@@ -1,4 +1,4 @@
-"""What travels as JSON to an engine's processes: which transport to make, what an update carries, and what came of it."""
+"""JSON for an engine's processes: the transport to create, the manifest of an update, and its outcome."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class WeightEnd:
     def taking(self, manifest: WeightManifest) -> Iterator[None]:
         """Receive and load an update within the block; on failure this process calls the update off.
 
-        An engine answers for all its processes together: without this, a failed one would be heard of only when the
-        others have waited for the sender in vain.
+        An engine answers for all its processes together: without this, a failed process would be noticed only when the others have waited
+            for the sender in vain.
         """
         try:
             yield
@@ -143,14 +143,14 @@ class Outcome:
     """The result of an update in one of an engine's processes, or in all of them."""
 
     error: str | None = None
-    """Why it did not arrive whole; None where it did."""
+    """Why the update did not arrive completely; None where it did."""
     hint: str | None = None
     changed: bool = False
-    """Whether anything of the model was overwritten."""
+    """Whether any weight of the model was overwritten."""
     adapter: int | None = None
-    """The engine's number of the adapter that it carried."""
+    """The engine's number of the adapter that the update carried."""
     called_off: bool = False
-    """Whether it did not begin, since a receiver elsewhere will not come."""
+    """Whether the update was called off before it began, since another receiver will not connect."""
 
     @classmethod
     def of_failure(cls, error: Exception, *, changed: bool) -> Outcome:
@@ -200,7 +200,7 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
         version: the version of the update, for the message.
 
     Returns:
-        The first one's where all succeeded; else an error that says who failed, and whether any of them changed.
+        The first outcome where all succeeded; else an error that names the processes that failed, and whether any model changed.
     """
     found = [Outcome(**json.loads(text)) for text in outcomes]
     rank = first_failed(found)

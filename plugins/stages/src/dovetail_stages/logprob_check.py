@@ -1,6 +1,6 @@
-"""LogProbCheck: are rollout and trainer the same policy, and what makes them differ?
+"""LogProbCheck: whether rollout and trainer are the same policy, and why they differ.
 
-Where they are not, importance ratios are wrong, and training fails without an error. The check compares the log-probabilities
+If they differ, importance ratios are wrong, and training fails without an error. The check compares the log-probabilities
 that both give to the generated tokens, before any weight changes, and judges the mean of
 |p_train − p_rollout|: below 0.005 is usual, above 0.01 is more than kernels and rounding normally explain.
 

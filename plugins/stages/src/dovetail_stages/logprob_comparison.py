@@ -34,9 +34,9 @@ class Comparison:
     raw_gap_K: np.ndarray | None
     """|p_train − p_raw|."""
     temperature_N: np.ndarray | None
-    """What the trainer divided each sample's logits by."""
+    """The temperature by which the trainer divided each sample's logits."""
     truncated: bool
-    """Whether top-p or top-k left tokens out."""
+    """Whether top-p or top-k excluded tokens."""
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""What a low-rank adapter is to every engine: how its tensors are called and described, and what its matrices start from.
+"""Low-rank adapters, the same in every engine: names and description of their tensors, and initial values of their matrices.
 
 A layer's weight W [out, in] becomes W + s · B A, with A [r, in] and B [out, r] (arXiv 2106.09685). In training states a tensor
 has the name that it has in a model of peft's, such as `layers.0.q_proj.lora_A.default.weight`; on its way to a rollout it has
@@ -18,9 +18,9 @@ from dovetail.interfaces import AdapterSpec
 from dovetail_torch_engines.lora import LoraSection
 
 ADAPTER = "default"
-"""peft's name of the one adapter that a model has."""
+"""The name that peft gives to a model's only adapter."""
 MAGNITUDE = "lora_magnitude_vector"
-"""What peft calls the magnitudes of DoRA (arXiv 2402.09353), [out]."""
+"""peft's name for the magnitudes of DoRA (arXiv 2402.09353), [out]."""
 _WIRE_PREFIX = "base_model.model."
 _OWN = ".lora_"
 """What begins the part of a name that is the adapter's own."""
@@ -47,10 +47,10 @@ def wire_name(name: str) -> str:
 
 
 def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
-    """Return the description with which a rollout applies an adapter's tensors.
+    """Return the description that a rollout engine needs to apply an adapter's tensors.
 
     Args:
-        section: rank, scale and kind.
+        section: the section with rank, scale and kind.
         layers: the names of the adapted layers.
     """
     return AdapterSpec(
@@ -63,9 +63,9 @@ def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
 
 
 def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
-    """Return A at its start, float32 [rank, inputs] on the CPU: uniform within ±1 / √inputs, as a linear layer of torch's starts.
+    """Return the initial A, float32 [rank, inputs] on the CPU: uniform within ±1 / √inputs, as in a linear layer of torch.
 
-    Engines draw their layers' one after the other, in the model's order, from one generator: so all start alike. B starts from 0.
+    Engines draw the A of each layer in the model's order from one generator, so that all engines start alike. B starts as 0.
     """
     start_RI = torch.empty(rank, inputs)
     nn.init.kaiming_uniform_(start_RI, a=math.sqrt(5), generator=generator)
@@ -73,7 +73,7 @@ def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
 
 
 def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
-    """Return the problem of a target that names a module without a weight matrix, such as `mlp`.
+    """Return the error for a target that names a module without a weight matrix, such as `mlp`.
 
     Args:
         target: the entry of `lora.target_modules`.
@@ -90,7 +90,7 @@ def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
 
 
 def shared_weight(layer: str) -> ConfigError:
-    """Return the problem of a target whose weight is shared with another layer, such as a tied output layer."""
+    """Return the error for a target whose weight is shared with another layer, such as a tied output layer."""
     return ConfigError(
         f"lora.target_modules names {layer!r}, whose weight is another layer's too",
         hint="leave it out: the two would part when the update is merged",

@@ -34,11 +34,11 @@ def write_adapter(
     Args:
         saved: a training state in the form of `dovetail_torch_engines.state`.
         directory: the directory of the adapter.
-        section: rank, scale and layers; None where all weights are trained.
+        section: the section with rank, scale and layers; None where all weights are trained.
         context: the context, with head, base model and tokenizer.
 
     Raises:
-        ConfigError: no adapter is trained, or a value head besides it.
+        ConfigError: no adapter is trained, or a value head is trained besides it.
         CheckpointError: the state is damaged or has no adapter, or the directory can't be written.
     """
     from safetensors import SafetensorError

@@ -1,4 +1,4 @@
-"""The columns that training engines read of a batch: what every forward pass reads, and what outputs are computed from.
+"""The columns of a batch that training engines read: for every forward pass, and for particular outputs.
 
 Legend: N samples, T response tokens, R scored tokens, K words.
 """

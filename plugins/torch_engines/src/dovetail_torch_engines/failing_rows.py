@@ -36,7 +36,7 @@ def failing_rows(
     """Return rows of a micro-batch whose unit's loss or outputs are not finite.
 
     Args:
-        goal: built from the spec.
+        goal: the objective, built from the spec.
         spec: the spec of the objective.
         micro_batch: the micro-batch of a prepared mini-batch.
         outputs: the outputs of the micro-batch, [T, …] each.

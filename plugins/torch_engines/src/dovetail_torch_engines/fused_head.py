@@ -1,9 +1,9 @@
-"""The output layer on an accelerator with triton: scores of tokens for which each chunk of logits is read but once.
+"""The output layer on an accelerator with triton: scores of tokens from a single read of each chunk of logits.
 
-The logits of a chunk are made in the compute dtype, read by one kernel for everything that is asked of them, made again in
-the backward pass unless there was room to keep them, turned into their gradient in place, and multiplied away. The
-weight gradient gathers in float32 within the matrix product itself. Where ranks divide the vocabulary, each works through its
-own part, and they exchange a maximum and a few sums for every token once all chunks are read.
+One kernel reads a chunk's logits, which have the compute dtype, for all outputs. The backward pass recomputes the logits unless
+there was memory to keep them, and turns them into their gradient in place. The weight gradient is accumulated in float32 within
+the matrix product. Where ranks divide the vocabulary, each processes its own part; they then exchange a maximum and a few sums
+for every token.
 
 Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk, K words.
 """
@@ -24,7 +24,7 @@ CHUNK_BYTES = 2**30
 """Bytes of logits in one chunk, provided that it has enough rows: every chunk reads and writes the weight gradient once."""
 CHUNK_ROWS_AT_LEAST = 1024
 ROW_MULTIPLE = 128
-"""Chunks are whole tiles of the matrix product."""
+"""The number of which a chunk's rows are a multiple: the tile of the matrix product."""
 
 _logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def fused_scores(
 
 
 def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
-    """Return rows of a chunk: chunks of about equal size, and as few as `CHUNK_BYTES` allows."""
+    """Return the number of rows in a chunk, so that chunks are about equal and as few as `CHUNK_BYTES` allows."""
     most = max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (vocabulary * dtype.itemsize))
     chunks = max(1, -(-rows // most))
     return -(-max(1, rows) // (chunks * ROW_MULTIPLE)) * ROW_MULTIPLE

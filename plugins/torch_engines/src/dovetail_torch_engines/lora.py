@@ -27,8 +27,8 @@ class LoraSection:
     dora: bool = False
     """Learn the magnitude of each weight's rows apart from their direction (arXiv 2402.09353)."""
     sync: Sync = "merged"
-    """What travels to the rollout: the base's weights with the update added, or the adapter alone, which the rollout
-    engine must then know how to apply."""
+    """What a weight update sends to the rollout: the base's weights with the adapter merged, or only the adapter, which the rollout
+    engine must then support."""
     target_modules: tuple[str, ...] = attrs.field(
         default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
     )
@@ -62,7 +62,7 @@ class LoraSection:
             )
 
     def planned(self) -> PlannedAdapter:
-        """Return the description of the adapter for a rollout's checks, before anything is loaded."""
+        """Return the description of the adapter that a rollout checks before anything is loaded."""
         named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
         return PlannedAdapter(
             rank=self.rank,
@@ -84,10 +84,10 @@ class AdaptableSection(EngineSection):
     """The config of an engine that can train an adapter."""
 
     lora: LoraSection | None = None
-    """Train low-rank adapters and freeze everything else, which then is the reference policy too; None trains all."""
+    """Train low-rank adapters and freeze all other weights, which are then the reference policy too; None trains all weights."""
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """Return an adapter where `lora.sync` says so."""
+        """Return the kind of weights that an update sends: `adapter` where `lora.sync` says so, else `full`."""
         return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
 
     def adapter_rank(self) -> int | None:

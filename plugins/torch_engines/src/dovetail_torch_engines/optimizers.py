@@ -1,4 +1,4 @@
-"""What engines do with an optimizer: build it from the role's section, and tell it which parameters are hidden matrices."""
+"""Building an optimizer from the role's section, with the names of the parameters that are hidden matrices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
 
 
 def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
-    """Return the learning rate of every group: the peaks, as long as none was set."""
+    """Return the learning rate of every group, which is the peak rate until `set_learning_rates` is called."""
     return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
 
 

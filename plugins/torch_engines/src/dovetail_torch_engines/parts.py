@@ -18,7 +18,7 @@ from dovetail.workers import unit_ids
 from dovetail_torch_engines.scored import scored_lengths
 
 Rows = tuple[list[int], int, int, int]
-"""Rows that stay together, number and length of their prompt, and the length of the longest."""
+"""Rows that stay together, the number and length of their prompt, and the length of the longest row."""
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -26,22 +26,22 @@ class Samples:
     """The sizes of a batch's samples, for cutting it."""
 
     active: np.ndarray
-    """int64: which of the N hold a scored token; the others are not fed."""
+    """int64: the samples that hold a scored token; the others are not fed."""
     prompt_N: np.ndarray
     """int64 [N]: a number for each distinct prompt."""
     prompts_N: np.ndarray
-    """int64 [N]: tokens of the prompt."""
+    """int64 [N]: number of tokens in each prompt."""
     responses_N: np.ndarray
-    """int64 [N]: tokens of the response, as far as they are fed."""
+    """int64 [N]: number of tokens in each response that are fed."""
     unit_N: np.ndarray | None = None
-    """[N]: samples with one id stay together; None where each stands alone."""
+    """[N]: unit id of each sample; samples with the same id stay together. None: each sample is a unit."""
 
     @classmethod
     def of(cls, batch: Batch, unit: Unit = "sample") -> Samples:
         """Return the samples of a batch with the columns in `dovetail.interfaces.READS`, and that of the unit.
 
-        Of a response of n scored tokens the last one is never fed: nothing after it is asked for. A sample without a
-        scored token stays with its unit.
+        The last scored token of a response is never fed, since nothing after it is predicted. A sample without a scored token
+        stays with its unit.
         """
         scored_N = scored_lengths(batch["response_mask"])
         active, unit_N = np.flatnonzero(scored_N), None
@@ -88,7 +88,7 @@ def distinct(prompts: Ragged) -> np.ndarray:
 
 
 class MicroBatchRows:
-    """Rows of one micro-batch, and what it costs in tokens, padding included."""
+    """Rows of one micro-batch, and its cost in tokens, padding included."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -115,7 +115,7 @@ class MicroBatchRows:
 def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) -> list[np.ndarray]:
     """Return rows of each micro-batch, int64 [B] each: those of the parts, and empty ones up to `at_least`, of which there is always one.
 
-    Samples without a scored token are in the last one: they cost nothing, but the caller counts on every sample.
+    Samples without a scored token, which cost nothing, are in the last micro-batch: the caller needs every sample.
     """
     rows = [np.array(part.rows, np.int64) for part in parts]
     rows += [np.empty(0, np.int64)] * (max(1, at_least) - len(rows))
@@ -153,7 +153,7 @@ def packed_parts(
     Args:
         samples: the sizes of the samples.
         budget: the token limit of a part; a larger unit gets a part to itself.
-        quadratic: a sample of n tokens costs n · (1 + quadratic · n).
+        quadratic: the growth of a token's cost; a sample of n tokens costs n · (1 + quadratic · n).
         at_least: the minimum number of parts, unless there are fewer units.
         shared: whether samples of one prompt are a unit, in which the prompt counts once.
     """
@@ -177,12 +177,12 @@ class PackedRows(MicroBatchRows):
         self.weight = 0.0
 
     def weigh(self, samples: Samples, quadratic: float) -> None:
-        """Compute the cost of its rows."""
+        """Compute the cost of these rows."""
         attended = sum(int(samples.lengths_N[row]) ** 2 for row in self.rows)
         self.weight = self.cost + quadratic * attended
 
     def take(self, other: PackedRows) -> None:
-        """Take all rows of another."""
+        """Take all rows of another instance."""
         self.rows += other.rows
         self.cost += other.cost
         self.weight += other.weight

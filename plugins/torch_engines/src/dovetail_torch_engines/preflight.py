@@ -1,4 +1,4 @@
-"""Rules about the models of a run: whether their files are there and fit, and what adapters are put on."""
+"""Preflight rules about the models of a run: whether their files exist and fit, and which layers adapters target."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dovetail_torch_engines.stored import FILES, read_index, unpickled
 
 
 def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A model that is not there, or can't be used: without a config that transformers reads, with other weights than it says, or with
-    quantised ones that are to be trained, or that the packages here can't load.
+    """A model is missing or can't be used: transformers can't read its config, its weights differ from the config, or its weights are
+    quantised and are to be trained or can't be loaded by the installed packages.
 
     Weights in a directory on this machine are judged by the headers of their files: files that are missing or truncated, tensors
-    that are missing or have another shape than config.json gives them. No tensor is read. A policy by its hub id is
-    left to be fetched. In runs on several machines a model that is not here may be on the others, hence a warning there.
+    that are missing or have another shape than config.json gives them. No tensor is read. A policy named by a hub id is downloaded later.
+    In runs on several machines a model that is missing here may be on the others, so this is only a warning.
     """
     judged: list[ModelSection] = []
     for role in plan.models if plan is not None else ():
@@ -128,7 +128,7 @@ def _and_more(found: Sequence[object]) -> str:
 
 
 def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An adapter is to be put on what the model does not have, or on what can't have one.
+    """An adapter targets layers that the model does not have, or that can't have an adapter.
 
     The layers, and those that share a weight, are found by the model's config. A model that can't be read here is checked by the
     engine.

@@ -21,7 +21,7 @@ class RandomState:
     """The state of torch's generators for one engine, independent of other users of the generators in the process.
 
     Attributes:
-        tensors: uint8 each: the state of torch's generator for the CPU and, where it is another, for the device.
+        tensors: the states of torch's generators, uint8 each: for the CPU and, where it differs, for the device.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:
@@ -32,7 +32,7 @@ class RandomState:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Draw from this state, which moves on; afterwards torch's generators are as they were before."""
+        """Use this state within the block, and update it; afterwards torch's generators have their earlier state."""
         before = self._current()
         self._set(self.tensors)
         try:

@@ -1,6 +1,6 @@
-"""Ranks: what the ranks of one engine tell each other besides tensors. A failure on one of them fails on all.
+"""Ranks: what the ranks of one engine exchange besides tensors. An error on one rank is raised on all.
 
-Everything is small and goes over the CPU's process group. In one process nothing is sent.
+All messages are small and use the CPU's process group. A single process sends nothing.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Ranks:
     def together(self) -> Iterator[None]:
         """Complete the block on all ranks, or raise on all of them.
 
-        Collective: every rank must come to its end. Where some ranks raise, every rank raises the error of the first
-        of them; a NumericsError then names the samples of all.
+        Collective: every rank must reach the end of the block. Where some ranks raise, every rank raises the error of the first of
+        them; a NumericsError then names the samples of all of them.
         """
         failure: Exception | None = None
         try:

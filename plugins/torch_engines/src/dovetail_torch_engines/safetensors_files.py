@@ -1,4 +1,4 @@
-"""Safetensors in a folder: written file by file as tensors come, and read whole whichever ranks wrote their pieces."""
+"""Safetensors in a folder: written file by file as tensors arrive, and read as whole tensors although several ranks wrote pieces."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from dovetail.errors import CheckpointError
 
 FILE_BYTES = 2 * 2**30
-"""Size of a file, at most, or that of one tensor."""
+"""The largest size of a file, in bytes; a larger tensor has a file of its own."""
 
 
 class SafetensorsWriter:
     """One rank's files in a folder, at most one of them in memory.
 
-    What goes wrong is kept and raised at the end, so that ranks that give their tensors stay together.
+    Errors are kept and raised at the end, so that ranks that gather tensors stay in step.
     """
 
     def __init__(self, folder: Path, stem: str, file_bytes: int = FILE_BYTES) -> None:
@@ -128,7 +128,7 @@ class SafetensorsStore:
         """Check that the folder holds exactly tensors of these names and shapes.
 
         Raises:
-            CheckpointError: it does not.
+            CheckpointError: the folder does not.
         """
         stored = {name: tuple(entry.size) for name, entry in self._entries.items()}
         shapes = {name: tuple(shape) for name, shape in expected.items()}

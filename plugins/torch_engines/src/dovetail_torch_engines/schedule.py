@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step alone: what a resumed run needs no state for."""
+"""The learning rate as a function of the step alone, so that a resumed run needs no state."""
 
 from __future__ import annotations
 

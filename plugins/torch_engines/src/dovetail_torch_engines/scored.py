@@ -1,4 +1,4 @@
-"""Which response tokens of a batch are scored, and how micro-batches' scores find back into it.
+"""Which response tokens of a batch are scored, and where the scores of micro-batches lie in the batch.
 
 Legend: N samples, B of them that hold a scored token, R scored tokens, T response tokens.
 """
@@ -20,13 +20,13 @@ class Scored:
     active_B: np.ndarray
     """int64 [B]: samples with a scored token."""
     lengths_B: np.ndarray
-    """int64 [B]: response tokens of each, up to and including the last scored one."""
+    """int64 [B]: number of response tokens of each sample, up to and including the last scored one."""
     token_R: np.ndarray
-    """int64 [R]: their positions among the T response tokens."""
+    """int64 [R]: positions of the scored tokens among the T response tokens."""
     row_R: np.ndarray
-    """int64 [R]: which of the B samples each is of."""
+    """int64 [R]: the sample, among the B, of each scored token."""
     step_R: np.ndarray
-    """int64 [R]: its place in its response."""
+    """int64 [R]: position of each scored token in its response."""
 
     @classmethod
     def of(cls, mask: Ragged) -> Scored:

@@ -1,4 +1,4 @@
-"""The trainer's end of weight updates: which tensors go, and through which transport."""
+"""The trainer's end of weight updates: which tensors are sent, and through which transport."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sending(ABC):
         """Yield the manifest's tensors, in its shapes and dtypes, each gathered on request. Collective, one tensor after another."""
 
     def manifest(self, version: int) -> WeightManifest:
-        """Return the manifest of an update; with what receivers need, where there is a transport.
+        """Return the manifest of an update, with the data that receivers need where there is a transport.
 
         Raises:
             WeightSyncError: the model is a critic.

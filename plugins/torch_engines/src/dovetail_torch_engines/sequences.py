@@ -1,4 +1,4 @@
-"""Sequences: where each of the sequences lies that a pack holds end to end, and how to pad them where a kernel must.
+"""Sequences: the boundaries of a pack's sequences, and their padding for kernels that need it.
 
 Legend: T tokens, S sequences, B sequences of a bucket, L their padded length, N padded tokens of all buckets.
 """
@@ -32,9 +32,9 @@ class Sequences:
     """S sequences end to end, on one device.
 
     Attributes:
-        lengths: the lengths of each.
+        lengths: the length of each sequence.
         longest: the largest length.
-        even: whether all have that length.
+        even: whether all sequences have the same length.
     """
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
@@ -56,12 +56,12 @@ class Sequences:
 
     @cached_property
     def buckets(self) -> Buckets:
-        """For kernels that take no ragged sequences. Made once for all layers."""
+        """The sequences in padded buckets, for kernels that take no ragged ones; computed once for all layers."""
         return Buckets(self.lengths, self.offsets_S1.device)
 
 
 class Buckets:
-    """The same sequences, padded on the right, those of similar length together."""
+    """The sequences padded on the right, with those of similar length in one bucket."""
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
         lengths_S = np.asarray(lengths)

@@ -1,6 +1,6 @@
-"""The form of a training state, which engines share so that each goes on from another's: its parts, and what is said of them.
+"""The form of a training state, which engines share so that each can load another's: its parts, and `training.json`.
 
-training.json            what they hold: steps taken, and each parameter's own count of them
+training.json            the steps taken, in all and by parameter
 weights/*.safetensors    float32 weights
 moments/*.safetensors    the optimizer's moments
 random-RANK.safetensors  each rank's random state (`dovetail_torch_engines.random_states`)
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail_torch_engines.ranks import Ranks
 
 FORMAT = 1
-"""Changes when what is written could not be read by those that read it before."""
+"""The version of the form; it changes when older readers could not read a new state."""
 TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
 
 
@@ -47,7 +47,7 @@ def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | N
     Args:
         directory: the directory of the state.
         ranks: the number of ranks that wrote it.
-        optimizer: `steps`, and `parameters`: each one's own count of them, by name; None where nothing was trained.
+        optimizer: `steps`, and `parameters`: the number of steps of each parameter, by name; None where nothing was trained.
 
     Raises:
         CheckpointError: the file can't be written.

@@ -21,7 +21,7 @@ FILES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
-"""Where a checkpoint's tensors are, the first that is there: an index of several files, or one file."""
+"""The names of files that may hold or index a checkpoint's tensors; the first that exists is used."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -45,12 +45,12 @@ class StoredCheckpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
+        """The names of all tensors."""
         return frozenset(self._files)
 
     @property
     def sliceable(self) -> bool:
-        """Whether parts of tensors can be read: of safetensors, not of pickled files."""
+        """Whether parts of tensors can be read, as from safetensors but not from pickled files."""
         return bool(self._files) and all(f.suffix == ".safetensors" for f in self._files.values())
 
     def shape(self, name: str) -> tuple[int, ...]:

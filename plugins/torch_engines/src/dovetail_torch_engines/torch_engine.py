@@ -48,11 +48,11 @@ class PreparedUpdate:
 
     goal: Objective
     specs: tuple[OutputSpec, ...]
-    """Outputs that the model gives it."""
+    """Specs of the model's outputs that the objective reads."""
     mini_batch: Batch
-    """This rank's, without padding."""
+    """This rank's mini-batch, without padding."""
     prepared: Batch
-    """Its columns that micro-batches need."""
+    """The mini-batch with the columns that micro-batches need."""
     denominators: Mapping[str, float]
     """Denominators of the whole mini-batch."""
 

@@ -68,7 +68,7 @@ class ScoredShare:
     """The scored tokens whose predictions one rank holds: its own, and stand-ins up to M."""
 
     own: np.ndarray
-    """int64: which of the R are its own, at most M of them."""
+    """int64: the rank's own tokens among the R, at most M of them."""
     source_M: np.ndarray
     """int64 [M]: where each one's prediction lies among the rank's T tokens; 0 for stand-ins."""
     place_R: np.ndarray

@@ -16,7 +16,7 @@ VALUE_HEADS = (
     "value_head.summary",
     "classifier",
 )
-"""Where checkpoints keep a head of one label: `score` in transformers, the others in value models of RL libraries."""
+"""Names under which checkpoints keep a head of one label: `score` in transformers, the others in value models of RL libraries."""
 
 
 def stored_value_head(

@@ -33,7 +33,7 @@ makes 370 TFLOP/s forward and backward at 16k and 64k tokens, the flash kernel 2
 STEP = 256
 """Lengths of such a sequence are rounded up to a multiple of this, longer ones to a sixteenth of a power of two."""
 DENSE_WINDOW = 2
-"""A bucket longer than so many windows is attended to window by window."""
+"""The number of windows from which on a longer bucket is computed window by window."""
 
 
 def attend(
@@ -72,7 +72,7 @@ def attend(
 
 
 def has_flash(query_THD: Tensor, value_TKE: Tensor) -> bool:
-    """Return whether the variable-length flash kernel takes these."""
+    """Return whether the variable-length flash kernel supports these tensors."""
     sizes = (query_THD.shape[-1], value_TKE.shape[-1])
     fits = max(sizes) <= LARGEST_HEAD and not any(size % 8 for size in sizes)
     return query_THD.is_cuda and query_THD.dtype in HALF and fits

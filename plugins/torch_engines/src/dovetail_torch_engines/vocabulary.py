@@ -16,9 +16,9 @@ class Vocabulary:
     """One rank's part of the vocabulary."""
 
     first: int
-    """Its first token."""
+    """The first token id of the part."""
     size: int
-    """How many tokens of the model's own it has; rows of the weight after these are padding."""
+    """Number of the model's tokens in the part; further rows of the weight are padding."""
     group: dist.ProcessGroup | None
     """The ranks that have the other parts; None: there are none."""
 

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BASE = "base_layer."
-"""Where peft keeps the layer that it wraps."""
+"""The name under which peft keeps the layer that it wraps."""
 
 
 class PeftAdapter:
-    """The low-rank layers that were put into one model.
+    """The low-rank layers that are added to one model.
 
     Attributes:
-        section: rank, scale, layers, and what travels.
+        section: the adapter's settings: rank, scale, layers, and what a weight update sends.
     """
 
     def __init__(self, model: PreTrainedModel, section: LoraSection, *, seed: int) -> None:
@@ -74,7 +74,7 @@ class PeftAdapter:
         DoRA.
 
         Raises:
-            ConfigError: the adapter does not match the section, or is of another model.
+            ConfigError: the adapter does not match the section, or belongs to another model.
             CheckpointError: its files can't be read.
         """
         if self.section.adapter_path is not None:
@@ -100,7 +100,7 @@ class PeftAdapter:
                 fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
 
     def to_cpu(self) -> None:
-        """Give the adapter's own tensors, of any content, memory on the CPU where the model is on the meta device."""
+        """Allocate the adapter's own tensors on the CPU, uninitialised, where the model is on the meta device."""
         for layer in self._layers.values():
             for name, module in layer.named_children():
                 if name != BASE.removesuffix("."):
@@ -108,7 +108,7 @@ class PeftAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Show the base model as it was, within the block. Not for use with gradients."""
+        """Turn the adapter off within the block, so that the base model computes. Not for use with gradients."""
         # peft's own switch would also freeze and thaw parameters, which sharding must not see.
         for layer in self._layers.values():
             layer._disable_adapters = True  # noqa: SLF001 - see above
@@ -119,7 +119,7 @@ class PeftAdapter:
                 layer._disable_adapters = False  # noqa: SLF001 - see above
 
     def base_name(self, name: str) -> str | None:
-        """Return the name that a tensor of the model has without the adapter; None for the adapter's own."""
+        """Return the name that a tensor of the model has without the adapter; None for the adapter's own tensors."""
         for prefix in self._layers:
             if name.startswith(f"{prefix}."):
                 inner = name.removeprefix(f"{prefix}.")
@@ -132,8 +132,9 @@ class PeftAdapter:
         Nothing is changed in place. Collective where the adapter is sharded.
 
         Args:
-            name: without the adapter.
-            weight: whole, on any device: of an adapted layer [out, in], or [in, out] where the model keeps it so; else of any shape.
+            name: the name of the weight in the model without the adapter.
+            weight: the unsharded weight, on any device: [out, in] of an adapted layer, or [in, out] where the model stores it so; else of
+                any shape.
         """
         layer = self._by_weight.get(name)
         if layer is None:
@@ -153,7 +154,7 @@ class PeftAdapter:
         return merged * (factor if _transposed(layer) else factor[:, None])
 
     def described(self) -> AdapterSpec:
-        """Return the description with which a rollout applies the adapter's tensors."""
+        """Return the description that a rollout engine needs to apply the adapter's tensors."""
         return described(self.section, self._layers)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, N
 def has_plain_head(model: PreTrainedModel) -> bool:
     """Return whether logits are the product of the output layer with the base model's last hidden states and nothing else.
 
-    It is not so in architectures that scale or cap their logits, or have no such layer.
+    False for architectures that scale or cap their logits, or have no such layer.
     """
     head, base = model.get_output_embeddings(), model.base_model
     if not isinstance(head, nn.Linear) or base is model:
@@ -51,7 +51,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 def shares_prompts(model: PreTrainedModel) -> bool:
     """Return whether responses can attend to the cached keys and values of a prompt that was computed once.
 
-    So it is where every layer keeps plain keys and values: no sliding window, no recurrent state.
+    True where every layer caches plain keys and values: no sliding window, no recurrent state.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
@@ -83,8 +83,8 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 def quadratic(trunk: PreTrainedModel) -> float:
     """Return the growth of a token's cost with the length of its sample, relative to the rest of the model: F · H · D / N parameters.
 
-    Half of a sample's tokens are seen on average, by two products of 2 · H · D operations in each of F layers; the
-    rest of the model takes 2 N.
+    A token attends to half of its sample's tokens on average, with two products of 2 · H · D operations each in every one of F layers;
+    the rest of the model takes 2 N operations.
     """
     config = trunk.config.get_text_config()
     layers, heads = (
@@ -97,7 +97,7 @@ def quadratic(trunk: PreTrainedModel) -> float:
 
 
 def select_prompts(cache: Any, prompt_of_B: Tensor) -> None:
-    """Give every row the keys and values of its prompt; gradients flow back into the one computation."""
+    """Copy the keys and values of its prompt to every row of the cache; gradients flow back into the prompt's computation."""
     for layer in cache.layers:
         layer.keys = layer.keys.index_select(0, prompt_of_B)
         layer.values = layer.values.index_select(0, prompt_of_B)

@@ -1,4 +1,4 @@
-"""The attention of packed micro-batches, in the form in which transformers lets a model be given one.
+"""The attention of packed micro-batches, as a custom attention function of transformers.
 
 A model that runs under `PACKED` makes no mask; it hands its queries, keys and values to `packed_attention`, together with
 the `AttentionPack` that its caller passed as the argument `pack`.
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PACKED = "dovetail_packed"
-"""The name by which transformers knows `packed_attention`."""
+"""The name under which `packed_attention` is registered with transformers."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class AttentionPack:
-    """A packed micro-batch as attention needs it."""
+    """The description of a packed micro-batch that attention needs."""
 
     sequences: Sequences
-    """Where each sequence lies."""
+    """The position of each sequence in the pack."""
     prompts: Sequences | None = None
     """The sequences that are prompts, which come first; None where each sequence is a sample."""
     responses: Sequences | None = None
-    """With prompts: how many tokens of responses, one prompt after another, attend to each as well."""
+    """The number of response tokens that attend to each prompt, in the order of `prompts`; None without prompts."""
     parallel: SequenceParallel | None = None
     """The ranks that share the pack, each of which holds a part of its tokens."""
 
@@ -60,8 +60,8 @@ def packed_attention(
         query: float [1, H, F, D], rotated; where ranks share the pack, this rank's tokens alone.
         key: float [1, K, F, D], rotated.
         value: float [1, K, F, E].
-        attention_mask: None.
-        pack: which tokens attend to which.
+        attention_mask: unused, None.
+        pack: the sequences, which say which tokens attend to which.
         scaling: the scale of the scores; None is 1/√D.
         sliding_window: the number of tokens that each token sees, itself included; None for no limit.
 
@@ -114,9 +114,9 @@ def register(name: str, attention: object, mask: object = None) -> None:
 
 
 def attend_by(model: PreTrainedModel, name: str) -> None:
-    """Set the attention function of a model, by name.
+    """Set the attention function of a model, by the function's name.
 
-    It stays so until the next call, since layers that compute again in the backward pass look the name up again.
+    It stays set until the next call, since layers that are recomputed in the backward pass look the name up again.
     """
     config = model.config
     if config._attn_implementation != name:  # noqa: SLF001 - no public name
@@ -125,7 +125,7 @@ def attend_by(model: PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def attending_by(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Set the attention function of a model within the block, by name."""
+    """Set the attention function of a model within the block, by the function's name."""
     before = model.config._attn_implementation  # noqa: SLF001 - no public name
     attend_by(model, name)
     try:
@@ -136,5 +136,5 @@ def attending_by(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @cache
 def make_known() -> None:
-    """Make `packed_attention` known to transformers, which is not imported before a model is."""
+    """Register `packed_attention` with transformers, which is imported only when a model is needed."""
     register(PACKED, packed_attention)

@@ -1,6 +1,6 @@
 """Saving and loading one model. Checkpoints are elastic: written by any number of ranks, read by any other.
 
-    training.json            what they hold: steps taken, and each parameter's own count of them
+    training.json            the steps taken, in all and by parameter
     weights/*.safetensors    float32 weights, every rank's shards, as torch.distributed.checkpoint writes them
     moments/*.safetensors    the optimizer's moments, likewise
     random-RANK.safetensors  each rank's random state
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dovetail_train_fsdp2.forward import ModelRunner
 
 FILE_BYTES = 2 * 2**30
-"""Size of a file, at most, or that of one tensor's shard."""
+"""The largest size of a file, in bytes; a larger shard of a tensor has a file of its own."""
 
 
 def staged(
@@ -54,12 +54,12 @@ def staged(
 ) -> Callable[[], None]:
     """Return a function that writes weights, optimizer and random state below the directory, which is created. Collective.
 
-    What is returned takes part in no collective, and raises a CheckpointError where a file of this rank can't be written.
+    The returned function is not collective, and raises a CheckpointError where a file of this rank can't be written.
 
     Args:
         directory: a directory that every rank can access.
         runner: the model.
-        optimizer: None where nothing is trained.
+        optimizer: the optimizer; None where nothing is trained.
         ranks: the ranks, each of which writes its shards.
         random: the random state of this rank.
         copy: copy to host memory first, so that training may continue before all is written.
@@ -105,10 +105,10 @@ def load(
 
     Args:
         directory: a directory that every rank can access.
-        runner: filled in place.
-        optimizer: filled in place; None where the checkpoint has none.
+        runner: the model, filled in place.
+        optimizer: the optimizer, filled in place; None where the checkpoint has none.
         ranks: the current ranks; their number may differ from that of the checkpoint.
-        random: restored where the checkpoint has this rank's state.
+        random: the random state, restored where the checkpoint has one for this rank.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.
@@ -136,9 +136,9 @@ def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) ->
 
     Args:
         directory: a directory that every rank can access.
-        runner: changed in place, one tensor after another.
+        runner: the model, changed in place, one tensor after another.
         ranks: the current ranks; their number may differ from that of the checkpoint.
-        share: in (0, 1].
+        share: the weight of the written tensors, in (0, 1].
 
     Raises:
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.
@@ -159,7 +159,7 @@ def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) ->
 
 
 def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
-    """Return every tensor that a checkpoint keeps, once, in its shape in memory (of a shard where it is sharded)."""
+    """Return every tensor that a checkpoint keeps, once, in its shape in memory (the shard's where it is sharded)."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in runner.model.state_dict(keep_vars=True).items():

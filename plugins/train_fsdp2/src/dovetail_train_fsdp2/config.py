@@ -30,7 +30,7 @@ Recompute = bool | Literal["auto", "selective"]
 
 @attrs.frozen(kw_only=True)
 class Fsdp2Config(AdaptableSection):
-    """PyTorch's own means: float32 weights, sharded by fully_shard over several ranks, and fused optimizers."""
+    """Config of the engine on plain PyTorch: float32 weights, sharded by fully_shard over several ranks, and fused optimizers."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
         "context_parallel_size": "fsdp2 has sequence_parallel_size for ranks that share each sequence",
@@ -42,16 +42,16 @@ class Fsdp2Config(AdaptableSection):
 
     gradient_checkpointing: Recompute = "auto"
     """Compute activations again in the backward pass instead of keeping them: in no layer (`false`), in every layer
-    (`true`: least memory, a third more time), everywhere but only what is cheap (`selective`: products and attention are
-    kept), or in as few layers as the free memory of the accelerator allows (`auto`; on the CPU in none)."""
+    (`true`: least memory, a third more time), in every layer, but only what is cheap (`selective`: products and attention are kept), or in
+    as few layers as the free memory of the accelerator allows (`auto`; on the CPU in none)."""
     memory_limit_gib: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """What `gradient_checkpointing: auto` and `keep_logits` may let the process allocate on its accelerator, GiB; None:
+    """Limit in GiB of what the process allocates on its accelerator, respected by `gradient_checkpointing: auto` and `keep_logits`; None:
     all that is free."""
     keep_logits: bool = False
-    """Keep the logits of as many tokens as memory allows for the backward pass, in the compute dtype, instead of making
-    them again: a few per cent faster for some GiB. On CUDA alone; `memory_limit_gib` holds here too."""
+    """Keep the logits of as many tokens as memory allows for the backward pass, in the compute dtype, instead of recomputing them: a few
+    per cent faster for some GiB. On CUDA only; `memory_limit_gib` holds here too."""
     offload_activations: bool = False
-    """Keep what a layer that computes again needs for it in the host's memory: for long sequences in large models."""
+    """Keep the inputs of recomputed layers in the host's memory: for long sequences in large models."""
     compile: bool = False
     """Compile the decoder layers with torch.compile: a fifth faster and leaner, after half a minute at the first update. It pays from
     about 50 updates on."""
@@ -63,16 +63,16 @@ class Fsdp2Config(AdaptableSection):
     share_prompts: Share = "auto"
     """Compute a prompt once for all of its responses: where that saves work, always where the model allows, or never."""
     packing: Packing = "auto"
-    """Put the samples of a micro-batch end to end, without padding: where that costs least, always where the architecture
-    allows, or never. It needs `model.attn_implementation: sdpa`, in place of which it has kernels of its own."""
+    """Put the samples of a micro-batch end to end, without padding: where that costs least, always where the architecture allows, or never.
+    It needs `model.attn_implementation: sdpa`, which it replaces by kernels of its own."""
     freeze_vision: bool = False
-    """Leave the vision tower of a vision-language model, and what projects its output, as they are."""
+    """Freeze the vision tower of a vision-language model, and the projector of its output."""
     shard_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Ranks over which parameters, gradients and moments are sharded, neighbours first; the groups of so many ranks hold
-    copies of each other. It divides the number of ranks; None shards over all of them."""
+    """Number of neighbouring ranks over which parameters, gradients and moments are sharded; each group of that many ranks holds a full
+    copy. It divides the number of ranks; None shards over all of them."""
     reshard_after_forward: bool | None = None
-    """Free the gathered parameters of a layer after its forward pass and gather them again for the backward pass: less
-    memory, more communication. None: where they are sharded over several accelerators."""
+    """Free the gathered parameters of a layer after its forward pass and gather them again for the backward pass: less memory, more
+    communication. None: do so where they are sharded over several accelerators."""
     reduce_gradients: Reduce = "once"
     """Add up gradients over ranks once an update, which keeps a whole float32 gradient on every rank where there are
     several micro-batches; or after every micro-batch, which keeps only each rank's shard."""
@@ -80,7 +80,7 @@ class Fsdp2Config(AdaptableSection):
     """Keep shards, gradients and moments in the host's memory and step there; layers travel to the accelerator as they
     are needed. For models that fit in no other way: it is slow."""
     sequence_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Ranks that share each sequence (Ulysses, arXiv 2309.14509). It divides the number of ranks, and the model's
+    """Number of ranks that share each sequence (Ulysses, arXiv 2309.14509). It divides the number of ranks, and the model's
     attention heads divide by it. Samples are then always packed."""
 
     def __attrs_post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Fsdp2Config(AdaptableSection):
             )
 
     def mesh_axes(self) -> dict[str, int]:
-        """Return the inner axis `cp`: ranks that compute the same samples together."""
+        """Return the size of the mesh's inner axis `cp`, along which ranks compute the same samples together."""
         return {"cp": self.sequence_parallel_size}
 
     @property
@@ -103,8 +103,8 @@ class Fsdp2Config(AdaptableSection):
         return self.cpu_offload
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """Return the settings that save memory, the cheapest first: gradients of the own shard alone, recomputed layers, adapters,
-        optimizer states in host memory.
+        """Return the settings that save memory, the cheapest first: sharded gradients, recomputed layers, adapters, optimizer states in
+        host memory.
         """
         if self.reduce_gradients == "once":
             yield {"reduce_gradients": "every_micro_batch"}

@@ -55,7 +55,7 @@ class Fsdp2Engine(TorchEngine):
     `model.dtype`.
 
     There is no dropout, so that scoring is deterministic and old and new log-probabilities compare. On several ranks
-    every call but `weight_manifest` is collective, and what one rank finds wrong is raised on all of them.
+    every call but `weight_manifest` is collective, and an error on one rank is raised on all of them.
     """
 
     name = "fsdp2"
@@ -94,8 +94,8 @@ class Fsdp2Engine(TorchEngine):
 
         Raises:
             ModelError: the model can't be loaded, or can't be trained in its dtype.
-            PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model;
-                or the ranks do not divide as the config says.
+            PluginNeedsError: an adapter is asked for, and peft is not installed.
+            ConfigError: the adapter does not fit the model, or the ranks do not divide as the config says.
             DispatchError: there is no process group of the mesh's size.
         """
         use_expandable_segments(torch.device(self.context.device))
@@ -144,8 +144,8 @@ class Fsdp2Engine(TorchEngine):
         """Update the model as `TrainEngine.update` says. Samples that the column `padding` marks have no effect.
 
         Raises:
-            NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
-            ConfigError: the objective needs another head than the model has.
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken. The error names the samples.
+            ConfigError: the objective needs a head that the model does not have.
         """
         runner = self._ready("update")
         made = self._prepared(mini_batch, objective, also=(MEDIA, IMAGE_MASK))
@@ -200,7 +200,7 @@ class Fsdp2Engine(TorchEngine):
         """Load a training state; see `TrainEngine.load`.
 
         Raises:
-            CheckpointError: a file is missing or unreadable, or of another model.
+            CheckpointError: a file is missing or unreadable, or belongs to another model.
         """
         runner = self._started()
         with self._ranks.together():
@@ -224,8 +224,8 @@ class Fsdp2Engine(TorchEngine):
         export(Path(directory), self._started(), self.context.tokenizer, self._ranks)
 
     def export_saved(self, saved: Path, directory: Path) -> None:
-        """Export a saved training state. At most one file's tensors are in memory, where the architecture's tensors have the same form in
-        memory as in its files.
+        """Export a saved training state. Where the architecture's tensors have the same form in memory as in its files, at most one file's
+        tensors are in memory.
         """
         section = self.context.model
         if section is None or not export_saved(
@@ -235,7 +235,7 @@ class Fsdp2Engine(TorchEngine):
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
-        """Return the export of checkpoints of verl's FSDP workers. At most one file's tensors are in memory."""
+        """Return the function that exports a checkpoint of verl's FSDP workers. At most one file's tensors are in memory."""
         folder = checkpoint_in(source)
         return None if folder is None else partial(export_verl, folder)
 

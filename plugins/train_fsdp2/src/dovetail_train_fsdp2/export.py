@@ -1,4 +1,4 @@
-"""A model in Hugging Face form, written file by file: from an engine's weights, or from a training state that no engine has loaded."""
+"""A model in Hugging Face form, written file by file: from an engine's weights, or straight from a saved training state."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def export_saved(
     """Write the model of a training state as `export` would, in this process, with one file's tensors in memory.
 
     Args:
-        saved: a training state in the form of `dovetail_torch_engines.state`, of any number of ranks.
+        saved: a training state in the form of `dovetail_torch_engines.state`, written by any number of ranks.
         directory: the directory of the model.
         config: the config of the engine.
         context: the context, with the head and the tokenizer.
         section: the section of the model that training started from.
 
     Returns:
-        Whether it was written: not where the architecture's tensors are others in memory than in its files.
+        Whether the model was written: False where the architecture's tensors in memory differ from those in its files.
 
     Raises:
         CheckpointError: the state is damaged or of another model, or the directory can't be written.

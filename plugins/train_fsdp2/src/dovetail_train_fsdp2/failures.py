@@ -1,4 +1,4 @@
-"""Which samples made an update fail: found afterwards, by scoring each alone, since a good update must not pay for it."""
+"""Which samples made an update fail: found by scoring each alone after the failure, so that good updates cost no more."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def all_failing_rows(
     """Return positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
 
     Args:
-        runner: the model with the weights of the failed update, which did not change them.
+        runner: the model, whose weights the failed update did not change.
         goal: the objective.
         spec: the spec of the objective.
         mini_batch: the prepared mini-batch.
         denominators: the denominators of the whole mini-batch.
-        parts: the update's micro-batches; a sharded model needs equally many on every rank.
+        parts: the update's micro-batches; with a sharded model their number is the same on every rank.
     """
     failing: list[int] = []
     for part in parts:

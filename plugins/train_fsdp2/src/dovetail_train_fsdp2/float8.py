@@ -11,7 +11,7 @@ from torch import nn
 from dovetail.errors import ConfigError, PluginNeedsError
 
 MULTIPLE = 16
-"""Features of a layer in float8 are a multiple of it."""
+"""The number of which a float8 layer's input and output features are multiples."""
 _CAPABILITY = (8, 9)
 """The first CUDA devices whose matrix units multiply float8."""
 
@@ -19,7 +19,8 @@ _CAPABILITY = (8, 9)
 def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
     """Replace linear layers by layers that multiply in float8; weights, gradients and results keep their dtypes.
 
-    A CPU computes the same roundings and multiplies in float32. Layers whose features are not a multiple of 16 stay as they are.
+    On a CPU the same roundings are made, and the product is computed in float32. Layers whose features are not a multiple of 16 stay as
+    they are.
 
     Args:
         layers: the layers of the decoder.

@@ -1,7 +1,7 @@
-"""Footprint: what an update takes of an accelerator's memory besides weights, gradients and the optimizer's state.
+"""Footprint: the accelerator memory that an update takes besides weights, gradients and the optimizer's state.
 
-The model runs once on the meta device, where tensors have shapes and no data, and what autograd keeps for the backward pass is
-counted. So it holds for any architecture and any adapter.
+The model runs once on the meta device, where tensors have shapes and no data, and the tensors that autograd keeps for the backward
+pass are counted. This works for any architecture and any adapter.
 
 Legend: F tokens, H heads, D head size.
 """
@@ -43,7 +43,7 @@ UNTRACEABLE = (
     AttributeError,
     LookupError,
 )
-"""What an architecture raises that reads data as it runs, or does not know an argument."""
+"""Exceptions of architectures that read data as they run, or don't know an argument."""
 _TOKENS = 256
 """How many are counted; what they take is proportional to them."""
 _MADE = DEAR | {"aten::new_empty"}
@@ -52,16 +52,16 @@ _MADE = DEAR | {"aten::new_empty"}
 
 @attrs.frozen(kw_only=True)
 class TokenBytes:
-    """Bytes that a token needs in one decoder layer until its backward pass."""
+    """Bytes a token that one decoder layer keeps until its backward pass, by setting of recomputation."""
 
     everything: float
-    """Where the layer keeps all that its backward pass reads."""
+    """Bytes where the layer keeps everything that its backward pass reads."""
     dear: float
-    """Where it keeps its input and the results of products and of attention."""
+    """Bytes where the layer keeps its input and the results of products and of attention."""
     compiled: float
-    """Where it is compiled: these, and what goes into a product that is wider than the hidden states."""
+    """Bytes where the layer is compiled: those of `dear`, and inputs of products that are wider than the hidden states."""
     input: float
-    """Where it keeps its input alone."""
+    """Bytes where the layer keeps only its input."""
 
     def kept(self, how: How, *, compiled: bool) -> float:
         """Return the bytes that are kept under a setting of recomputation."""
@@ -81,11 +81,11 @@ def working_memory(
         config: the config of the engine.
         context: the role's context: model, head, and whether it is trained.
         ranks: the ranks of the engine.
-        size: how much each computes.
+        size: the size of each rank's batch.
 
     Raises:
         DovetailError: the model can't be built from its config.
-        Exception: it does not run without data; one of `UNTRACEABLE`.
+        Exception: the model does not run without data; one of `UNTRACEABLE`.
     """
     assert context.model is not None
     dtype = getattr(torch, context.model.dtype)
@@ -126,9 +126,9 @@ def working_memory(
 
 
 def micro_batch_tokens(config: Fsdp2Config, size: UpdateSize) -> int:
-    """Return how many tokens the largest micro-batch has where all prompts and responses are as long as they may be.
+    """Return the number of tokens of the largest micro-batch where all prompts and responses have their maximal length.
 
-    Micro-batches hold whole samples, or where prompts are shared whole groups, and about equally many.
+    Micro-batches hold about equally many whole samples, or whole groups where prompts are shared.
     """
     alone = size.prompt_tokens + size.response_tokens
     group = size.prompt_tokens + size.responses * size.response_tokens

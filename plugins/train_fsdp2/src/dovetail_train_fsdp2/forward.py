@@ -45,11 +45,11 @@ class ModelRunner(nn.Module):
     Attributes:
         model: the module with all parameters.
         device: the device of computation.
-        sharded: whether its weights are spread over ranks. Then every forward pass is collective, and weights come
-            in the compute dtype without autocast.
+        sharded: whether the weights are spread over ranks. Then every forward pass is collective, and weights are gathered in the compute
+            dtype, without autocast.
         can_share_prompts: whether responses can attend to the keys and values of a prompt that was computed once.
         parallel: the ranks that share each pack with this one. They score the same samples.
-        packs: whether samples can be fed end to end.
+        packs: whether samples can be packed end to end.
         room: returns how many bytes of logits may be kept for the backward pass now.
         section: the model's section, with the path of its image processor.
         vision_everywhere: whether some rank trains on images, so that every rank must have gradients of the vision
@@ -57,7 +57,7 @@ class ModelRunner(nn.Module):
     """
 
     head: ClassVar[str]
-    """What the model ends in, in words."""
+    """Description of the model's head, for messages."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, adapter: PeftAdapter | None) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ModelRunner(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """V: words that it has embeddings for."""
+        """The number of tokens that the model has embeddings for, V."""
         return int(self.trunk.config.get_text_config().vocab_size)
 
     @property
@@ -100,7 +100,7 @@ class ModelRunner(nn.Module):
         Collective where the model is sharded.
 
         Raises:
-            ConfigError: ranks are to share packs, and the architecture can't be fed packed.
+            ConfigError: the config makes ranks share packs, and the architecture does not support packing.
         """
         self(None, ())
         if self.parallel is not None and self.packs.why_not is not None:
@@ -122,7 +122,7 @@ class ModelRunner(nn.Module):
         return self._images
 
     def means(self, config: Fsdp2Config) -> Means:
-        """Return the configured layouts, as far as the model allows them."""
+        """Return the configured layouts that the model allows."""
         shares = self.can_share_prompts and not self.sharded
         packing = config.packing if self.parallel is None else "always"
         return Means(
@@ -145,8 +145,8 @@ class ModelRunner(nn.Module):
 
         Returns:
             [T, …] for each output, of its dtype and inner shape, aligned with the packed response tokens; masked tokens hold 0.
-            They carry the gradient where gradients are enabled, also where no token is scored but the model is
-            sharded: a backward pass then gives every parameter the gradient 0, and takes part in the collectives.
+            They carry the gradient where gradients are enabled. If the model is sharded they do so even if no token is scored:
+            a backward pass then gives every parameter the gradient 0, and takes part in the collectives.
         """
         if layout is None:
             self._probe()

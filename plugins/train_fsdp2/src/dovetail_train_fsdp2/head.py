@@ -20,12 +20,12 @@ from torch import Tensor
 from dovetail_torch_engines import fused_scores, fuses
 
 CHUNK_ELEMENTS = {"cpu": 2**19}
-"""Logits of one chunk: on a CPU as many as its cache likes."""
+"""The number of logits in one chunk on a CPU, chosen to fit its cache."""
 CHUNK_ELEMENTS_ELSEWHERE = 2**28
-"""On accelerators few chunks (1 GiB of float32 each): every chunk adds to the whole weight gradient once."""
+"""The number of logits in one chunk on an accelerator: 1 GiB of float32, since every chunk adds to the whole weight gradient once."""
 CHUNK_ROWS_AT_LEAST = 64
 KEPT_ELEMENTS = 2**24
-"""Up to so many logits of a micro-batch (64 MiB) are kept for the backward pass."""
+"""The largest number of logits of a micro-batch that are always kept for the backward pass: 64 MiB."""
 
 
 def score_tokens(
@@ -109,8 +109,8 @@ def scores_of_logits(
         logits_CV: float [C, V].
         targets_C: int64 [C].
         outputs: as in `score_tokens`.
-        ids_CK: the words of `log_probs_at`.
-        top_k: how many words `top_ids` and `top_log_probs` have.
+        ids_CK: int64 [C, K], the token ids of `log_probs_at`.
+        top_k: the number of tokens in `top_ids` and `top_log_probs`.
     """
     log_pi_CV = logits_CV.log_softmax(-1, dtype=torch.float32)
     scores: dict[str, Tensor] = {}

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BACKEND = "inductor"
-"""What compiles."""
+"""The backend of torch.compile."""
 TOKENS_AT_LEAST = 64
-"""Fewer run uncompiled."""
+"""The smallest number of tokens that runs compiled."""
 RECOMPILES = 64
 """Versions of one layer's code that may live side by side: one for each kind of layer, mask and layout."""
 HEAD_BYTES_A_WEIGHT = 12
-"""The largest matrix, which is the output layer's or the embedding's, costs so much in gradients: float32 where they
-gather over chunks and over micro-batches, and twice in the compute dtype where both share it."""
+"""Bytes of gradients a weight of the largest matrix, the output layer's or the embedding's: float32 sums over chunks and over
+micro-batches, and twice the compute dtype where both layers share the matrix."""
 
 
 def prepare_layers(
@@ -42,10 +42,10 @@ def prepare_layers(
         trunk: the model of the layers.
         config: the config of the engine.
         device: the device of the layers.
-        agreed: returns the smallest of all ranks' numbers; collective. Needed where layers communicate.
+        agreed: a collective function that returns the smallest of all ranks' numbers. Needed where layers communicate.
 
     Returns:
-        What decides about their activations; None where all are kept.
+        The object that decides which activations are kept; None where all are.
 
     Raises:
         PluginNeedsError: Liger is asked for and missing.

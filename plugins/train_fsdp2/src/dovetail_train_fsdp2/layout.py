@@ -1,8 +1,8 @@
-"""From ragged samples to what a model is fed. NumPy only; the one place with padding.
+"""From ragged samples to a model's input. NumPy only; the one place with padding.
 
 There are three layouts, and prompts can be computed once in two of them. Padded: a row is a prompt and its response, or
 a response alone beside the prompts that several rows share. Packed: all tokens end to end in one row, without padding.
-Of a response of n scored tokens the last one is never fed: nothing after it is asked for.
+The last scored token of a response is never fed, since nothing after it is predicted.
 Legend: N samples, B rows of a micro-batch that hold a scored token, G distinct prompts, L padded length, P padded prompt
 length, F fed tokens of a pack, S sequences of a pack, R scored tokens, T response tokens.
 """
@@ -24,7 +24,7 @@ class Images:
     """Images of the rows of a padded micro-batch."""
 
     media_B: tuple[tuple[MediaRef, ...], ...]
-    """By reference, in the order of their tokens."""
+    """References to each row's images, in the order of their tokens."""
     shown_BL: np.ndarray
     """bool [B, L]: where a token may stand for an image: in the prompt of a row with images, and where a response has some."""
 
@@ -36,7 +36,7 @@ class Padded:
     ids_BL: np.ndarray
     """int64 [B, L], padded with 0 on the right, where causal attention never looks."""
     images: Images | None = None
-    """None where there are none."""
+    """The images of the rows; None where there are none."""
 
     @property
     def tokens(self) -> int:
@@ -88,7 +88,7 @@ class MicroBatchLayout:
     """One micro-batch as model input, and the positions of its scores."""
 
     fed: Padded | Shared | PackedSequences
-    """What the model is given. Rows without a scored token are left out."""
+    """The model's input. Rows without a scored token are left out."""
     source_R: np.ndarray
     """int64 [R]: where the hidden state that predicts each scored token lies: an index into the flattened [B, L]
     (padded), into the flattened [G, P] followed by the flattened [B, L] (shared), or into [F] (packed)."""
@@ -99,9 +99,9 @@ class MicroBatchLayout:
     token_R: np.ndarray
     """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
     tokens: int
-    """T, masked tokens and rows without a scored token included."""
+    """Number of response tokens T, masked tokens and rows without a scored token included."""
     padding: int = 0
-    """Tokens of `fed` that no sample has."""
+    """Number of tokens in `fed` that are padding."""
     read: Mapping[str, np.ndarray] = attrs.field(factory=dict)
     """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
 
@@ -114,7 +114,7 @@ DUMMY = MicroBatchLayout(
     token_R=np.zeros(1, np.int64),
     tokens=1,
 )
-"""One token, for a model that must run although there is nothing to score."""
+"""A layout of one token, for a model that must run although there is nothing to score."""
 
 
 def lay_out(
@@ -127,7 +127,8 @@ def lay_out(
     """Lay out a micro-batch, and compute the position of each scored token's prediction.
 
     Args:
-        micro_batch: with the columns in `dovetail.interfaces.READS`; with `media`, and `image_mask` where responses have images too, which only padded ones may.
+        micro_batch: the samples, with the columns in `dovetail.interfaces.READS`; with `media`, and `image_mask` where responses have
+            images too (padded layouts only).
         outputs: the outputs to compute; the columns that they read are included.
         shared: compute each distinct prompt once.
         packed: put all tokens into one row, without padding.

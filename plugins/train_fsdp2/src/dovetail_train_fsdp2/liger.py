@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROTARY = "apply_rotary_pos_emb"
-"""What transformers calls its rotary positions, in every architecture's module."""
+"""The name of the function for rotary positions in every architecture's module of transformers."""
 WANTED = frozenset({"rope", "rms_norm", "layer_norm", "swiglu", "geglu"})
-"""Liger's switches that are turned on; the others belong to losses, which Dovetail computes itself."""
+"""The switches of Liger that are turned on; the others belong to losses, which Dovetail computes itself."""
 
 _logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ _logger = logging.getLogger(__name__)
 def apply_liger(trunk: PreTrainedModel, device: str) -> None:
     """Apply Liger's kernels to this model, which will run on a device of this type.
 
-    Liger also replaces names in the architecture's module, for every model of the process: those are put back, but for
-    the rotary positions, which have no other place; they stay as they were for tensors that are not on CUDA.
+    Liger also replaces names in the architecture's module, for every model of the process. These are restored, except for the
+    rotary positions, which can't be set for one model: there, tensors that are not on CUDA still use the original function.
 
     Raises:
         PluginNeedsError: liger-kernel is not installed.

@@ -1,8 +1,8 @@
 """Weights into a sharded model: each rank reads its own rows from safetensors, so that no rank ever holds the whole.
 
 Where the names in memory are not those of the checkpoint (architectures that transformers converts as it loads, .bin
-files), rank 0 loads the model as transformers does, into its host's memory, and gives it out tensor by tensor: slower,
-and the model must fit there once.
+files), rank 0 loads the model as transformers does, into its host's memory, and sends it to the others tensor by tensor: slower, and the
+model must fit there once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> dict[str, Tensor]:
     """Return every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
 
-    Each has its shape in memory, of a shard where it is sharded. A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
+    Each has its shape in memory (the shard's where it is sharded). A tied weight has its first name. With an adapter these are the tensors
+    of the base, by their names without the adapter.
     """
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
@@ -81,7 +82,7 @@ def stored_places(
 def read_shards(
     tensors: Mapping[str, Tensor], places: Mapping[str, str], section: ModelSection
 ) -> None:
-    """Fill this rank's shards from the checkpoint's files, which hold whole tensors, in their whole shapes.
+    """Fill this rank's shards from the checkpoint's files, which hold unsharded tensors, in their unsharded shapes.
 
     Raises:
         ModelError: a file can't be read.
@@ -112,12 +113,12 @@ def give_out(
     """Load the model on rank 0, and send every rank its shards; collective.
 
     Args:
-        trunk: the sharded module; it gets from rank 0 transformers' record of the stored form.
+        trunk: the sharded module; transformers' record of the stored form is copied to it from rank 0.
         tensors: the result of `tensors_of`, in the shapes of this rank's shards.
         section: the section with the checkpoint's path.
         ranks: all ranks.
         device: the device for transfers.
-        base_only: whether the trunk is the model below the head.
+        base_only: whether the trunk is only the base below the model's head.
 
     Raises:
         ModelError: the model can't be loaded, or differs from its config. Raised on every rank.

@@ -1,4 +1,4 @@
-"""An accelerator's memory: how much is free, and the host's memory in place of it for what is needed much later."""
+"""An accelerator's memory: how much of it is free, and offloading to the host's memory what is needed much later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 GIB = 2**30
 OFFLOAD_AT_LEAST = 2**20
-"""Smaller tensors stay: moving them costs more than they take, bytes."""
+"""Bytes of the smallest tensor that is offloaded; moving a smaller one is not worth its cost."""
 
 
 class MemoryBudget:
@@ -26,13 +26,13 @@ class MemoryBudget:
         self._device, self._limit = device, limit_gib
 
     def allocated(self) -> int:
-        """Return bytes that tensors hold."""
+        """Return the number of bytes that tensors hold."""
         return int(torch.accelerator.memory_allocated(self._device))
 
     def free(self) -> int:
         """Return the bytes still available to tensors: free memory of the device, and unused memory of the allocator.
 
-        Rests of blocks that are in use are not counted: they serve smaller tensors, but no larger one.
+        Unused parts of blocks that are in use are not counted, since only small tensors fit there.
         """
         of_device, _ = torch.accelerator.get_memory_info(self._device)
         allocated = self.allocated()
@@ -49,8 +49,8 @@ class MemoryBudget:
 def use_expandable_segments(device: torch.device) -> None:
     """Enable expandable segments of CUDA's allocator, since tensors of varying sizes fragment its memory.
 
-    For this process alone: by the environment an inference engine's server would inherit it, and vLLM's sleep refuses it.
-    What the environment says of it stays.
+    Only this process uses them: an environment variable would be inherited by an inference engine's server, and vLLM's sleep mode
+    refuses them. A setting that the environment already has is kept.
     """
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if device.type == "cuda" and "expandable_segments" not in settings:
@@ -60,9 +60,9 @@ def use_expandable_segments(device: torch.device) -> None:
 
 
 def offloading() -> AbstractContextManager[Any]:
-    """Keep large tensors that the backward pass needs, within the block, in pinned host memory.
+    """Keep large tensors that the backward pass of the block needs in pinned host memory.
 
-    They travel on a stream of their own; the backward pass waits for those that it asks for.
+    They are copied on a separate stream; the backward pass waits for each one that it needs.
     """
     return torch.autograd.graph.saved_tensors_hooks(_to_host, _to_device)
 

@@ -163,7 +163,7 @@ def _check_complete(section: ModelSection, missing: list[str]) -> None:
 def quietly() -> Iterator[None]:
     """Suppress transformers' progress bar and load report, where the run has a display of its own.
 
-    What the report would warn of is checked after loading.
+    The problems that the report warns of are checked after loading.
     """
     from transformers.utils import logging
 

@@ -121,8 +121,8 @@ class ShardedOptimizer:
                     state[key] = value.to(device)
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the state but for counters by `kind.parameter`, such as `exp_avg.model.norm.weight`; tensors that share the optimizer's memory,
-        most often float32 and of their parameter's shape.
+        """Return the state, without counters, by `kind.parameter`, such as `exp_avg.model.norm.weight`; tensors that share the optimizer's
+        memory, most often float32 and of their parameter's shape.
         """
         found: dict[str, Tensor] = {}
         for name, parameter in self._named.items():
@@ -135,7 +135,9 @@ class ShardedOptimizer:
         return found
 
     def parameter_steps(self) -> dict[str, float]:
-        """Return how many steps each parameter with a state has taken: those in which it had a gradient, where the optimizer counts them."""
+        """Return the number of steps that each parameter with a state has taken; optimizers that count by parameter count those with a
+        gradient.
+        """
         states = {name: self._state(parameter) for name, parameter in self._named.items()}
         return {
             name: float(state.get("step", self.steps)) for name, state in states.items() if state

@@ -1,7 +1,7 @@
 """Cutting a batch into micro-batches within a token budget, in the layout that costs least.
 
 Padded micro-batches hold samples of similar lengths, since padding is what they waste. Packed ones waste nothing: they are
-balanced by what they cost instead, with attention's part, which grows with the square of a sample's length.
+balanced by cost instead, including attention's, which grows with the square of a sample's length.
 Legend: N samples, B rows of a micro-batch.
 """
 
@@ -25,17 +25,16 @@ from dovetail_torch_engines import (
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}
-"""`auto` shares prompts of padded micro-batches where that leaves at most this part of the tokens: it costs a second
-forward pass."""
+"""The largest share of tokens left at which `auto` shares prompts of padded micro-batches, which costs a second forward pass; by device."""
 WORTHWHILE_ELSEWHERE = 0.7
-"""On accelerators it also costs the fastest attention, which takes no mask; they break even near here."""
+"""The same on accelerators, where sharing also rules out the fastest attention, which takes no mask."""
 WORTHWHILE_PACKED = 0.9
-"""Sharing in a pack costs a second attention."""
+"""The same for packed micro-batches, where sharing costs a second attention."""
 
 
 @attrs.frozen(kw_only=True)
 class Means:
-    """The layouts that a model allows, and the criteria between them."""
+    """The layouts that a model allows, and the criteria for choosing between them."""
 
     packing: Packing = "never"
     """Whether to pack; `never` where the architecture does not allow it."""
@@ -46,8 +45,7 @@ class Means:
     device: str = "cpu"
     """Type of the device that computes: `auto` weighs its costs."""
     quadratic: float = 0.0
-    """What attention adds to the cost of a token, for every token of its sample: a sample of n tokens costs
-    n · (1 + quadratic · n)."""
+    """The relative cost that attention adds to a token for each token of its sample: a sample of n tokens costs n · (1 + quadratic · n)."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -68,11 +66,11 @@ def cut(
     """Cut a batch into micro-batches of balanced cost, each within the budget.
 
     Args:
-        batch: with the columns in `dovetail.interfaces.READS`.
+        batch: the samples, with the columns in `dovetail.interfaces.READS`.
         budget: the token limit of a micro-batch, padding included; a longer sample gets one to itself.
         means: the allowed layouts.
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty ones are added.
-        unit: the unit that stays together. Prompts are shared where it is one sample.
+        unit: the unit whose samples stay together. Prompts are shared only where the unit is one sample.
 
     Returns:
         Every sample in exactly one micro-batch, the most expensive one first.

@@ -1,8 +1,8 @@
-"""Attention to some of the keys that a query attends to: its output, and the sum of exponentials that merges it with the rest.
+"""Partial attention, to some of a query's keys: its output, and the sum of exponentials that merges it with the rest.
 
-Forward and backward are calls of their own, since the gradient needs output and sums of the whole softmax. On CUDA in half
-precision they are the variable-length flash kernel's; on the CPU its flash kernel's, over padded batches; elsewhere plain
-products. With S = scale · Q Kᵀ, P = e^(S − l) and the whole softmax's output O and l:
+Forward and backward are separate functions, since the gradient needs output and sums of the whole softmax. They use the
+variable-length flash kernel on CUDA in half precision, torch's flash kernel over padded batches on the CPU, and plain products elsewhere.
+With S = scale · Q Kᵀ, P = e^(S − l) and the whole softmax's output O and l:
 
     dV = Pᵀ dO        dS = P (dO Vᵀ − Σ dO · O)        dQ = scale · dS K        dK = scale · dSᵀ Q
 
@@ -26,12 +26,12 @@ aten = torch.ops.aten
 
 @attrs.frozen(kw_only=True, eq=False)
 class Spans:
-    """The i-th stretch of queries attends to the i-th stretch of keys."""
+    """Spans of queries and keys: the i-th span of queries attends to the i-th span of keys."""
 
     queries: Sequences
     keys: Sequences
     causal: bool
-    """Each query to the keys up to its own place; queries and keys are then the same sequences."""
+    """Whether each query attends only to keys up to its own position; queries and keys are then the same sequences."""
 
 
 def partial(
@@ -41,7 +41,7 @@ def partial(
     spans: Spans,
     scale: float,
 ) -> tuple[Float[Tensor, "Tq H D"], Float32[Tensor, "H Tq"]]:
-    """Return attention of one call; no gradient.
+    """Return the partial attention of queries to their spans of keys, without a gradient.
 
     Returns:
         [T, H, D], and the log of each query's sum of exponentials, float32 [H, T].

@@ -1,4 +1,4 @@
-"""Preflight rules: what the engine would refuse when it starts, and shards that lie on more machines than they need."""
+"""Preflight rules: configs that the engine would refuse when it starts, and shards on more machines than necessary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
     """The engine `fsdp2` can't make its model as the config asks: with an attention, adapters, 4-bit layers or kernels that are not
     installed or do not fit the model, a vision tower to freeze where there is none, or ranks that do not divide its heads.
 
-    The model is built from its config, without weights. One that is not in a directory on this machine is left to the engine.
+    The model is built from its config, without weights. A model that is not in a directory on this machine is checked by the engine when it
+    starts.
     """
     judged: list[Any] = []
     for model in plan.models if plan is not None else ():

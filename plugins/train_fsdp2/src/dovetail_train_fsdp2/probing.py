@@ -1,4 +1,4 @@
-"""Whether an architecture can be fed packed, found out by running it: what its layers ask of attention, and whether
+"""Whether an architecture supports packing, found out by running it: which arguments its layers pass to attention, and whether
 anything else in it mixes tokens.
 
 Legend: B sequences, L length, H hidden size.
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 PROBE = "dovetail_probe"
 REPLACED = "sdpa"
-"""The attention implementation that packing may take the place of: who asks for another one gets it."""
+"""The attention implementation that packing may replace; any other one that the config names is used as it is."""
 FAR = 2**17
-"""How far back a mask is looked at. Windows beyond it count as unlimited, here and there."""
+"""The number of tokens over which a mask is probed; longer windows count as unlimited."""
 _LENGTH = 6
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError)
 """What an architecture raises that does not know an argument."""
@@ -56,16 +56,16 @@ class PackingSupport:
     """Which kinds of packing a model supports."""
 
     why_not: str | None = None
-    """Why it can't be fed packed; None where it can, exactly."""
+    """The reason why the model can't be packed; None where it can."""
     with_shared_prompts: bool = False
-    """Whether the prompts of a pack can be there once: no layer has a window."""
+    """Whether each prompt of a pack can be computed once, which takes layers without a window."""
 
 
 def probe_packing(model: PreTrainedModel) -> PackingSupport:
-    """Find out whether a model can be fed packed.
+    """Test whether a model supports packing.
 
-    It can where every layer mixes tokens by causal attention alone, with or without a sliding window, and says so
-    through transformers' attention interface; and where that then holds for what comes out.
+    It does where every layer mixes tokens only by causal attention, with or without a sliding window, through transformers' attention
+    interface, and where the output of a packed test run confirms this.
     """
     notes = _Notes()
     why_not = _why_not(model, notes)

@@ -1,7 +1,7 @@
 """Linear layers in 4-bit NormalFloat below an adapter (QLoRA, arXiv 2305.14314), by torchao's NF4Tensor.
 
-Blocks of 64 weights share a scale, and blocks of 256 scales, kept in 8 bits, one of their own: 4.13 bits a weight. A pass makes each layer's weights again in the compute dtype
-and keeps none of them. They are frozen, and every rank has them whole: at 4 bits there is little to divide.
+Each block of 64 weights has a scale of 8 bits, and each block of 256 scales has a scale of its own: 4.13 bits a weight. A pass
+dequantises each layer's weights to the compute dtype and keeps none of them. They are frozen and not sharded: every rank holds all of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from dovetail.errors import ConfigError, PluginNeedsError
 
 BLOCK, SCALES = 64, 256
-"""Weights that share a scale, and scales that share one."""
+"""The numbers of weights in a block that shares a scale, and of scales in a block that shares one."""
 
 
 class Nf4Linear(nn.Module):
-    """x ↦ x Wᵀ + b with W [out, in] in 4 bits, which is the buffer `weight`; None until it is filled."""
+    """x ↦ x Wᵀ + b with W [out, in] in 4 bits in the buffer `weight`, which is None until `fill`."""
 
     weight: Tensor | None
 
@@ -47,7 +47,7 @@ def quantised(weight: Tensor) -> Tensor:
 
     Raises:
         PluginNeedsError: torchao is not installed.
-        ConfigError: its blocks do not divide evenly.
+        ConfigError: the weight can't be divided into whole blocks.
     """
     try:
         from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
@@ -87,7 +87,7 @@ def quantisable(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[str,
 
 
 def make_room(model: nn.Module, head: nn.Module | None) -> dict[str, Nf4Linear]:
-    """Replace the frozen linear layers by 4-bit layers whose weights are not loaded yet, and return these by module name."""
+    """Replace the frozen linear layers by 4-bit layers without weights, and return the new layers by module name."""
     made = {name: Nf4Linear(module) for name, module in quantisable(model, head)}
     for name, layer in made.items():
         parent, _, own = name.rpartition(".")

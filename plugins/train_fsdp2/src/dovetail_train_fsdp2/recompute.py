@@ -1,8 +1,8 @@
 """Recompute: which decoder layers keep their activations for the backward pass, and which compute them again.
 
-It replaces a layer's `forward`, so that hooks on the layer, as those of fully_shard, stay outside: weights are whole before
-anything is computed again. Under `auto` every micro-batch is asked anew how much memory there is; the layers
-nearest to the output keep their activations first, because theirs are freed first.
+A layer's `forward` is replaced, so that hooks on the layer, such as fully_shard's, run outside it: weights are gathered before
+the layer is recomputed. Under `auto` the free memory is read anew for every micro-batch; the layers nearest to the output are
+the first to keep their activations, because these are freed first.
 
 Legend: B rows, L padded length, H hidden size.
 """
@@ -27,9 +27,9 @@ How = Literal["nothing", "cheap", "everything"]
 Forward = Callable[..., Any]
 
 WORKING_LAYERS = 2
-"""A layer's backward pass holds about so many times the activations that it keeps."""
+"""The memory of a layer's backward pass, as a multiple of the activations that the layer keeps."""
 SLACK = 0.05
-"""Part of the free memory that is left alone: blocks that fit nowhere."""
+"""Share of the free memory that is left unused, to allow for fragmentation."""
 
 DEAR = frozenset(
     {
@@ -52,7 +52,7 @@ class Recompute:
         memory: the memory of the device; read only where `how` is None.
         outside: bytes of the rest of the model while all activations exist.
         offload: keep the inputs of recomputed layers in host memory.
-        agreed: makes the number of layers without recomputation equal on ranks whose layers communicate.
+        agreed: a function that makes the number of layers without recomputation equal on ranks whose layers communicate.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Recompute:
 
     @property
     def keeping(self) -> int:
-        """How many layers kept all their activations in the latest forward pass with a gradient."""
+        """The number of layers that kept all their activations in the latest forward pass with a gradient."""
         return self._keeping
 
     def _wrapped(self, index: int, forward: Forward) -> Forward:

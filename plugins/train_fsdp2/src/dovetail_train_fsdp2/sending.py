@@ -1,4 +1,4 @@
-"""What this engine sends in a weight update: the runner's tensors."""
+"""The sender of this engine's weight updates, from the runner's tensors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Sharding one runner over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
 
-Every decoder layer is a unit, the runner is the root: within its forward pass the weights that no layer owns
-(embedding, last norm, output layer) are whole. Masters, gradients and moments are float32 and lie in shards; layers
-compute in the compute dtype. Gradients are sums over all ranks, never means: objectives are divided already.
+Every decoder layer is a unit and the runner is the root: within the runner's forward pass the weights outside of layers
+(embedding, last norm, output layer) are gathered. Weights, gradients and moments are sharded in float32; layers compute in the
+compute dtype. Gradients are sums over all ranks, not means, since objectives are divided already.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Sharding:
         self._runner = runner
 
     def materialise(self) -> None:
-        """Give weights that are on the meta device memory, whose content is undefined; buffers keep theirs."""
+        """Allocate uninitialised memory for weights on the meta device; buffers keep their content."""
         runner = self._sharded()
         buffers = {name: buffer.clone() for name, buffer in runner.named_buffers()}
         runner.to_empty(device=self.state_device)
@@ -101,7 +101,7 @@ class Sharding:
                 module.reshard()
 
     def recover(self) -> None:
-        """Drop a pass that an error has broken off, and the gradients that it has left. Not collective."""
+        """Reset the state of a pass that an error interrupted, and drop its gradients. Not collective."""
         root = self._sharded()
         if (reset := getattr(root, "reset_iter_state", None)) is not None:  # since torch 2.13
             cast("Callable[[], None]", reset)()
@@ -149,8 +149,7 @@ def _drop_gathered_gradients(module: FSDPModule) -> None:
 def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
     """Return the decoder layers, outermost ones only.
 
-    They are the modules of the classes that the model says not to split; failing that, the longest list of modules
-    of one class.
+    They are the modules of the classes in the model's `_no_split_modules`; failing that, the longest list of modules of one class.
 
     Raises:
         ModelError: the model has none.
@@ -186,7 +185,7 @@ def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
 def join_alone(device: torch.device) -> None:
     """Make this process the one rank of torch's default process group, unless there is a group already.
 
-    fully_shard needs one; no other process is reached and no port opened.
+    fully_shard needs a group; no other process is contacted and no port is opened.
     """
     if dist.is_initialized():
         return

@@ -1,6 +1,6 @@
-"""Tensors that may be spread over ranks (DTensor): what of one lies here, how to fill it, how to have it whole.
+"""Tensors that may be sharded over ranks (DTensor): reading this rank's shard, filling it, and gathering the whole tensor.
 
-A tensor that is not spread is its own only shard, so that callers need not ask.
+A tensor that is not sharded counts as its only shard, so that callers need not distinguish.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from dovetail_train_fsdp2.quantised import dequantised
 
 BLOCK_BYTES = 2**27
-"""Tensors of so many bytes in all are gathered at once."""
+"""Bytes of tensors that are gathered at once."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -42,8 +42,8 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
     """Write this rank's shard in place.
 
     Args:
-        tensor: changed in place; of any number of dimensions.
-        read: returns rows `first` to `last` (exclusive) of the whole tensor, [last − first, …], of any dtype and
+        tensor: the tensor, changed in place; of any number of dimensions.
+        read: a function that returns rows `first` to `last` (exclusive) of the whole tensor, [last − first, …], of any dtype and
             device; called at most once.
     """
     if not tensor.dim():
@@ -55,8 +55,8 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
 
 
 def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """Return the whole tensor, in the shape that it has over all shards, outside autograd; a quantised one dequantised. Collective for a
-    sharded tensor: every rank of its mesh must call it.
+    """Return the whole tensor, in its unsharded shape, outside autograd; a quantised one dequantised. Collective for a sharded tensor:
+    every rank of its mesh must call it.
 
     Args:
         tensor: any tensor.
@@ -77,7 +77,7 @@ def wholes(
 ) -> Iterator[tuple[str, Tensor]]:
     """Gather tensors, sharded or not, several at once, outside autograd. Collective: every rank must iterate over all of them.
 
-    A collective for each tensor would cost more than what it carries; and shards are cast before they travel.
+    One collective carries several tensors, since one for each would be slow; shards are cast before they are gathered.
 
     Args:
         tensors: names and tensors, the same on every rank.
@@ -85,7 +85,7 @@ def wholes(
         cast: the dtype of the gathered tensor.
 
     Yields:
-        Each name with the whole tensor, in the shape that it has over all shards.
+        Each name with the whole tensor, in its unsharded shape.
     """
     block: list[tuple[str, Tensor]] = []
     size = 0

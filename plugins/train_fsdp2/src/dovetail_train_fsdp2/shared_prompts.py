@@ -1,12 +1,12 @@
-"""Attention over packs whose prompts are there once: a response attends to itself, and to the prompt that it shares.
+"""Attention over packs that hold each prompt once: a response attends to itself, and to the prompt that it shares.
 
-Prompts come first, then all responses, those to one prompt next to each other. One causal call covers every sequence
-by itself; a second one, without a mask, the responses to each prompt together against that prompt. Softmax over both
-sets of keys is their outputs weighted by their sums of exponentials:
+Prompts come first, then all responses, those to one prompt next to each other. One causal call computes attention within every
+sequence; a second one, without a mask, that of the responses to each prompt to that prompt. The softmax over both sets of keys
+is the two outputs weighted by their sums of exponentials:
 
     l = log(e^l₁ + e^l₂)        o = e^(l₁ − l) o₁ + e^(l₂ − l) o₂
 
-The gradient is exact: with o and l of the whole softmax in place of its own, each call's backward pass gives its part.
+The gradient is exact: each call's backward pass uses o and l of the whole softmax in place of its own.
 
 Legend: F tokens of the pack, P of them prompts' and Q responses', G prompts, H query heads, K key and value heads,
 D head size, E head size of the values.

@@ -1,4 +1,4 @@
-"""From a context to a ModelRunner: the model of a role, its head, its adapter, its shards, and what they may not be."""
+"""From a context to a ModelRunner: the model of a role, its head, its adapter, its shards, and checks of these."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def load_runner(
 ) -> tuple[ModelRunner, Sharding | None]:
     """Load the context's model onto its device. A model that is not trained gets no adapter.
 
-    One process on the CPU holds the model as it is; several, and accelerators, hold shards. Collective then.
+    One process on the CPU holds the whole model; several processes, and accelerators, hold shards, and loading is then collective.
 
     Raises:
         ModelError: the model can't be loaded.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dovetail_train_fsdp2.forward import ModelRunner
 
 ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
-"""Attention implementations that take a mask to be added to the scores."""
+"""Attention implementations that take an additive mask."""
 
 
 class Trunk:
@@ -59,7 +59,7 @@ class Trunk:
     def owing_vision(self, output: Tensor) -> Tensor:
         """Return the output, whatever its shape, with zero gradients for the vision tower where some rank has images.
 
-        Ranks reduce the gradients of the tower together: who has no image owes them zeros.
+        Ranks reduce the tower's gradients together, so a rank without an image contributes zeros.
         """
         if not (self._runner.vision_everywhere and torch.is_grad_enabled()):
             return output
@@ -108,7 +108,7 @@ class Trunk:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute in the compute dtype. Sharded weights are gathered in it already."""
+        """Return the autocast to the compute dtype; without effect where the weights are sharded, which are gathered in that dtype."""
         dtype = self._runner.dtype
         enabled = dtype != torch.float32 and not self._runner.sharded
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)

@@ -1,4 +1,4 @@
-"""Ranks that share each pack: their parts of a layout. What they exchange is in `dovetail_torch_engines.ulysses`.
+"""Ranks that share each pack: their parts of a layout. The exchange between them is in `dovetail_torch_engines.ulysses`.
 
 Legend: C ranks, F tokens of the pack, R scored tokens, M scored tokens of the rank that has most.
 """
@@ -29,16 +29,16 @@ class RankLayout:
     """One rank's part of a packed layout."""
 
     layout: MicroBatchLayout
-    """With the rank's F / C tokens, the lengths of all sequences, and M scored tokens: its own, and stand-ins."""
+    """The layout of the rank's F / C tokens, with the lengths of all sequences and M scored tokens: its own, then stand-ins."""
     share: ScoredShare
-    """Which of the whole's scored tokens those are."""
+    """The rank's share of the pack's scored tokens."""
 
 
 class SequenceParallel:
     """The ranks that share each pack.
 
     Attributes:
-        size: C.
+        size: the number of ranks, C.
         index: this rank's place among them.
     """
 
@@ -48,7 +48,7 @@ class SequenceParallel:
         self.index = dist.get_rank(group)
 
     def part(self, layout: MicroBatchLayout) -> RankLayout:
-        """Return this rank's part of a packed layout, padded by a further sequence where C does not divide F."""
+        """Return this rank's part of a packed layout; where C does not divide F a last sequence of padding is added."""
         fed = layout.fed
         assert isinstance(fed, PackedSequences)
         count = -(-len(fed.ids_F) // self.size)

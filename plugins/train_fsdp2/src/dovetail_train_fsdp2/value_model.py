@@ -1,7 +1,7 @@
-"""ValueModel: a language model's base with one value a token on top; loading it, and the form in which it is exported.
+"""ValueModel: a language model's base with a head of one value a token; loading it, and the form in which it is exported.
 
-A checkpoint of a reward or classification model with one label brings its head along; any other starts at 0, so that
-its value is 0 everywhere until the first update.
+The head is loaded from a checkpoint of a reward or classification model with one label; with any other checkpoint it starts
+at 0, so that every value is 0 until the first update.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def load_value_model(section: ModelSection, device: torch.device, logger: Logger
     """Load the base of any Hugging Face causal language model, or of a classifier of its family, and a value head.
 
     Raises:
-        ModelError: the base can't be loaded (see `load_model`), or the checkpoint holds a head that gives
-            more than one number.
+        ModelError: the base can't be loaded (see `load_model`), or the checkpoint's head gives more than one number.
     """
     trunk = load_trunk(section, device)
     head = _head(trunk)
@@ -56,12 +55,12 @@ def empty_value_model(model: PreTrainedModel) -> ValueModel:
 
 
 def fill_head(head: nn.Linear, section: ModelSection, logger: Logger) -> None:
-    """Give a value head the checkpoint's own weights, or 0 where it has none, which is logged.
+    """Fill a value head with the checkpoint's own weights, or with 0 and a log message where it has none.
 
     Args:
-        head: `weight` [1, H] and `bias` [1], possibly in shards.
+        head: the head's `weight` [1, H] and `bias` [1], possibly sharded.
         section: the section with the checkpoint's path.
-        logger: logs once.
+        logger: the logger of the message, which logs once.
 
     Raises:
         ModelError: the checkpoint holds a head that gives more than one number.
@@ -82,8 +81,8 @@ def _head(trunk: PreTrainedModel) -> nn.Linear:
 def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
     """Return the form in which to save a value model: an empty model, the prefix of the base's weights in it, and its head's name.
 
-    It is a token classifier of one label, which transformers and `load_value_model` read; where the architecture has none, the
-    base, with the head as `value_head` beside.
+    The form is a token classifier of one label, which transformers and `load_value_model` read; where the architecture has no such class,
+    it is the base, with `value_head` beside it.
     """
     from transformers import AutoModelForTokenClassification
 

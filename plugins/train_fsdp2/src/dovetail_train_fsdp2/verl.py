@@ -4,7 +4,7 @@
     huggingface/                   config, generation config, tokenizer
     lora_adapter/                  adapter_config.json of a LoRA run; its matrices are in the state dicts as well
 
-Only tensors are unpickled. Of DTensors' meshes and placements, stand-ins record what the file says; every other class is refused.
+Only tensors are unpickled. Stand-ins record the meshes and placements of DTensors; every other class is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def checkpoint_in(path: Path) -> Path | None:
     """Return the folder with the ranks' files: the path, its `actor`, or that of the latest step; None where there is none.
 
     Raises:
-        CheckpointError: the latest step that the path names is not there.
+        CheckpointError: the latest step that the path names does not exist.
     """
     if (path / LATEST).is_file():
         step = (path / LATEST).read_text().strip()

@@ -1,7 +1,7 @@
-"""Samples with images: what of a batch and of a model they concern.
+"""Samples with images: laying them out, and the vision part of a model.
 
-Samples with images are padded, in micro-batches of their own: they are not put end to end, and prompts are computed for every
-sample. The vision tower runs within the model's forward pass, on the images of the micro-batch. Legend: N samples, B some of them.
+Samples with images are padded, in micro-batches of their own: they are not packed, and prompts are computed for every sample. The vision
+tower runs within the model's forward pass, on the images of the micro-batch. Legend: N samples, B some of them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def cut_with_images(
     """Cut a batch in which samples have images: these are padded, the others laid out as text.
 
     Args:
-        batch: see `cut`, as for the arguments below.
+        batch: the samples; see `cut`, also for the arguments below.
         budget: the token limit of a micro-batch.
         means: the layouts for text.
         at_least: the minimum number of micro-batches.
-        unit: the unit that stays together; one sample's image makes all of it padded.
+        unit: the unit whose samples stay together; an image of one sample makes the whole unit padded.
         together: the number of ranks that share each sequence.
 
     Raises:
-        ConfigError: several do, which takes packs.
+        ConfigError: `together` is more than 1, which is only possible with packs.
     """
     if together > 1:
         raise ConfigError(
@@ -79,7 +79,7 @@ def language_of(trunk: PreTrainedModel) -> nn.Module:
 def vision_parameters(trunk: PreTrainedModel) -> list[Tensor]:
     """Return the parameters of the vision part, of any shape: all but those of the language model and its head.
 
-    They are looked up at every call, since sharding puts other tensors in their place.
+    They are looked up at every call, since sharding replaces them.
     """
     language, head = language_of(trunk), trunk.get_output_embeddings()
     if language is trunk:

@@ -1,7 +1,7 @@
-"""Weights on their way out: their Hugging Face names, a manifest, and the tensors in the dtype of the wire.
+"""Weights to send or export: their Hugging Face names, a manifest, and the tensors in the dtype of the transfer.
 
-Legend: *in memory* are the tensors as the model holds them, *stored* as checkpoints of its architecture do: some hold
-apart what is fused in memory.
+Legend: *in memory* are the tensors as the model holds them, *stored* as checkpoints of its architecture do: some store as several tensors
+what is fused in memory.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
     """Yield the manifest's tensors, in its shapes, each gathered, merged with its adapter and cast on request.
 
-    Collective where the model is sharded, a block of tensors after another: a rank that stops half-way keeps the others
-    waiting. Every rank holds one block at a time, or all that the architecture stores together.
+    Collective where the model is sharded, block by block: a rank that stops early keeps the others waiting. Every rank holds one block
+    of tensors at a time, or all that the architecture stores together.
     """
     adapter, dtype = runner.adapter, runner.dtype
     if manifest.kind == "adapter":
@@ -74,13 +74,13 @@ def merged(
     dtype: torch.dtype,
     read: Callable[[str, Tensor], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast.
+    """Yield whole tensors, in their unsharded shapes, by their names in memory, merged in float32 and then cast.
 
     Args:
         trunk: the model, or its base.
         adapter: the model's adapter.
         dtype: the dtype of the result, where it is floating point.
-        read: returns a base tensor as a whole, given its name and the tensor in memory; called sequentially.
+        read: a function that returns a whole base tensor, given its name and the tensor in memory; called sequentially.
     """
     for name, tensor in tensors_of(trunk, adapter).items():
         found = read(name, tensor)
@@ -93,7 +93,7 @@ def stored(
     tensors: Iterable[tuple[str, Tensor]],
     empty: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in the form of the checkpoint, from tensors in memory in their whole shapes: one by one where the form allows.
+    """Yield tensors in the form of the checkpoint, from whole tensors in memory in any shape: one by one where the form allows.
 
     Args:
         model: the model, which records the stored form of its weights.
@@ -120,7 +120,7 @@ def stored(
 
 
 def empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the same names and shapes on the meta device, in the dtypes of the wire."""
+    """Return tensors of the same names and shapes on the meta device, in the dtypes of the transfer."""
     return {
         name: torch.empty(tuple(tensor.shape), dtype=_wire_dtype(tensor, dtype), device="meta")
         for name, tensor in tensors.items()

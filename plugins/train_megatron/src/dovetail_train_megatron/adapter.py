@@ -1,7 +1,7 @@
 """MegatronAdapter: low-rank adapters over a divided model. The base stays frozen, and is the reference policy.
 
-Names, shapes and the start (A at random from the seed, layer by layer, B from 0) are those that the engine `fsdp2` gives a
-peft adapter, so that states and tensors go from one engine to the other.
+Names, shapes and initial values (A at random from the seed, layer by layer, B as 0) equal those of the engine `fsdp2`, so that either
+engine reads the other's states and tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MegatronAdapter:
     """The LoRA layers in the modules of one rank.
 
     Attributes:
-        section: rank, scale, layers, and what travels.
+        section: the adapter's settings: rank, scale, layers, and what a weight update sends.
     """
 
     def __init__(self, network: Network, section: LoraSection, *, seed: int) -> None:
@@ -83,13 +83,13 @@ class MegatronAdapter:
         self._draw(network, every, seed)
 
     def start(self) -> None:
-        """Take magnitudes, where they are learnt, from the base's weights, which are there by now. Collective."""
+        """Take the initial magnitudes, where they are learnt, from the base's weights, which must be loaded. Collective."""
         for magnitudes in self._magnitudes.values():
             magnitudes.start()
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Show the base model as it was, within the block."""
+        """Turn the adapter off within the block, so that the base model computes."""
         for updates in self._updates.values():
             updates.on = False
         try:
@@ -128,7 +128,7 @@ class MegatronAdapter:
         }
 
     def described(self) -> AdapterSpec:
-        """Return the description with which a rollout applies the adapter's tensors."""
+        """Return the description that a rollout engine needs to apply the adapter's tensors."""
         return described(self.section, self._adapted)
 
     def _draw(self, network: Network, every: Mapping[str, int], seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Architecture: what a Hugging Face model is in Megatron's terms, through mbridge."""
+"""Architecture: a Hugging Face model's config in Megatron's terms, through mbridge."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dovetail_train_megatron.stages import last_stage_layers, output_cost
 
 
 class Architecture:
-    """One model's shape.
+    """The architecture of one model.
 
     Attributes:
-        hf: its Hugging Face config.
-        bridge: mbridge's object for the model, which has names and formats and no weights.
+        hf: the model's Hugging Face config.
+        bridge: mbridge's object for the model, with names and formats but no weights.
         transformer: Megatron's config of the layers.
-        uses_transformer_engine: whether layers are Transformer Engine's.
-        padded_vocabulary: rows of embedding and output layer over all ranks.
+        uses_transformer_engine: whether the layers are those of Transformer Engine.
+        padded_vocabulary: the number of rows of embedding and output layer over all ranks.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Architecture:
 
     @property
     def head_size(self) -> int:
-        """Dimensions of one attention head."""
+        """The size of one attention head."""
         size = getattr(self.hf, "head_dim", None)
         return int(size or self.hf.hidden_size // self.hf.num_attention_heads)
 

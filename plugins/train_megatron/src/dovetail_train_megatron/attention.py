@@ -1,8 +1,8 @@
-"""Causal attention over packs, with its rotary positions, as a module in the place of Megatron's own.
+"""Causal attention over packs, with rotary positions, as a module that replaces Megatron's own.
 
-Megatron passes every layer an `attention_mask`; here that is the number of the pack, under which all that attention must
-know of it is found. A number goes through activation recomputation as it is, which runs long after other packs have come.
-Rotary angles depend on the pack alone: their cosines and sines are worked out once for all layers.
+Megatron passes every layer an `attention_mask`; here that is the number of a pack, by which attention looks the pack up. A number
+survives activation recomputation, which runs after later packs have been added. Rotary angles depend only on the pack: their
+cosines and sines are computed once for all layers.
 Context-parallel ranks exchange tokens for heads before attention and back after it (`dovetail_torch_engines.ulysses`).
 
 Legend: T tokens of this rank, H query heads, K key and value heads, D head size.
@@ -28,18 +28,18 @@ Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Fed:
-    """A pack as attention needs it."""
+    """The description of a pack that attention needs."""
 
     sequences: Sequences
     """The sequences of the whole pack, over all ranks that share it."""
     cos_T1D: Tensor
-    """In the model's dtype [T, 1, D], of the tokens of this rank; each angle twice, for both halves of a head."""
+    """Cosines of the rotary angles of this rank's tokens, in the model's dtype [T, 1, D]; each angle twice, for both halves of a head."""
     sin_T1D: Tensor
     """Sines, in the same dtype, shape and order [T, 1, D]."""
 
 
 class PackRegistry:
-    """The packs that are on their way through one model, by number."""
+    """The packs that one model is computing, by number."""
 
     def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
         """None so far.
@@ -53,7 +53,7 @@ class PackRegistry:
         self._fed: dict[int, Fed] = {}
 
     def add(self, pack: PackedMicroBatch, mine: slice) -> Tensor:
-        """Keep a pack until `clear`, and return its number as int64 [1] on the CPU, which is passed in place of a mask.
+        """Keep a pack until `clear`, and return its number, int64 [1] on the CPU, to be passed in place of a mask.
 
         Args:
             pack: the pack, the same on all ranks that share it.
@@ -74,14 +74,14 @@ class PackRegistry:
         return self._fed[int(number)]
 
     def clear(self) -> None:
-        """Drop all packs; called when no backward pass needs them any more."""
+        """Drop all packs; called when no backward pass needs them any longer."""
         self._fed.clear()
 
 
 class PackedAttention(nn.Module):
     """Attention of one layer. It has no weights and no dropout.
 
-    Megatron makes it with its own arguments; `packs` and `cp_group` are set once the model is there.
+    Megatron constructs it with arguments of its own; `packs` and `cp_group` are set after the model is built.
     """
 
     packs: PackRegistry
@@ -129,8 +129,8 @@ def rotated(
     Args:
         query_THD: float [T, H, D].
         key_TKD: float [T, K, D].
-        cos_T1D: in the same dtype [T, 1, D].
-        sin_T1D: likewise.
+        cos_T1D: the cosines in the same dtype [T, 1, D].
+        sin_T1D: the sines in the same dtype and shape.
     """
 
     def turned(x: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Saving and loading one model's training state: the form that the engine `fsdp2` writes and reads too.
 
-    training.json            what they hold: steps taken, and each parameter's own count of them
+    training.json            the steps taken, in all and by parameter
     weights/*.safetensors    float32 weights under Hugging Face's names, each from the rank that has its first part
     moments/*.safetensors    the optimizer's moments, likewise, as `KIND.NAME`
     random-RANK.safetensors  each rank's random state
 
-With an adapter only what is trained is kept: the frozen base is the model that the run starts from. Nothing in them depends
-on the layout, so that any other reads them; and nothing is unpickled. All ranks must see the directory.
+With an adapter only what is trained is kept: the frozen base is the model that the run starts from. The files don't depend on the parallel
+layout, so that any other layout can read them; nothing is unpickled. All ranks must see the directory.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def staged(
 ) -> Callable[[], None]:
     """Return a function that writes weights, optimizer and random state below the directory, which is created. Collective.
 
-    What is returned takes part in no collective, and raises a CheckpointError where a file of this rank can't be written.
+    The returned function is not collective, and raises a CheckpointError where a file of this rank can't be written.
 
     Args:
         directory: a directory that every rank can access.
         network: the network with the weights.
         table: the table of its tensors.
-        optimizer: None where nothing is trained.
+        optimizer: the optimizer; None where nothing is trained.
         ranks: the ranks, each of which writes some tensors.
         random: the random state of this rank.
-        copy: copy all tensors to host memory first, so that training may continue; else files are written as they fill.
+        copy: whether to copy all tensors to host memory first, so that training may continue; else files are written as they fill.
 
     Raises:
         CheckpointError: the directory can't be made; on every rank.
@@ -125,7 +125,7 @@ def load(
     """Restore a state that `staged` wrote in any layout, or that the engine fsdp2 wrote. Collective.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+        CheckpointError: a file is missing or unreadable, or belongs to another model; on every rank.
     """
     with ranks.together():
         facts = read_facts(directory)
@@ -175,7 +175,7 @@ def start_adapter(network: Network, table: TensorTable, section: LoraSection) ->
     """Load this rank's parts of the adapter at the section's `adapter_path`.
 
     Raises:
-        ConfigError: the adapter does not match the section, or is of another model.
+        ConfigError: the adapter does not match the section, or belongs to another model.
         CheckpointError: its files can't be read.
     """
     expected = _expected(network, table).items()
@@ -189,7 +189,7 @@ def start_adapter(network: Network, table: TensorTable, section: LoraSection) ->
 
 
 def kept_name(name: str, network: Network) -> str:
-    """Return a tensor's name in a checkpoint: that of a language model, or of a critic's trunk and head."""
+    """Return a tensor's name in a checkpoint: its name in the language model, or in a critic's trunk and head."""
     if network.head == "lm" or name.startswith(VALUE_HEAD):
         return name
     return f"trunk.{name.removeprefix('model.')}"

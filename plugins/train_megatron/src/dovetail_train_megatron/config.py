@@ -29,7 +29,7 @@ def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
 
 @attrs.frozen(kw_only=True)
 class MegatronConfig(AdaptableSection):
-    """Megatron-Core: tensor, pipeline, context and expert parallelism, with its distributed optimizer."""
+    """Config of the engine on Megatron-Core: tensor, pipeline, context and expert parallelism, with Megatron's distributed optimizer."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
         "sequence_parallel_size": "megatron has context_parallel_size for ranks that share each sequence",
@@ -37,39 +37,41 @@ class MegatronConfig(AdaptableSection):
     }
 
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Ranks over which every weight matrix is divided (axis `tp`). It divides the model's query heads and its key and value
+    """Number of ranks over which every weight matrix is divided (axis `tp`). It divides the model's query heads and its key and value
     heads."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Stages over which the layers are divided (axis `pp`): at most as many as there are layers."""
+    """Number of stages over which the layers are divided (axis `pp`), at most the number of layers."""
     last_stage_layers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Layers of the last stage, which also has the output layer; the other stages share the rest evenly. None: as many as
-    make all stages take about as long. It has no effect without pipeline parallelism."""
+    """Number of layers in the last stage, which also has the output layer; the other stages share the rest evenly. None: the number with
+    which all stages take about the same time. It has no effect without pipeline parallelism."""
     context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Ranks that share each pack of sequences (axis `cp`): tokens everywhere but in attention, and heads there (Ulysses,
+    """Number of ranks that share each pack of sequences (axis `cp`), divided by heads in attention and by tokens elsewhere (Ulysses,
     arXiv 2309.14509). With `tensor_parallel_size` it divides the query heads."""
     expert_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Ranks over which the experts of a mixture are divided; they are data-parallel ranks otherwise, whose number it divides.
+    """Number of ranks over which the experts of a mixture are divided. They are data-parallel ranks, whose number it divides.
     With several stages it must be 1."""
     sequence_parallel: bool = True
     """Divide activations between tensor-parallel regions by tokens (arXiv 2205.05198): less memory for the same
     communication. It has no effect without tensor parallelism."""
     layers: Layers = "auto"
-    """What layers are made of: plain modules of Megatron-Core (`local`), Transformer Engine's fused ones
-    (`transformer_engine`), or those where they are installed (`auto`)."""
+    """Implementation of the layers: plain modules of Megatron-Core (`local`), Transformer Engine's fused ones
+    (`transformer_engine`), or Transformer Engine where it is installed (`auto`)."""
     gradient_checkpointing: Recompute = False
     """Compute activations again in the backward pass: all of a layer's (`true`), attention's alone (`selective`), or none."""
     fused_activations: bool = False
     """Compile the gated activation and the residual addition to one kernel each."""
     overlap_gradients: bool = False
-    """Reduce the gradients of some layers over data-parallel ranks while others still compute theirs."""
+    """Reduce the gradients of some layers over data-parallel ranks while those of other layers are still computed."""
     lora: LoraSection | None = attrs.field(default=None, validator=_can_adapt)
     """Train low-rank adapters on the linear layers of attention and dense inner networks, and freeze everything else, which
     then is the reference policy too; None trains all. `layers: auto` means `local` then."""
     logits_chunk: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Tokens whose logits exist at once; None: as many as make 1 GiB in float32."""
+    """Number of tokens whose logits exist at once; None: as many as fill 1 GiB in float32."""
 
     def mesh_axes(self) -> dict[str, int]:
-        """Return the inner axes: pipeline stages apart, the ranks of one tensor-parallel group next to each other."""
+        """Return the sizes of the mesh's inner axes, `pp` outermost and `tp` innermost, so that a tensor-parallel group's ranks are
+        neighbours.
+        """
         return {
             "pp": self.pipeline_parallel_size,
             "cp": self.context_parallel_size,
@@ -77,7 +79,8 @@ class MegatronConfig(AdaptableSection):
         }
 
     def shards(self, ranks: int) -> int:
-        """Return over how many ranks a parameter is divided: tensor-parallel ranks and stages; optimizer states are further divided over data-parallel ranks.
+        """Return the number of ranks over which a parameter is divided: tensor-parallel ranks times stages; optimizer states are further
+        divided over data-parallel ranks.
 
         Raises:
             PlanError: the layout does not divide the ranks.

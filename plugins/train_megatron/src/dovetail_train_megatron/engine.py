@@ -45,8 +45,8 @@ from dovetail_train_megatron.weights import Receiving, manifest_of, outgoing, re
 class MegatronEngine(TorchEngine):
     """One language model, or the value model of a critic, divided as the config says.
 
-    Every rank of a group that shares samples (tp, pp, cp) is given the same ones; scores and metrics are those of the last
-    stage's first rank. Every call but `weight_manifest` is collective, and what one rank finds wrong is raised on all.
+    All ranks of a group that shares samples (tp, pp, cp) get the same samples; scores and metrics are those of the last
+    stage's first rank. Every call but `weight_manifest` is collective, and an error on one rank is raised on all.
     """
 
     name = "megatron"
@@ -112,8 +112,8 @@ class MegatronEngine(TorchEngine):
         """Update the model as `TrainEngine.update` says. Samples that the column `padding` marks have no effect.
 
         Raises:
-            NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
-            ConfigError: the objective needs another head than the model has.
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken. The error names the samples.
+            ConfigError: the objective needs a head that the model does not have.
         """
         network = self._ready("update")
         made = self._prepared(mini_batch, objective)
@@ -156,10 +156,10 @@ class MegatronEngine(TorchEngine):
         self._offloader.onload(self._optimizer)
 
     def load(self, directory: Path) -> None:
-        """Load a training state, also one of another layout or of the engine fsdp2; see `TrainEngine.load`.
+        """Load a training state, which another layout or the engine fsdp2 may have written; see `TrainEngine.load`.
 
         Raises:
-            CheckpointError: a file is missing or unreadable, or of another model.
+            CheckpointError: a file is missing or unreadable, or belongs to another model.
         """
         network = self._ready("load")
         with self._ranks.together():
@@ -268,7 +268,7 @@ class MegatronEngine(TorchEngine):
 
 
 class NetworkSending(Sending):
-    """Sends a network's weights from one rank: all are sent by rank 0, or by the first rank of each machine."""
+    """One rank's sender of a network's weights; all weights are sent by rank 0, or by the first rank of each machine."""
 
     def __init__(
         self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable
@@ -309,7 +309,7 @@ def load_network(
 ) -> tuple[Network, TensorTable]:
     """Return this rank's part of the model, loaded, and the table of its tensors. Collective. A model that is not trained gets no adapter.
 
-    The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
+    The seed is used for torch's generator of the device, and for Megatron's generators for tensor and expert parallelism.
 
     Raises:
         ModelError: the model can't be loaded, or Megatron has no such architecture.

@@ -1,4 +1,4 @@
-"""A model in Hugging Face form, as rank 0 writes it while the tensors come in one by one."""
+"""Exporting a model in Hugging Face form: rank 0 writes tensors as it receives them, one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.weights import whole_weights
 
 HEAD = "score."
-"""A token classifier's head in transformers."""
+"""The name of a token classifier's head in transformers."""
 
 
 def export(

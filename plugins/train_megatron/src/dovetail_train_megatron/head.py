@@ -21,7 +21,7 @@ from torch import Tensor
 from dovetail_torch_engines import Vocabulary, fused_scores, fuses
 
 CHUNK_ELEMENTS = 2**28
-"""Logits of one chunk on one rank: 1 GiB of float32."""
+"""The number of logits in one chunk on one rank: 1 GiB of float32."""
 CHUNK_ROWS_AT_LEAST = 64
 
 
@@ -43,12 +43,12 @@ def score_tokens(
         hidden_RH: float [R, H], the hidden state that predicts each token. Its gradient is this rank's part of a sum over
             the ranks.
         weight: float [≥ V, H], this rank's rows of the output layer.
-        targets_R: int64 [R], of the whole vocabulary.
+        targets_R: int64 [R], token ids in the whole vocabulary.
         temperature_R: float32 [R].
         vocabulary: this rank's part of the vocabulary.
         outputs: among `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`,
             `top_ids`, `top_log_probs`.
-        chunk: the rows of a chunk; None: as many as make 1 GiB.
+        chunk: the number of rows in a chunk; None: as many as fill 1 GiB.
         ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary.
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 

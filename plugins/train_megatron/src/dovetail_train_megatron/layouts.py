@@ -1,4 +1,4 @@
-"""What Megatron can train, and in which layouts: known from a model's config alone, so that a laptop can say it."""
+"""Which models Megatron can train, and in which layouts: known from a model's config, without Megatron or a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DENSE = ("llama", "qwen2", "qwen3")
 MIXTURES = ("mixtral", "qwen3_moe")
 MODEL_TYPES = tuple(sorted((*DENSE, *MIXTURES)))
-"""Those of mbridge's that are plain decoders with rotary positions and full attention."""
+"""The model types of mbridge that are plain decoders with rotary positions and full attention."""
 _UNREADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
 _GATES = ("silu", "swish")
 """Two names of the only activation that mbridge builds."""
@@ -57,7 +57,7 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
     """Check that Megatron computes the same as transformers for this model.
 
     Raises:
-        ModelError: Megatron has no such architecture (names the nearest one), or lacks a part of it.
+        ModelError: Megatron does not have the architecture (the error names the nearest one), or lacks a part of it.
     """
     kind = str(hf.model_type)
     if kind not in MODEL_TYPES:
@@ -91,7 +91,7 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
     """Check that a layout divides the model.
 
     Raises:
-        ConfigError: it does not; names the dimension, and the sizes that divide it.
+        ConfigError: the layout does not; the error names the dimension, and the sizes that divide it.
     """
     tp, cp, ep = (
         config.tensor_parallel_size,

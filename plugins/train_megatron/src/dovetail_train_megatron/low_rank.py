@@ -1,14 +1,13 @@
 """LowRankUpdate: the low-rank updates of one of Megatron's linear layers, divided as that layer is (arXiv 2106.09685).
 
-A layer of Megatron's may hold several of Hugging Face's side by side (queries, keys and values; gate and up). Each has an A
-and a B of its own, as in peft, so that an adapter goes from engine to engine as it is:
+A layer of Megatron may fuse several layers of Hugging Face (queries, keys and values; gate and up). Each of these has an A and a B of
+its own, as in peft, so that adapters are interchangeable between engines:
 
     y = W x + s · fused(B_1 A_1 x, B_2 A_2 x, …)
 
-Of a layer whose rows are divided over tensor-parallel ranks, A is whole everywhere and B divided by rows; of one whose
-columns are, A is divided by columns and B whole. Ranks exchange A x alone, which is as narrow as the rank. What is whole
-and sees only this rank's share of the tokens (sequence parallelism) is marked as Megatron marks its norms, which adds its
-gradients up.
+Where tensor-parallel ranks divide a layer by rows, each has the whole A and its rows of B; where they divide it by columns, each has
+its columns of A and the whole B. Ranks exchange only A x, whose width is the adapter's rank. A whole matrix that sees only this rank's
+share of the tokens (sequence parallelism) is marked as Megatron marks its norms, so that its gradients are summed over ranks.
 
 Legend: T tokens of this rank, I input and O output features of this rank, r rank of an update.
 """
@@ -25,27 +24,27 @@ from torch.nn import functional
 from dovetail_train_megatron.needs import imported
 
 Fuse = Callable[[Sequence[Tensor]], Tensor]
-"""Puts the outputs of Hugging Face's layers, […, O_i] each, in the order that Megatron's has them, […, O]."""
+"""A function that arranges the outputs of Hugging Face's layers, […, O_i] each, in the order of Megatron's fused layer, […, O]."""
 
 
 @attrs.frozen(kw_only=True)
 class LinearSlice:
-    """One of Hugging Face's linear layers within Megatron's."""
+    """One of Hugging Face's linear layers within a layer of Megatron."""
 
     name: str
-    """In a Hugging Face model, such as `model.layers.0.self_attn.q_proj`."""
+    """Name of the layer in a Hugging Face model, such as `model.layers.0.self_attn.q_proj`."""
     inputs: int
-    """I of this rank."""
+    """Number of input features on this rank, I."""
     outputs: int
-    """O of this rank."""
+    """Number of output features on this rank, O."""
 
 
 class LowRankUpdate(nn.Module):
-    """The adapter of one of Megatron's layers, called after it.
+    """The adapter of one of Megatron's linear layers, called after the layer.
 
     Attributes:
-        on: whether it adds anything.
-        fuse: how outputs of Hugging Face's layers lie in Megatron's.
+        on: whether the adapter is applied.
+        fuse: the function that arranges outputs of Hugging Face's layers as in Megatron's.
         by_rows: whether the base's rows are divided, not its columns.
         sequence_parallel: whether ranks share tokens between tensor-parallel regions.
     """
@@ -105,7 +104,7 @@ class LowRankUpdate(nn.Module):
         return {name: (self.a[key], self.b[key]) for name, key in self._keys.items()}
 
     def update(self) -> Tensor:
-        """Return float32 [O, I]: the adapter's addition to this rank's part of the base weight, without communication."""
+        """Return the adapter's addition to this rank's part of the base weight, float32 [O, I], without communication."""
         parts = [
             (self.b[key] @ self.a[key]).t() if key is not None else self._nothing(linear)
             for linear, key in self.pieces()
@@ -116,11 +115,11 @@ class LowRankUpdate(nn.Module):
         """Return the adapter's addition to the base layer's output. Collective over tensor-parallel ranks.
 
         Args:
-            x: float [T, 1, I], the base's own input.
+            x: float [T, 1, I], the input of the base layer.
 
         Returns:
-            As the base gives it out: [T, 1, O], of all tokens of the ranks where rows are divided and tokens shared, of this
-            rank's share of them where columns are divided and tokens shared.
+            [T, 1, O], for the same tokens as the base layer's output. With sequence parallelism these are the tokens of all ranks
+                where rows are divided, and this rank's share of them where columns are.
         """
         keys = list(self._keys.values())
         a = torch.cat([self.a[key] for key in keys]).to(x.dtype)
@@ -151,7 +150,7 @@ class LowRankUpdate(nn.Module):
         return exchange(low)
 
     def pieces(self) -> list[tuple[LinearSlice, str | None]]:
-        """Return Hugging Face's layers in Megatron's order, each with the last part of its name where it has an update."""
+        """Return Hugging Face's layers in Megatron's order, each with the last part of its name, or None where it has no update."""
         return [(linear, self._keys.get(linear.name)) for linear in self._linears]
 
     def _nothing(self, linear: LinearSlice) -> Tensor:
@@ -165,10 +164,10 @@ def side_by_side(parts: Sequence[Tensor]) -> Tensor:
 
 
 def by_groups(groups: int) -> Fuse:
-    """Return queries, keys and values by attention groups, each group's queries followed by its key and its value.
+    """Return the function that arranges queries, keys and values by attention group: a group's queries, then its key and its value.
 
     Args:
-        groups: key and value heads of this rank.
+        groups: the number of key and value heads on this rank.
     """
 
     def fuse(parts: Sequence[Tensor]) -> Tensor:

@@ -1,11 +1,11 @@
-"""Magnitudes: the lengths of a weight's rows, learnt apart from their direction (DoRA, arXiv 2402.09353).
+"""Magnitudes: the norms of a weight's rows, learnt apart from their directions (DoRA, arXiv 2402.09353).
 
-The rows of W + s · B A are scaled to the length m, which starts as that of W's:
+The rows of W + s · B A are scaled to the norms m, which start as the norms of the rows of W:
 
     y = g ⊙ (W + s · B A) x + bias,        g = m / ‖W + s · B A‖
 
-As in peft the gradient takes the norm for a constant. Rows are whole on a rank where the layer is divided by rows, and m is
-divided with them; where it is divided by columns, ranks add up their squares and m is whole everywhere.
+As in peft the gradient treats the norm as a constant. Where the layer is divided by rows, each rank has whole rows and their part
+of m; where it is divided by columns, ranks add up their squares, and each has the whole m.
 
 Legend: O output features of this rank, I input features of this rank.
 """
@@ -26,7 +26,7 @@ class Magnitudes(nn.Module):
     """Magnitudes of one of Megatron's linear layers, for every adapted layer of Hugging Face's within it.
 
     Attributes:
-        m: float32, by the last part of the layer's name.
+        m: the magnitudes, float32, by the last part of the layer's name.
     """
 
     def __init__(self, updates: LowRankUpdate, base: Any, group: dist.ProcessGroup | None) -> None:
@@ -55,7 +55,7 @@ class Magnitudes(nn.Module):
 
     @torch.no_grad()
     def start(self) -> None:
-        """Take the lengths that the rows have. Collective over tensor-parallel ranks."""
+        """Set the magnitudes to the current norms of the rows. Collective over tensor-parallel ranks."""
         for key, norms in self._split(self._norms()).items():
             if key in self.m:
                 self.m[key].copy_(norms)
@@ -66,7 +66,7 @@ class Magnitudes(nn.Module):
         return {linear.name: self.m[key] for linear, key in updates.pieces() if key is not None}
 
     def factor(self) -> Tensor:
-        """Return g, float32 [O] in the order of Megatron's layer; 1 for layers without an update. Collective, as `start`."""
+        """Return g, float32 [O] in the order of Megatron's layer; 1 for layers without an update. Collective over tensor-parallel ranks."""
         updates, _ = self._of
         with torch.no_grad():
             norms = self._norms()

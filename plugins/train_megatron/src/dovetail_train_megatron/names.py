@@ -1,6 +1,6 @@
 """TensorTable: which rank holds which part of which tensor, under Megatron's names and Hugging Face's.
 
-Every rank has the whole table; it is put together once, from what each rank says of its own parameters.
+Every rank has the whole table, which is combined once from descriptions of each rank's parameters.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _Told = tuple[str, tuple[int, ...], int | None, bool]
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One tensor of Megatron's, whole over its tensor-parallel ranks."""
+    """One tensor of Megatron, with the ranks that hold its parts."""
 
     name: str
-    """As mbridge knows it, with the layer's and the expert's number in the whole model."""
+    """Name in mbridge, with the layer's and the expert's number in the whole model."""
     holders: tuple[int, ...]
-    """The ranks of its first copy that have its parts, in the order of the parts; one where it is not divided."""
+    """The ranks that hold the parts of the tensor's first copy, in the order of the parts; one rank where it is not divided."""
     shape: tuple[int, ...]
-    """Shape of one part."""
+    """Shape of one part of the tensor."""
     dim: int | None
-    """The dimension that is divided; None: every rank has it whole."""
+    """The dimension that is divided; None: every rank has the whole tensor."""
     adapted: bool = False
-    """Whether it is an adapter's own, under the name and in the form that it has everywhere."""
+    """Whether the tensor belongs to an adapter; its name and form are then the same in Megatron and elsewhere."""
 
     @property
     def expert(self) -> bool:
@@ -105,7 +105,7 @@ class TensorTable:
         return list(zip(names, (tensor.contiguous() for tensor in tensors), strict=True))
 
     def from_hf(self, entry: Entry, tensors: list[Tensor], tp: int, tp_rank: int) -> Tensor:
-        """Return this rank's part, in the shape of its parameter, of Hugging Face's whole tensors, given in the order of `hf_names`."""
+        """Return this rank's part of an entry, in its parameter's shape, from Hugging Face's whole tensors in the order of `hf_names`."""
         if entry.name.startswith(VALUE_HEAD):
             return tensors[0]
         if entry.adapted:

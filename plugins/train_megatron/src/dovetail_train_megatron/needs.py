@@ -1,4 +1,4 @@
-"""Megatron-Core and mbridge as they are imported: late, quietly, and with an error that says how to install them."""
+"""Importing Megatron-Core and mbridge: on first use, without their warnings, and with an error that says how to install them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network: this rank's part of a model as Megatron's modules, ready to be filled, and its scores.
+"""Network: this rank's part of a model as Megatron's modules, without loaded weights, and its scores.
 
 Legend: T fed tokens of this rank, H hidden size, R scored tokens, M scored tokens of the context-parallel rank with most.
 """
@@ -84,8 +84,8 @@ class Network:
         tokens.
 
         Args:
-            module: `module`, possibly within wrappers.
-            pack: the same on all ranks that share it.
+            module: the attribute `module`, possibly within wrappers.
+            pack: the pack, the same on all ranks that share it.
         """
         mine = pack.on(self.parallel.cp_rank, self.parallel.cp)
         number = self._packs.add(pack, mine)
@@ -99,7 +99,7 @@ class Network:
 
         Returns:
             [T, …] for each output, of its dtype and inner shape, aligned with the micro-batch's response tokens; masked tokens hold 0.
-            The same on all ranks. They carry the gradient, also where no token is scored.
+            They are the same on all ranks, and carry the gradient even if no token is scored.
         """
         parallel = self.parallel
         share = ScoredShare.of(
@@ -129,7 +129,7 @@ class Network:
         return [len(pack.ids_F) // self.multiple, 1, int(self.architecture.hf.hidden_size)]
 
     def forget(self) -> None:
-        """Drop all packs."""
+        """Drop all packs from the registry."""
         self._packs.clear()
 
     def _whole(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Off the accelerator and back: parameters, gradients and optimizer states of one rank."""
+"""Moving one rank's parameters, gradients and optimizer states off the accelerator and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail_train_megatron.optim import MegatronOptimizer
 
 
 class TensorOffloader:
-    """Where a rank's tensors are. Modules and optimizer keep pointing at the same storages, which are emptied meanwhile."""
+    """Moves a rank's tensors. Modules and optimizer keep their references to the same storages, which are empty while offloaded."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

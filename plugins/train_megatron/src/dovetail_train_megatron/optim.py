@@ -20,7 +20,7 @@ from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
 
 OPTIMIZERS = frozenset({"adamw", "sgd"})
-"""Those that step each number by itself: Megatron divides parameters over ranks anywhere."""
+"""The optimizers that can be used: those that update each element by itself, since Megatron divides parameters at any element."""
 
 
 class MegatronOptimizer:
@@ -28,7 +28,7 @@ class MegatronOptimizer:
 
     Attributes:
         module: the network's module within Megatron's wrapper, which gathers gradients.
-        steps: taken so far.
+        steps: the number of steps taken so far.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class MegatronOptimizer:
     def masters(self, parameter: nn.Parameter) -> tuple[Tensor, dict[str, Tensor], slice] | None:
         """Return this rank's piece of a parameter: float32 weights and moments, [n] each, and its range in the flattened parameter.
 
-        None where the rank owns nothing of it.
+        None where the rank owns no piece.
         """
         for part in self._parts():
             if parameter in part.model_param_group_index_map:
@@ -155,7 +155,7 @@ class MegatronOptimizer:
 
     @torch.no_grad()
     def fill(self, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
-        """Restore this rank's part of the tensors that `whole` returned, of the parameter's shape."""
+        """Restore this rank's piece from a tensor that `whole` returned, in the parameter's shape."""
         if (found := self.masters(parameter)) is None:
             return
         main, state, place = found
@@ -180,7 +180,7 @@ class MegatronOptimizer:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The moments that it keeps of a parameter."""
+        """The names of the moments that the optimizer keeps for a parameter."""
         if self._optim.name == "adamw":
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self._optim.momentum else ()

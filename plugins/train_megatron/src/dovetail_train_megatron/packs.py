@@ -1,7 +1,7 @@
-"""From ragged samples to what one rank of a layout is fed: all tokens of a micro-batch end to end, without padding.
+"""From ragged samples to the input of one rank: all tokens of a micro-batch end to end, without padding.
 
-Context-parallel ranks take equal runs of neighbouring tokens. The pack is filled up at its end, by a sequence of its own,
-to a number that context and sequence parallelism divide. Of a response of n scored tokens the last one is never fed.
+Context-parallel ranks take equal runs of neighbouring tokens. The pack ends in a sequence of padding, so that context and sequence
+parallelism divide its length. The last scored token of a response is never fed, since nothing after it is predicted.
 Legend: N samples, B rows that hold a scored token, S sequences, F fed tokens of the pack, R scored tokens, T response tokens.
 """
 
@@ -37,7 +37,7 @@ class PackedMicroBatch:
     token_R: np.ndarray
     """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
     tokens: int
-    """T, masked tokens and rows without a scored token included."""
+    """Number of response tokens T, masked tokens and rows without a scored token included."""
     read: Mapping[str, np.ndarray]
     """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
 
@@ -53,8 +53,8 @@ def make_pack(
     """Concatenate samples to a pack.
 
     Args:
-        micro_batch: with the columns in `dovetail.interfaces.READS`.
-        multiple: F is padded to a multiple of it.
+        micro_batch: the samples, with the columns in `dovetail.interfaces.READS`.
+        multiple: the number of which F becomes a multiple by padding.
         outputs: the outputs to compute; the columns that they read are included.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
@@ -87,14 +87,14 @@ def make_pack(
 def cut(
     batch: Batch, budget: int, quadratic: float, at_least: int = 1, unit: Unit = "sample"
 ) -> list[np.ndarray]:
-    """Return rows of each micro-batch, int64 [B] each: within the budget, of balanced cost, every sample in exactly one.
+    """Return the rows of each micro-batch, int64 [B] each: within the budget, with balanced cost, and every sample in exactly one.
 
     Args:
-        batch: with the columns in `dovetail.interfaces.READS`.
+        batch: the samples, with the columns in `dovetail.interfaces.READS`.
         budget: the token limit of a micro-batch; a longer sample gets one to itself.
-        quadratic: a sample of n tokens costs n · (1 + quadratic · n).
+        quadratic: the growth of a token's cost; a sample of n tokens costs n · (1 + quadratic · n).
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty ones are added.
-        unit: the unit that stays together.
+        unit: the unit whose samples stay together.
     """
     samples = Samples.of(batch, unit)
     parts = (

@@ -1,7 +1,7 @@
-"""Parallel: this rank's place in Megatron's layout, and the process groups that go with it.
+"""Parallel: this rank's coordinates in Megatron's layout, and its process groups.
 
-Ranks are those of the mesh: dp outermost, then pp, cp, and tp, whose ranks are neighbours. Expert parallelism divides
-the data-parallel ranks. Megatron keeps one layout a process.
+Ranks have the order of the mesh: dp outermost, then pp, cp, and tp, whose ranks are neighbours. Expert parallelism divides
+the data-parallel ranks. Megatron allows one layout a process.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.needs import imported
 
 ORDER = "tp-cp-ep-pp-dp"
-"""Megatron's way to say which axis varies fastest: the first."""
+"""The order of axes in Megatron's notation, the fastest varying one first."""
 _users = 0
 
 
 class Parallel:
-    """One rank's place.
+    """One rank's coordinates and groups.
 
     Attributes:
-        tp, pp, cp, ep: sizes.
+        tp, pp, cp, ep: the sizes of the axes.
         tp_rank, pp_rank, cp_rank, ep_rank: this rank's coordinates.
-        dp_rank: its place among the ranks that hold other samples.
+        dp_rank: this rank's place among the ranks with different samples.
         state: Megatron's module with the groups.
     """
 
@@ -55,7 +55,7 @@ class Parallel:
         self._joined = True
 
     def leave(self) -> None:
-        """Release the layout; once no engine of this process uses it, the next one may have another."""
+        """Release the layout. Once no engine of this process uses it, a new engine may have a different one."""
         global _users  # noqa: PLW0603 - Megatron's own layout is one a process
         if self._joined:
             self._joined = False
@@ -75,17 +75,17 @@ class Parallel:
 
     @property
     def tp_group(self) -> Any:
-        """Ranks that divide each weight matrix."""
+        """The group of ranks that divide each weight matrix."""
         return self.state.get_tensor_model_parallel_group()
 
     @property
     def cp_group(self) -> Any:
-        """Ranks that share each pack."""
+        """The group of ranks that share each pack."""
         return self.state.get_context_parallel_group()
 
     @property
     def pp_group(self) -> Any:
-        """Ranks that hold the stages of one copy of the model."""
+        """The group of ranks that hold the stages of one copy of the model."""
         return self.state.get_pipeline_model_parallel_group()
 
     def collection(self) -> Any:
@@ -98,7 +98,7 @@ class Parallel:
         return groups
 
     def replicas(self, *, expert: bool) -> Any:
-        """Return ranks that hold copies of a parameter, whose gradients are added up."""
+        """Return the group of ranks that hold copies of a parameter, over which its gradients are summed."""
         if expert:
             return self.state.get_expert_data_parallel_group()
         return self.state.get_data_parallel_group(with_context_parallel=True)

@@ -1,4 +1,4 @@
-"""Micro-batches through the stages of a model, by Megatron's schedules: forward alone, or one forward and one backward."""
+"""Running micro-batches through the stages of a model, by Megatron's schedules: forward only, or alternating forward and backward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def score(
     """Return scores of every pack, [T, …] each, in order. Collective.
 
     Returns:
-        On ranks of the last stage; on others nothing.
+        The scores on ranks of the last stage; an empty list on others.
     """
 
     def collect(hidden: Tensor, pack: PackedMicroBatch) -> Any:
@@ -51,11 +51,11 @@ def descend(
         network: the stage.
         packs: the packs, equally many on every rank.
         outputs: the scores that are needed.
-        term_of: the objective's term of the i-th pack, from its scores.
+        term_of: a function that returns the objective's term of the i-th pack, from its scores.
         module: the network's module, within Megatron's wrapper.
 
     Returns:
-        On ranks of the last stage every pack's term; on others nothing.
+        Every pack's term on ranks of the last stage; an empty list on others.
     """
     numbers = {id(pack): i for i, pack in enumerate(packs)}
 

@@ -1,4 +1,4 @@
-"""A preflight rule: what the engine would refuse when it starts is said by `dovetail check`, without a GPU or Megatron."""
+"""A preflight rule: `dovetail check` reports what the engine would refuse when it starts, without a GPU or Megatron."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _SIZES = (
 
 
 def megatron_layout(config: Any, plan: Any) -> Iterator[Finding]:
-    """The engine `megatron` can't train the model, not in the layout that is asked for, or not on what the role has.
+    """The engine `megatron` can't train the model at all, in the configured layout, or on the role's devices.
 
-    It looks at the model's config alone: architecture, what the parallel sizes have to divide, one layout a pool, and
-    CUDA devices.
+    The rule reads only configs: the architecture, the numbers that the parallel sizes must divide, one layout a pool, and CUDA devices.
     """
     if plan is None:
         return

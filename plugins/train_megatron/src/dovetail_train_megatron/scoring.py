@@ -19,17 +19,17 @@ from dovetail_train_megatron.packs import PackedMicroBatch, cut, make_pack
 from dovetail_train_megatron.pipeline import Scores
 
 REFERENCE = "ref_log_probs"
-"""Log-probabilities of the base below an adapter."""
+"""The output with log-probabilities of the base below an adapter."""
 
 
 @attrs.frozen(kw_only=True)
 class PackedMicroBatches:
-    """A batch as micro-batches: as many on every rank, since stages and experts' ranks wait for each other."""
+    """A batch as micro-batches, equally many on every rank, since stages and the ranks of experts wait for each other."""
 
     rows: Sequence[np.ndarray]
-    """int64 each: the samples of every micro-batch."""
+    """The rows of every micro-batch's samples, int64 each."""
     packs: Sequence[PackedMicroBatch]
-    """Those samples end to end."""
+    """The micro-batches, each with its samples end to end."""
 
 
 def packed(
@@ -53,7 +53,7 @@ def packed(
 def scored(
     network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Batch:
-    """Return the outputs as ragged columns over response tokens; 0 on all stages but the last. Collective."""
+    """Return the outputs as ragged columns over response tokens; they are 0 on all stages but the last. Collective."""
     mask = batch["response_mask"]
     columns = empty_columns(len(mask.values), outputs)
     for rows, scores in _all_scores(network, cuts, outputs):

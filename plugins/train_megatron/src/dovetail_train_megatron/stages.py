@@ -7,8 +7,8 @@ from typing import Any
 from dovetail.errors import ConfigError
 
 OUTPUT = 0.6
-"""What a parameter of the output layer costs, with the softmax, against one of a layer: its products are large, and of the
-tokens only scored ones reach it."""
+"""The cost of a parameter of the output layer, softmax included, relative to one of a decoder layer: less, since its products are large and
+only scored tokens reach it."""
 
 
 def last_stage_layers(layers: int, stages: int, output: float) -> int:
@@ -16,7 +16,7 @@ def last_stage_layers(layers: int, stages: int, output: float) -> int:
 
     Args:
         layers: the layers of the model.
-        stages: at least 2, at most as many.
+        stages: the number of stages, from 2 to `layers`.
         output: the cost of the output layer, in layers.
 
     Raises:
@@ -35,7 +35,7 @@ def output_cost(hf: Any, head_size: int) -> float:
 
 
 def check_stages(layers: int, stages: int) -> None:
-    """Check that every stage gets a layer. Their numbers need not divide: the last stage may have more or fewer than others.
+    """Check that every stage gets a layer. The stages need not divide the layers: the last stage may have more or fewer than the others.
 
     Raises:
         ConfigError: there are more stages than layers.
@@ -48,10 +48,10 @@ def check_stages(layers: int, stages: int) -> None:
 
 
 def check_last_stage(last: int, layers: int, stages: int) -> None:
-    """Check that the other layers can be divided evenly.
+    """Check that the layers outside the last stage can be divided evenly over the other stages.
 
     Raises:
-        ConfigError: they can't; names values that fit. Or there are more stages than layers.
+        ConfigError: they can't (the error names values that fit), or there are more stages than layers.
     """
     fitting, others = _fitting(layers, stages), stages - 1
     if last not in fitting:

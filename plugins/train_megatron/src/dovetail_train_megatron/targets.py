@@ -1,4 +1,4 @@
-"""Which layers an adapter can be put upon: Hugging Face's linear layers, and where Megatron has them."""
+"""The layers that can be adapted: Hugging Face's linear layers, and their places in Megatron's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TargetLayer:
 
     module: nn.Module
     linears: tuple[LinearSlice, ...]
-    """Hugging Face's layers, in its order."""
+    """Hugging Face's layers, in the order of Megatron's layer."""
     fuse: Fuse
-    """How their outputs lie in it."""
+    """The function that arranges their outputs as in Megatron's layer."""
     divided: int
-    """The dimension of its weight that is divided over tensor-parallel ranks."""
+    """The dimension of the weight that is divided over tensor-parallel ranks."""
 
 
 def linear_layers(architecture: Architecture) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""Weights in and out, tensor by tensor: from a checkpoint's files to every rank's part, and from the parts to those that send.
+"""Loading and gathering weights, tensor by tensor: from a checkpoint's files to every rank's part, and from the parts to the senders.
 
-No rank ever holds the whole model. On the way out the tensor-parallel ranks of a stage give their parts to the first of
-them, which sends the whole tensor to rank 0, or to all ranks where each machine has one that hands it to the transport.
-Tensors that fit in number of dimensions alone, and those that have no place, are refused: a copy would spread or cut them, and
-train another model than the rollout generates with.
+No rank ever holds the whole model. To gather a tensor, the tensor-parallel ranks of a stage send their parts to the first of
+them, which sends the whole tensor to rank 0, or to all ranks where each machine has a sender. A checkpoint's tensors
+of another shape, and those without a place in the network, are refused: a copy would broadcast or cut them, and the trained
+model would differ from the one that the rollout generates with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORKED_OUT = "rotary_emb.inv_freq"
 
 
 Receiving = int | Literal["all"]
-"""The rank that gets whole tensors, or all ranks."""
+"""The receiver of whole tensors: a rank, or all ranks."""
 
 
 @torch.no_grad()
@@ -46,16 +46,16 @@ def read_weights(
     """Load this rank's part of the checkpoint into every parameter.
 
     Args:
-        network: a network with parameters of any content.
+        network: a network whose parameters need not be initialised.
         table: the table of the network.
         section: the section with the checkpoint's path.
-        put: takes a parameter and its new value, in the checkpoint's dtype.
+        put: a function that gets a parameter and its new value, in the checkpoint's dtype.
 
     Returns:
-        Whether a critic's head was there; it is 0 where it was not. True for a language model.
+        Whether the checkpoint has a critic's head, which otherwise is 0. True for a language model.
 
     Raises:
-        ModelError: a tensor is missing, of another shape than the config says, or has no place in the network.
+        ModelError: a tensor is missing, differs in shape from the config, or has no place in the network.
     """
     parallel = network.parallel
     head: dict[str, Tensor] = {}
@@ -108,7 +108,7 @@ def tied_copy(network: Network, table: TensorTable) -> tuple[Entry, nn.Parameter
 
 
 def manifest_of(network: Network, table: TensorTable, version: int) -> WeightManifest:
-    """Return names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+    """Return names, shapes and dtypes of the tensors that `outgoing` yields, in its order, without gathering or sending anything."""
     dtype = str(network.architecture.dtype).removeprefix("torch.")
     alone = _adapter_alone(network)
     tensors = []
@@ -136,10 +136,10 @@ def outgoing(
         network: the network of this rank.
         table: the table of the network.
         rank: this rank.
-        to: the rank that gets them, or all.
+        to: the receiving rank, or all ranks.
 
     Yields:
-        There the tensors in the compute dtype, on its device; on other ranks stand-ins of the same shapes.
+        The tensors on the receiving ranks, in the compute dtype on their device; stand-ins of the same shapes on other ranks.
     """
     if not _adapter_alone(network):
         yield from whole_weights(network, table, rank, to)
@@ -155,7 +155,7 @@ def outgoing(
 def whole_weights(
     network: Network, table: TensorTable, rank: int, to: Receiving = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights, in Hugging Face's shapes, with the adapter's updates added where there is one; collective, as `outgoing`."""
+    """Yield all weights, in Hugging Face's shapes, merged with the adapter where there is one; collective, as `outgoing`."""
     adapter = network.adapter
 
     def computed_with(_: Entry, parameter: nn.Parameter) -> Tensor:
@@ -181,13 +181,12 @@ def gathered(
         table: the table of the network.
         entries: the entries of the table, the same on all ranks.
         rank: this rank.
-        values: returns a parameter's content, in the dtype of the update. It may be collective over the parameter's
-            copies.
+        values: a function that returns a parameter's content, in the dtype of the update; possibly collective over the parameter's copies.
         to: the rank that receives them, or all; None: each goes to the first rank that has a part of it, and no other
             rank.
 
     Yields:
-        On the receiving ranks the tensors, on its device. With `to`, other ranks yield stand-ins of the same shapes.
+        The tensors on the receiving ranks, on their device. With `to`, other ranks yield stand-ins of the same shapes.
     """
     for entry in entries:
         parameter = table.parameters.get(entry.name)
@@ -279,7 +278,7 @@ def refuse_unplaced(
         section: the section with the checkpoint's path.
 
     Raises:
-        ModelError: it lacks some, such as biases or the scales of quantised weights.
+        ModelError: the network lacks some, such as biases or the scales of quantised weights.
     """
     placed = {name for entry in table.entries for name in table.hf_names(entry)}
     layers = int(network.architecture.hf.num_hidden_layers)
@@ -305,13 +304,13 @@ def refuse_misshapen(
     """Check that the checkpoint's tensors of an entry have the shapes that follow from the model's config.
 
     Args:
-        tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.
+        tensors: the whole tensors as stored, by the checkpoint's names, in the order of `TensorTable.hf_names`.
         table: the table with the composition of the entry.
         entry: the entry of the table, not a value head.
         section: the section with the checkpoint's path.
 
     Raises:
-        ModelError: a tensor has another shape; names both.
+        ModelError: a tensor has another shape; the error names both shapes.
     """
     parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
     shapes = {name: tuple(tensor.shape) for name, tensor in table.to_hf(entry, parts)}

@@ -13,7 +13,7 @@ from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 
 
 class TestTwoBuckets(WeightTransportConformance):
-    """Shared memory with the smallest ring."""
+    """Tests shared memory with the smallest ring."""
 
     plugin = SharedMemoryTransport
 
@@ -37,7 +37,7 @@ class TestOverGloo(WeightTransportConformance):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA GPU")
 class TestOnOneGpu(WeightTransportConformance):
-    """CUDA IPC with both ends on one GPU."""
+    """Tests CUDA IPC with both ends on one GPU."""
 
     plugin = CudaIpcTransport
     device = "cuda:0"

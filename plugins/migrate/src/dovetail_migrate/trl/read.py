@@ -16,7 +16,7 @@ KINDS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo"}
 
 @attrs.frozen
 class Expression:
-    """A value that is not a literal: its source."""
+    """A value that is not a literal, as source code."""
 
     source: str
 
@@ -26,9 +26,9 @@ class TrlJob:
     """A config of TRL: its class and the given values."""
 
     kind: str
-    """grpo, sft or dpo."""
+    """Kind of the config: grpo, sft or dpo."""
     given: dict[str, Any] = attrs.field(factory=dict)
-    """By name; of LoraConfig and the trainer as `peft_config.r`, `trainer.model`."""
+    """Given values by name; those of LoraConfig and the trainer as `peft_config.r`, `trainer.model`."""
 
 
 def read_trl(path: Path) -> TrlJob:

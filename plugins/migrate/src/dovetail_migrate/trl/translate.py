@@ -21,7 +21,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 TRL_KEYS: dict[str, str] = {theirs: ours for theirs, ours, _ in _TABLES["direct"]} | _TABLES[
     "means"
 ]
-"""A field of TRL's to the key that a person who writes it in a config means."""
+"""Fields of TRL and the Dovetail keys that they mean in a config."""
 _NEEDLESS = _TABLES["needless"].split()
 _CASTS: dict[str, Callable[[Any], Any]] = {
     "int": int,

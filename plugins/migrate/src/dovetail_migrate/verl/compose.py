@@ -96,7 +96,7 @@ class Composer:
     read: list[str] = attrs.field(factory=list)
     """Names of the files that were read, outer ones first."""
     own: dict[str, Any] = attrs.field(factory=dict)
-    """What the files in the folder give, by key."""
+    """Values from the files in the folder, by key."""
 
     def compose(self, name: str) -> dict[str, Any]:
         """Return the config of that name, without `defaults`, with unresolved interpolations.

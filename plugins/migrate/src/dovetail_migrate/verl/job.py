@@ -1,4 +1,4 @@
-"""What verl would run: its composed config with a command's or a file's keys laid over it, and which keys were given."""
+"""The job that verl would run: its composed config, overridden by the keys of a command or a file, and the given keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GivenKey:
     """verl's key, as its version spells it."""
     value: Any
     where: str
-    """Such as `config.yaml`, or `the command`."""
+    """Source of the key, such as `config.yaml` or `the command`."""
     spelled: str
     """The key as it was written."""
     known: bool = True
@@ -52,7 +52,7 @@ class Job:
     """The composed config, interpolations resolved."""
     given: dict[str, GivenKey] = attrs.field(factory=dict)
     twice: list[str] = attrs.field(factory=list)
-    """Sentences on keys that were given more than once."""
+    """Messages about keys that were given more than once."""
     command: VerlCommand | None = None
     defaults: dict[str, Any] = attrs.field(factory=dict, repr=False)
     """verl's own values by key."""

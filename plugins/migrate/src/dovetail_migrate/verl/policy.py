@@ -1,4 +1,4 @@
-"""What makes the algorithm: estimator, loss, KL, rollout correction and filters, as verl's keys say them."""
+"""Translates verl's keys of the algorithm: estimator, loss, KL, rollout correction and filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def algorithm(rules: Rules) -> None:
 
 
 def estimator(rules: Rules) -> None:
-    """Translate how rewards become advantages."""
+    """Translate the advantage estimator."""
     key = "algorithm.adv_estimator"
     name = str(rules.get(key, "gae"))
     ours = table("estimators").get(name)
@@ -97,7 +97,7 @@ def _clip(rules: Rules, name: str, mode: str) -> None:
 
 
 def aggregation(rules: Rules) -> None:
-    """Translate how token losses become one number."""
+    """Translate the aggregation of token losses."""
     key, section = "actor.loss_agg_mode", "algorithm.loss_aggregation"
     name = str(rules.get(key, "token-mean")).replace("-", "_")
     why = ""

@@ -1,4 +1,4 @@
-"""Jobs of verl's that have a shape of their own: supervised fine-tuning, distillation, PRIME, SPIN and SPPO."""
+"""Jobs of verl with configs of their own: supervised fine-tuning, distillation, PRIME, SPIN and SPPO."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN_LOOPS = frozenset({
 
 
 def foreign_program(job: Job) -> str | None:
-    """Record which program it is, where it trains with code of its own."""
+    """Record the job's program, where it trains with code of its own."""
     module = job.command.module if job.command else ""
     if "reward_queue" in module:
         return None  # verl's asynchronous program; that samples are scored while others are generated is so here

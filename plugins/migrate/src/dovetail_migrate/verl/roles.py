@@ -1,4 +1,4 @@
-"""Models, engines and optimizers: what verl says of the actor and the critic."""
+"""Translates verl's settings of the actor and the critic: models, engines and optimizers."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         "k3+": _straight_through(k3),
     }
 )
-"""By name: a function of d = log_probs − ref_log_probs, float32 [T], to the estimate, float32 [T]."""
+"""KL estimators by name: functions from d = log_probs − ref_log_probs, float32 [T], to the estimate, float32 [T]."""
 
 
 def estimate_kl(

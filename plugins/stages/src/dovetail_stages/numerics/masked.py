@@ -1,6 +1,6 @@
 """Statistics over the tokens that count: means, variances, whitening. NumPy; T tokens, packed.
 
-What the mask leaves out has no influence, whatever it holds: NaN and infinity included.
+Values outside of the mask have no influence, even NaN and infinity.
 """
 
 from __future__ import annotations

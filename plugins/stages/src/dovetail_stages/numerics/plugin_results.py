@@ -1,4 +1,4 @@
-"""What losses and corrections of plugins are given and hand back, checked where it costs nothing on the device.
+"""Checks of the inputs and results of plugins' losses and corrections, which cost nothing on the device.
 
 Only types, shapes and dtypes are looked at, never values: a value would have to wait for the device. T response tokens.
 """

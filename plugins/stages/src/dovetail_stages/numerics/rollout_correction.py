@@ -42,7 +42,7 @@ CRITERIA: tuple[str, ...] = tuple(
 
 @attrs.frozen(kw_only=True)
 class Criterion:
-    """What a token must meet to keep its loss.
+    """A condition that a token must meet to keep its loss.
 
     The divergence of a token is k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r. `token` judges it alone;
     `seq_sum`, `seq_mean` and `seq_max` judge the sum, the mean or the worst over the sample's masked-in tokens,
@@ -79,7 +79,7 @@ class Criterion:
 
     @property
     def name(self) -> str:
-        """As in `CRITERIA`."""
+        """The criterion's name in `CRITERIA`."""
         return f"{self.level}_{self.divergence}"
 
     @property

@@ -1,4 +1,4 @@
-"""What several rules ask of the algorithm: its loss, its KL penalty, its rollout correction."""
+"""Properties of the algorithm that several rules read: its loss, its KL penalty, its rollout correction."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def loss_aggregation_overridden(config: RunConfig, plan: Plan | None) -> Iterato
     """The paper of the chosen loss or estimator prescribes how tokens become one number, and the config says otherwise.
 
     A sequence-level loss averaged over all tokens, for example, weighs long responses more than its derivation allows.
-    Where both prescribe one, the loss's counts.
+    Where both prescribe one, that of the loss is used.
     """
     if config.actor.objective is not None:
         return

@@ -26,13 +26,13 @@ class Allocation:
     """Memory that this process has allocated or opened."""
 
     address: int
-    """Where it begins, for this process."""
+    """Address of the memory in this process."""
     size: int
-    """Bytes."""
+    """Size of the memory in bytes."""
     octets: Tensor | None
-    """uint8 [size], the memory itself; None where it is another device's, from which one can only copy."""
+    """uint8 [size], the memory itself; None for another device's memory, from which one can only copy."""
     handle: bytes
-    """With it, other processes open the memory."""
+    """The IPC handle with which other processes open the memory."""
 
 
 @attrs.define
@@ -60,7 +60,7 @@ class CudaMemory:
 
     @cached_property
     def identity(self) -> str:
-        """The device, by a name that all processes of the machine give it, whatever its number is in each."""
+        """The device's name, which is the same in all processes of the machine although its number may differ."""
         return str(torch.cuda.get_device_properties(self._device).uuid)
 
     @cached_property

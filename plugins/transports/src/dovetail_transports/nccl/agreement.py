@@ -1,4 +1,4 @@
-"""What all processes of a group must have in common: each says it of itself, and it is compared before the group is made."""
+"""Properties that all processes of a group must share; they are compared before the group is formed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each tensor of an update lies: both sides work it out from the manifest, so that it need not travel."""
+"""The position of each tensor of an update: both sides compute it from the manifest, so that it is not sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TensorSlot:
 
 
 def extent(places: tuple[TensorSlot, ...]) -> int:
-    """Return bytes of a bucket, from the start of its first tensor to the end of its last."""
+    """Return the size of a bucket in bytes, from the start of its first tensor to the end of its last."""
     return max((place.offset + place.nbytes for place in places), default=0)
 
 

@@ -22,17 +22,17 @@ class Peer:
     who: str
     channel: Channel
     ready: bool = False
-    """It takes part in this update."""
+    """Whether the receiver takes part in this update."""
     state: dict[str, Any] = attrs.field(factory=dict)
-    """What it said of its end of the ring."""
+    """The state of the receiver's end of the ring, as it reported it."""
     done: int = 0
-    """Buckets that it has finished with."""
+    """Number of buckets that the receiver has finished."""
     fault: str | None = None
-    """Why it does not take the update."""
+    """Why the receiver does not accept the update."""
     lost: bool = False
-    """It does not take part in what is still to be delivered."""
+    """Whether the receiver takes no part in further deliveries."""
     refused: bool = False
-    """It came for this update and does not take it."""
+    """Whether the receiver connected for this update and refused it."""
 
 
 class Peers:
@@ -41,7 +41,7 @@ class Peers:
     Args:
         version: the version of the update.
         timeout: seconds that each may take to answer.
-        collective: one that is lost stops the update for all.
+        collective: whether a lost receiver stops the update for all.
     """
 
     def __init__(self, version: int, timeout: float, *, collective: bool) -> None:

@@ -23,8 +23,8 @@ from dovetail_transports.ring.slots import DeliveryError, ReceiverSlots
 class RingReceiver(WeightReceiver):
     """Receives updates through a ring of buckets.
 
-    Tensors are views of memory that the sender fills again: each holds until the next one is asked for, for what the
-    current stream of its device has been given by then.
+    Tensors are views of memory that the sender reuses: each is valid until the next one is requested, for work that has been queued on
+    its device's current stream by then.
 
     Args:
         rendezvous: where the sender connects.

@@ -22,7 +22,7 @@ class SenderRendezvous(ABC):
     counted: ClassVar[bool] = False
     """Whether the number of receivers must be known in advance, since none is there before an update starts."""
     hint: str
-    """What to do where no receiver comes."""
+    """Hint for the error where no receiver connects."""
 
     @property
     @abstractmethod
@@ -56,12 +56,12 @@ class ReceiverRendezvous(ABC):
     """A rollout's side."""
 
     hint: str
-    """What to do where no sender comes."""
+    """Hint for the error where no sender connects."""
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where senders are awaited, for messages."""
+        """The address at which this side waits for senders, for messages."""
 
     @abstractmethod
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:

@@ -1,4 +1,4 @@
-"""The two ends of a ring of slots, as a transport implements them: where buckets lie, and how they reach receivers."""
+"""The two ends of a ring of slots, as a transport implements them: storing buckets, and delivering them to receivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail.errors import WeightSyncError
 from dovetail_transports.ring.channel import Channel
 
 Pulse = Callable[[], None]
-"""Called again and again while something is waited for: raises once it will not come any more."""
+"""A function that is called repeatedly while waiting; it raises once the wait is in vain."""
 
 
 class DeliveryError(WeightSyncError):
@@ -26,9 +26,9 @@ class Offer:
     """The description with which a receiver opens the ring."""
 
     message: dict[str, Any]
-    """JSON."""
+    """The description as JSON values."""
     descriptor: int | None = None
-    """Travels along, where both sides are on one machine."""
+    """File descriptor that is sent along, where both sides are on one machine."""
 
 
 class SenderSlots(ABC):
@@ -37,7 +37,7 @@ class SenderSlots(ABC):
     collective: ClassVar[bool] = False
     """Whether all receivers take part in every delivery: one that is gone in the middle stops the others."""
     slots: int
-    """Buckets that are under way at once."""
+    """Number of buckets in transit at once."""
 
     @abstractmethod
     def fit(self, slot_bytes: int) -> None:
@@ -56,7 +56,7 @@ class SenderSlots(ABC):
         """Return the ring's description for each receiver, given the receivers' states (`ReceiverSlots.state`)."""
 
     def pin(self, device: torch.device) -> None:
-        """Make copies from this device as fast as they can be."""
+        """Prepare the slots for fast copies from this device."""
 
     def join(self, pulse: Pulse) -> None:
         """Join the receivers of the update, which have their offers and open their ends now."""
@@ -83,7 +83,7 @@ class ReceiverSlots(ABC):
     """A rollout's end of the ring. It is kept between updates."""
 
     collective: ClassVar[bool] = False
-    """As that of the sender's: a receiver that gives up takes part to the end all the same."""
+    """Whether all receivers take part in every delivery, as in `SenderSlots`; a receiver that gives up still takes part to the end."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of this end as JSON, from which the sender makes its offer."""

@@ -21,7 +21,7 @@ class Written:
 
     number: int
     nbytes: int
-    """From the start of its slot."""
+    """Number of bytes, from the start of the slot."""
     digests: DeferredDigests
     copied: tuple[torch.Event, ...]
 

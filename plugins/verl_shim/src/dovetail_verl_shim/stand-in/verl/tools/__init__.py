@@ -1,1 +1,1 @@
-"""Tools."""
+"""Stand-ins for verl's tools."""

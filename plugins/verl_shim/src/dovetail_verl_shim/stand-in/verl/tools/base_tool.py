@@ -1,4 +1,4 @@
-"""BaseTool."""
+"""BaseTool, the base class of verl's tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of tools, and what they answer."""
+"""Schemas of tools, and of their responses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class _Open(BaseModel):
 
 
 class OpenAIFunctionPropertySchema(_Open):
-    """A parameter."""
+    """The schema of a function's parameter."""
 
 
 class OpenAIFunctionParametersSchema(_Open):
-    """The parameters of a function."""
+    """The schema of a function's parameters."""
 
     type: str = "object"
     properties: dict[str, OpenAIFunctionPropertySchema] = {}
@@ -26,7 +26,7 @@ class OpenAIFunctionParametersSchema(_Open):
 
 
 class OpenAIFunctionSchema(_Open):
-    """A function."""
+    """The schema of a function."""
 
     name: str
     description: str = ""
@@ -34,7 +34,7 @@ class OpenAIFunctionSchema(_Open):
 
 
 class OpenAIFunctionToolSchema(_Open):
-    """A tool."""
+    """The schema of a tool."""
 
     type: str = "function"
     function: OpenAIFunctionSchema

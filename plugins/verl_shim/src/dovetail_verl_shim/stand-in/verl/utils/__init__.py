@@ -1,4 +1,4 @@
-"""Helpers."""
+"""Stand-ins for verl's helpers."""
 
 from __future__ import annotations
 

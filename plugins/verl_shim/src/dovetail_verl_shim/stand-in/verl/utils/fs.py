@@ -1,4 +1,4 @@
-"""Files, which are on this machine."""
+"""Stand-ins for verl's file helpers: files are on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions of tokens."""
+"""Position ids of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event loops."""
+"""Access to a thread's event loop."""
 
 from __future__ import annotations
 

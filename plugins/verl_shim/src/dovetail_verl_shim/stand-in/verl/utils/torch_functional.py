@@ -1,4 +1,4 @@
-"""Prompts of one length."""
+"""Padding and cutting prompts to one length."""
 
 from __future__ import annotations
 

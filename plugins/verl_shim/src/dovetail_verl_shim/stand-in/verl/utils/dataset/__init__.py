@@ -1,4 +1,4 @@
-"""Datasets."""
+"""Stand-ins for verl's datasets."""
 
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 

@@ -1,4 +1,4 @@
-r"""The last `\boxed{…}` of a text."""
+r"""Finding the last `\boxed{…}` of a text."""
 
 from __future__ import annotations
 

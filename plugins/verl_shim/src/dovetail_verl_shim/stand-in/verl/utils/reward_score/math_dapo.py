@@ -25,7 +25,7 @@ _REWRITTEN = (
 
 
 def normalize_final_answer(final_answer: str) -> str:
-    """Return an answer in one notation, in which equal ones are mostly the same text; of an equation, its right side."""
+    """Return an answer in a normal form, in which equal answers mostly have the same text; of an equation, the right side."""
     text = final_answer.rpartition("=")[2]
     for pattern, instead in _REWRITTEN:
         text = re.sub(pattern, instead, text)
@@ -40,7 +40,7 @@ def compute_score(
     Args:
         solution_str: the response.
         ground_truth: the right answer.
-        strict_box_verify: take the last box alone, and its very text.
+        strict_box_verify: whether to compare only the text of the last box, unnormalised.
     """
     if not strict_box_verify:
         found = default_compute_score("math_dapo", solution_str[-_END:], ground_truth)
