@@ -130,7 +130,7 @@ class TestArguments:
                 "tensor_parallel_size": 2,
                 "max_adapter_rank": 4,
             },
-            "max_adapter_rank is set beside enable_dp_attention.*merged",
+            "max_adapter_rank does not work with enable_dp_attention.*merged",
         ),
         ({"engine_args": {"dp_size": 0, "enable_dp_attention": True}}, "dp_size=0 is not a number"),
         ({"engine_args": {"dp_size": "two"}}, "dp_size='two' is not a number of copies"),

@@ -193,7 +193,7 @@ def _held(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
     base = -(-role.parameters(shape) // shards)
     planned = role.adapter
     if planned is not None and not shape.adapted_layers(planned):
-        raise ModelError(f"which layers of {role.role} have adapters is left to the engine")
+        raise ModelError(f"the engine decides in the run which layers of {role.role} get adapters")
     if planned is None:
         yield f"{role.role} weights", base * _FLOAT32
     else:

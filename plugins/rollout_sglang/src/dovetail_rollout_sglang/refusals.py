@@ -49,8 +49,8 @@ def _refuse_copies(arguments: Mapping[str, Any], ranks: int, *, adapters: bool) 
         )
     if adapters:
         raise ConfigError(
-            f"rollout.max_adapter_rank is set beside enable_dp_attention with dp_size={copies}, whose schedulers would have to "
-            "take adapters in step: send merged weights (actor.engine.lora.sync: merged), or leave enable_dp_attention out"
+            f"rollout.max_adapter_rank does not work with enable_dp_attention and dp_size={copies}: its schedulers do not load an "
+            "adapter at the same moment. Send merged weights (actor.engine.lora.sync: merged), or leave enable_dp_attention out"
         )
 
 

@@ -89,7 +89,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         self.changed = False
         if manifest.kind != "full":
             raise WeightSyncError(
-                f"update {manifest.version} of kind {manifest.kind!r} can't be loaded here"
+                f"update {manifest.version} of kind {manifest.kind!r} can't be loaded into the engine; expected 'full'"
             )
         tensors = Counted(self._incoming(manifest), lasting=self._open().lasting, device=self.place)
         try:

@@ -64,7 +64,7 @@ def _each_a_method(_: object, field: attrs.Attribute[Any], limits: dict[str, flo
         if name not in known:
             near = nearest(name, known)
             raise ValueError(
-                f"{field.name}.{name} is a limit for what no run calls; "
+                f"{field.name}.{name} limits a call that no run makes; "
                 + (f"did you mean {near!r}?" if near else f"there are {', '.join(known)}")
             )
 
