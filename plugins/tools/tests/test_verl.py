@@ -10,9 +10,11 @@ import pytest
 
 pytest.importorskip("dovetail_verl_shim", reason="dovetail-verl-shim is not installed")
 
-from dovetail.errors import PluginBrokenError, ToolError
+from dovetail.errors import ConfigError, PluginBrokenError, ToolError
 from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall
 from dovetail_agents import ToolSet
+from dovetail_sdk.check.shipping import NotHereError
+from dovetail_sdk.check.suites import suites_for
 from dovetail_tools.config import VerlConfig
 from dovetail_tools.verl import Verl
 
@@ -133,3 +135,11 @@ def test_a_file_that_is_wrong_is_named_with_what_is_wrong(make, config, facts):
     with pytest.raises(PluginBrokenError, match=r"tools\.yaml") as caught:
         make(config)
     assert facts in str(caught.value)
+
+
+def test_a_plain_check_asks_for_the_settings_that_the_suite_needs():
+    with pytest.raises(NotHereError, match="tools_config: required") as caught:
+        suites_for(Verl, "tool", "dovetail_tools")
+    assert "plugins check tool/verl KEY=VALUE" in caught.value.hint
+    with pytest.raises(ConfigError, match="tools_confg"):
+        suites_for(Verl, "tool", "dovetail_tools", ["tools_confg=a.yaml"])

@@ -15,10 +15,11 @@ from dovetail.config.overrides import read_overrides
 from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import problems_of
-from dovetail.errors import PluginBrokenError
+from dovetail.errors import ConfigError, PluginBrokenError
 from dovetail.interfaces import Plugin
 from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
+from dovetail_sdk.check.shipping import NotHereError
 
 UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
@@ -53,13 +54,23 @@ def suites_for(
 
     Raises:
         PluginBrokenError: the module with the declarations fails.
-        ConfigError: an override is wrong, or the config has a field without a default.
+        ConfigError: an override is wrong, or settings are missing beside the overrides.
+        NotHereError: the plugin has required settings, and there are no overrides.
     """
     suite = _suite_of(kind)
     declared = _declared(cls, suite, package)
     if declared:
         return {name: _amended(one, kind, overrides) for name, one in declared.items()}
-    given = {"plugin": cls, "config": config_under_test(kind, {"name": cls.name}, overrides)}
+    try:
+        config = config_under_test(kind, {"name": cls.name}, overrides)
+    except ConfigError as error:
+        if overrides:
+            raise
+        raise NotHereError(
+            f"the suite needs settings of the plugin: {error.message}",
+            hint=f"give them: dovetail plugins check {kind}/{cls.name} KEY=VALUE",
+        ) from error
+    given = {"plugin": cls, "config": config}
     name = f"Test{class_name(cls.name)}"
     return {name: type(name, (suite,), {**given, "__module__": "dovetail_check"})}
 
