@@ -104,7 +104,7 @@ class Session(ABC):
 
     @abstractmethod
     def reward(self, value: float, turn: int | None = None) -> None:
-        """Add a reward to a turn. Reward functions find it in the trajectory; the function `episode` scores a sample by these rewards.
+        """Add a reward to a turn, for reward functions, which read the trajectory. The function `episode` scores samples by such rewards.
 
         Args:
             value: the finite amount to add to the turn's reward.
@@ -120,7 +120,7 @@ class Session(ABC):
         raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} does not show its tokens")
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Session:
-        """Begin a new sequence, as `fork` does, with tools of its own that the chat template describes.
+        """Begin a new sequence, as `fork` does, and give the new sequence's chat template other tools.
 
         Args:
             messages: the new sequence's prompt, see `fork`.
@@ -152,7 +152,7 @@ class Session(ABC):
         """Add to a counter of the episode. The metric `episode/NAME` is the mean over a step's episodes; a missing counter is 0.
 
         Args:
-            name: the counter's name, such as `tool_seconds/search`. It must not be the policy's text, since each name is a metric.
+            name: the counter's name, such as `tool_seconds/search`. Never use the policy's text, since each name is a metric.
             by: the finite amount to add.
 
         Raises:
@@ -196,6 +196,6 @@ class AgentLoop(Plugin):
         """Run one episode: call `session.generate` at least once.
 
         Raises:
-            EpisodeEndedError: the session raised it.
+            EpisodeEndedError: the episode has reached a limit of turns or tokens.
             EpisodeError: the episode failed. Any other exception is a failure of the kind `harness`.
         """

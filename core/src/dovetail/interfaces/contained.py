@@ -16,7 +16,7 @@ _INSIDE = ContextVar("inside", default=False)
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the error if a coroutine may raise it; else a RuntimeError, as for SystemExit, which would end the run."""
+    """Return an error as an Exception: SystemExit and the like, which would end the run, become a RuntimeError."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"the function raised {type(error).__name__}({error})")
@@ -30,7 +30,7 @@ def error_text(error: BaseException) -> str:
 
 
 def outcome_of(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Call a user's function, and return its result and None, or None and its exception."""
+    """Call a user's function, and return `(result, None)`, or `(None, exception)` if the call failed."""
     process = os.getpid()
     try:
         return call(), None
@@ -44,7 +44,7 @@ async def contained(work: Awaitable[T]) -> T:
     """Await a user's coroutine, and return its result.
 
     Raises:
-        Exception: the coroutine raised it; a RuntimeError in place of other errors, such as SystemExit.
+        Exception: the coroutine failed. SystemExit and the like become a RuntimeError.
         CancelledError: the awaiting task was cancelled.
     """
     process, loop, task, inside = (

@@ -159,7 +159,7 @@ class DatasetSource(Plugin):
 
     @classmethod
     def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
-        """Write rows from a Python program to a file that `read` reads, and return the file's path. The content determines the name.
+        """Write rows from a Python program to a file that `read` reads, and return the file's path. Its name is derived from the rows.
 
         Args:
             config: the plugin's own config.

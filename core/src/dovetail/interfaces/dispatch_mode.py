@@ -20,7 +20,7 @@ class DispatchMode(Plugin):
     def split(
         self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Call | None], Any]:
-        """Return one call for each rank in rank order (None for ranks that are not called), and the `receipt` for `collect`."""
+        """Return a call for each rank in rank order, None for ranks that are not called, and the value that `collect` gets as `receipt`."""
 
     def answering(self, mesh: Mesh) -> frozenset[int]:
         """Return the ranks whose results `collect` reads; the results of other ranks may be None."""

@@ -56,7 +56,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """Return what `forward` and `update` can compute for a model with this head, by name.
+        """Return the outputs that `forward` and `update` can compute for a model with this head, by name.
 
         By default, a value model gives `values`. A language model gives `log_probs`, `entropies`, `sum_pi_squared`, and the outputs
         among the names of `provides(config)`.

@@ -1,4 +1,4 @@
-"""HookSpec: what can be observed of a run."""
+"""HookSpec: the events of a run that observers can handle."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HookSpec:
         """Handle the end of a stage, with its input and its output `Batch`."""
 
     def update_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of a step's updates, which makes the step count; `metrics` are the updates' metrics (`actor/…`, `critic/…`)."""
+        """Handle the end of a step's updates, after which the step counts; `metrics` are the updates' metrics (`actor/…`, …)."""
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """Handle a complete checkpoint, written to `path` after `step` finished steps."""

@@ -8,7 +8,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class KlController(Plugin):
-    """Holds a factor on the KL section's `coef`, and changes the factor after each step. Checkpoints keep the controller's state."""
+    """Holds a factor that multiplies the `coef` of a KL penalty, and changes it after each step. Checkpoints keep the state."""
 
     @property
     @abstractmethod

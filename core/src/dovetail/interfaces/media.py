@@ -1,4 +1,4 @@
-"""MediaRef: a file beside a prompt, named by its content. Batches and requests carry these, never pixels."""
+"""MediaRef: a reference to an image of a prompt. Batches and requests carry references, never pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = frozenset({"kind", "digest", "path"})
 class MediaRef:
     """A reference to an image of a prompt.
 
-    Every process that reads the image must be able to reach its path, so several machines must share the directory.
+    Every process that reads the image must be able to reach the image's path, so several machines must share the directory.
     """
 
     digest: str

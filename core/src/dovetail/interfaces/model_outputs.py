@@ -39,7 +39,7 @@ def check_outputs(
         trained: whether the model is trained.
 
     Raises:
-        ConfigError: the model can't compute an output; the error names it and the available outputs.
+        ConfigError: the model can't compute an output; the error names the missing and the available outputs.
     """
     specs: dict[str, OutputSpec] = {}
     given = dict(engine.outputs(config, head))

@@ -67,8 +67,8 @@ class ModelShape:
     quantisation: Any
     """The config's `quantization_config`, in transformers' form; None if the weights are not quantised."""
     weights: tuple[Weight, ...]
-    """Parameters that checkpoints hold in the same form. If transformers renames or merges tensors while loading, only the embedding; for
-    a quantised model, empty."""
+    """Parameters that checkpoints hold in the same form as the model. If transformers renames or merges tensors while
+    loading, only the embedding; for a quantised model, empty."""
 
     def matching(self, target: str) -> frozenset[str]:
         """Return the names of the modules that an adapter's target matches: by full name, or by last name parts, such as `q_proj`."""
@@ -128,7 +128,7 @@ class WorkingMemory:
 
 @attrs.frozen(kw_only=True)
 class MemoryRules:
-    """How a source's engine, such as a rollout's, shares an accelerator with models: when it is there, and how much it takes."""
+    """Rules by which a source's engine, such as vLLM, shares a rank's accelerator and its memory with models."""
 
     sleeps: bool = False
     """Whether the engine leaves the accelerator while models compute."""

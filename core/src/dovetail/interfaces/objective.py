@@ -45,9 +45,9 @@ class OutputSpec:
 
 @attrs.frozen(kw_only=True)
 class ObjectiveSpec:
-    """The description of an objective from which workers build it (`dovetail_stages.numerics.build_objective`).
+    """A description of an objective, from which workers build the objective (`dovetail_stages.numerics.build_objective`).
 
-    `dovetail.plugins.objective_spec` makes it. Workers cache the objective that they built for a plugin and its config; the
+    `dovetail.plugins.objective_spec` makes a spec. Workers cache the objective that they built for a plugin and its config; the
     scalars may differ from update to update.
     """
 

@@ -52,7 +52,7 @@ class Optimizer(Plugin):
         """Return, by name, the tensors that a checkpoint keeps for one tensor of the optimizer state.
 
         The returned tensors share the memory of `value` and are sharded like the parameter. A tensor subclass that consists of several
-        tensors, such as a quantised one, is split into them.
+        tensors, such as a quantised one, is split into these.
 
         Args:
             value: this rank's shard of the state tensor, in the shape that the optimizer gave it.

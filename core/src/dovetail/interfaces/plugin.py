@@ -31,7 +31,7 @@ class Reduction(Protocol):
     """Sums over the data-parallel ranks that share a batch; without other ranks, the identity."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Return the elementwise sum over ranks of arrays, which have the same shape and dtype on every rank."""
+        """Return the elementwise sum over ranks. `values` has the same shape and dtype on every rank."""
         ...
 
 
@@ -139,7 +139,7 @@ class Plugin(ABC):
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, before the first step of a resumed run.
+        """Restore the state that `state` returned, before the first step of a resumed run.
 
         Args:
             state: the restored state. Arrays have the same dtype, shape and bits, and are contiguous, writable and in the machine's byte

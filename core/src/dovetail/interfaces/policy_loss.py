@@ -29,7 +29,7 @@ class LossInputs:
     Attributes:
         log_probs_T: float32 [T], nats, of the policy being trained; carries the gradient.
         mask_T: bool [T], True on tokens that the policy produced.
-        offsets_N1: int64 [N + 1], the offset of each sample's first token, and T.
+        offsets_N1: int64 [N + 1], the offset of each sample's first token, then T.
         columns: the other columns that `requires` names, such as `advantages` and `old_log_probs`, and those that `prepare`
             returned. float32 [T] each, or [T, …] if a value has a shape; a sample-level column is repeated over the sample's
             tokens. `entropies` are the trained policy's, with gradient.
@@ -66,7 +66,7 @@ class PolicyLoss(ColumnPlugin):
     def prepares(cls, config: PluginConfig) -> frozenset[str]:
         """Return the columns that `prepare` reads, which must exist before the update.
 
-        `old_log_probs` among them cause a separate forward pass, even if only one update follows a rollout.
+        If `old_log_probs` is among these columns, a separate forward pass computes it, even if only one update follows a rollout.
         """
         return frozenset()
 

@@ -168,7 +168,7 @@ class Sample:
 
     @property
     def sequences(self) -> tuple[Completion, ...]:
-        """The token sequences of the sample's trajectory to train on, in order; one unless the episode forked."""
+        """The sample's token sequences to train on, in order; one unless the episode forked."""
         return self.earlier if self.completion is None else (*self.earlier, self.completion)
 
     @property

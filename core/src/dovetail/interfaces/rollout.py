@@ -21,7 +21,7 @@ ON_REQUEST = {"rollout_log_probs": "logprobs", "raw_rollout_log_probs": "raw_log
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """The reason why a response ended."""
 
     STOP = "stop"
     """A stop token or stop string was produced (a stop token is part of the response)."""
@@ -123,7 +123,7 @@ class Completion:
         return np.ones(len(self.response_ids), np.bool_) if mask_T is None else mask_T
 
     def after(self, earlier: Completion) -> Completion:
-        """Return the whole sample: an aborted completion, followed by this one, which continues it.
+        """Return the whole sample: an aborted completion, continued by this completion.
 
         To continue a sample, request a prompt that consists of the sample's prompt and its tokens so far. Advance the
         stream's `offset` by the number of these tokens. No text is tokenised again.
@@ -132,7 +132,7 @@ class Completion:
             earlier: the aborted completion, T₀ tokens.
 
         Returns:
-            T₀ + T tokens, each with the version of the weights that produced it; log-probabilities if both have them.
+            T₀ + T tokens, each with the version of the weights that produced it; log-probabilities if both completions have them.
         """
         return attrs.evolve(
             self,
@@ -201,7 +201,7 @@ class BaseRollout(Plugin):
         return self.context.machine
 
     def alive(self) -> bool:
-        """Return whether the replica can still generate; False once its engine has died, so that only a new replica helps.
+        """Return whether the replica can still generate; False once its engine has died, so that only a new replica can take over.
 
         The call may query another process and so block for a moment.
         """
@@ -252,7 +252,7 @@ class BaseRollout(Plugin):
 
 
 async def closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
-    """Yield the completions of `submit` from a generator that, when closed, also closes the iterator of `submit`."""
+    """Yield completions from a generator that, when closed, also closes the iterator `completions` that `submit` returned."""
     try:
         async for completion in completions:
             yield completion

@@ -38,7 +38,7 @@ class CorrectionInputs:
         rollout_log_probs_T: float32 [T], nats, of the sampler as used.
         mask_T: bool [T], True on tokens that the policy produced and that are trained on; other tokens may have any
             log-probabilities.
-        offsets_N1: int64 [N + 1], the offset of each sample's first token, and T.
+        offsets_N1: int64 [N + 1], the offset of each sample's first token, then T.
     """
 
     train_log_probs_T: Float[Tensor, "T"]
@@ -54,8 +54,8 @@ class Correction:
     Attributes:
         weights_T: float32 [T] without gradient, a factor on each token's loss; None if no token is weighted. NaN on a
             kept token whose ratio is not finite, so that the update stops.
-        keep_T: bool [T], True on unmasked tokens that keep their loss; None if no token is rejected.
-        metrics: `rollout_corr/…`, which merge over micro-batches and ranks.
+        keep_T: bool [T], True on tokens of `mask_T` that keep their loss; None if no token is rejected.
+        metrics: the metrics `rollout_corr/…`, which merge over micro-batches and ranks.
     """
 
     weights_T: Float[Tensor, "T"] | None = None
@@ -75,7 +75,7 @@ class RolloutCorrection(ColumnPlugin):
     def before_update(cls, config: PluginConfig) -> bool:
         """Return whether the correction needs the whole batch before the first update.
 
-        Rejection in decoupled mode needs it, since it changes the losses' denominators; so does normalisation over all weights.
+        Rejection in decoupled mode does, because the losses' denominators change; so does normalisation of weights.
         """
         return False
 

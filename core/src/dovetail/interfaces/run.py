@@ -60,11 +60,11 @@ class Run(ABC):
     @property
     @abstractmethod
     def position(self) -> RunPosition:
-        """The current position."""
+        """The progress of the run so far."""
 
     @abstractmethod
     def step(self) -> AbstractContextManager[StepContext]:
-        """Return the context of one step. The step counts once `learn` is complete.
+        """Return the context of one step. The step counts as finished once `learn` is complete.
 
         An error before the end of `learn` undoes the step: the samples go to the next step, or the prompts to the next run.
 
@@ -138,7 +138,7 @@ class Run(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Write a checkpoint of the finished steps, the trainer's `state()` included; no effect if it exists already.
+        """Write a checkpoint of the finished steps, the trainer's `state()` included. No effect if this checkpoint exists already.
 
         The run itself saves when `Trainer.run` returns (unless `trainer.save_last` is false), is stopped or fails.
 

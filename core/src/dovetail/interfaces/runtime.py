@@ -105,7 +105,7 @@ class Runtime(Plugin):
         Raises:
             PlacementError: the resources are not free, or the runtime starts no processes.
             WorkerError: a worker did not start in time, or died.
-            DovetailError: the target raised it.
+            DovetailError: the target function raised this error.
         """
         raise PlacementError(
             f"runtime {self.name!r} can't start processes, and {spec.label} needs {spec.count}",
@@ -117,7 +117,7 @@ class Runtime(Plugin):
         return "cpu"
 
     def address(self) -> str:
-        """Return the address at which task workers reach this machine; the loopback address if all of them run on it."""
+        """Return the address at which task workers reach this machine; the loopback address if all task workers run on this machine."""
         return "127.0.0.1"
 
     def before_exit(self) -> None:

@@ -19,8 +19,8 @@ class SampleFilter(ColumnPlugin):
     """Chooses the samples to train on, by rewards, lengths or any other column of rollout and reward."""
 
     action: ClassVar[Literal["drop", "mask"]]
-    """Treatment of the other samples. `drop`: the samples leave the batch, and another prompt replaces an empty group in the next round
-    of generation (`algorithm.max_generation_rounds`). `mask`: the samples count in their group's statistics, but have no loss."""
+    """Treatment of samples that the filter rejects. `drop`: the samples leave the batch, and another prompt replaces an empty group in the
+    next round of generation (`algorithm.max_generation_rounds`). `mask`: the samples count in their group's statistics, but have no loss."""
 
     @classmethod
     def action_of(cls, config: PluginConfig) -> Literal["drop", "mask"]:

@@ -23,6 +23,6 @@ class Schedule(Plugin):
 
         Args:
             step: optimizer steps since the peak, from 0.
-            last: the run's last step, also counted from the peak, at least `step`. Only schedules without `needs_end` may get None:
-                unknown.
+            last: the run's last step, also counted from the peak, at least `step`. None, for unknown, is only passed to schedules
+                without `needs_end`.
         """

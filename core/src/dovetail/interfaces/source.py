@@ -71,7 +71,7 @@ class PlannedPart:
 
 @attrs.frozen(kw_only=True)
 class SourcePlacement:
-    """The placement of a source's own processes. A source extends this class by what it needs to start the processes."""
+    """The placement of a source's own processes. A source extends this class with the data that it needs to start the processes."""
 
     described: Mapping[str, str] = attrs.field(factory=dict)
     """Description of the processes of each role, such as `rollout × 2`."""
@@ -100,8 +100,8 @@ class SentWeights(Protocol):
         """Return a context manager whose value is the version to send in the block.
 
         Args:
-            arrived: a function that returns whether a receiver holds a version. If the block fails, it is called for this version,
-                whose number other weights must not get after an arrival.
+            arrived: a function that returns whether a receiver holds a version. It is called if the block fails, since a version that
+                arrived must not be given to other weights.
         """
 
 
@@ -115,7 +115,7 @@ class Offloading(Protocol):
         """Move off the accelerator every role that is offloaded between its stages."""
 
     def free_caches(self) -> None:
-        """Make the roles on the accelerator release unused memory, before a rollout engine wakes on it."""
+        """Make the roles on the accelerator release unused memory, before a rollout engine wakes on the same accelerator."""
 
 
 @attrs.frozen(kw_only=True)
@@ -157,7 +157,7 @@ class Site:
 
 
 class ExperienceSource(SourceDescription):
-    """Makes the samples of each step. Checkpoints keep its `state()`.
+    """Makes the samples of each step. Checkpoints keep the source's `state()`.
 
     Between `open` and `close`, all methods are called from the trainer's thread. Work that `admit` started runs concurrently.
     """

@@ -41,11 +41,11 @@ class RowVerdict:
     text: str
     """Text with the score, or why there is none, and the answer."""
     score: float | None
-    """The score; None where there is none."""
+    """The score; None if there is none."""
 
 
 class SourceDescription(Plugin):
-    """Describes plans, rows and runs for `dovetail plan` and `dovetail data`. The default has nothing to add."""
+    """Describes plans, rows and runs for `dovetail plan` and `dovetail data`. By default, the methods add nothing."""
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Any) -> Iterator[PlanNote]:

@@ -95,7 +95,7 @@ class PlanFacts:
 
 
 class Experience(Protocol):
-    """The samples of a step, and data that its batch can't hold."""
+    """The samples of a step, and data about them that a batch can't hold."""
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -127,7 +127,7 @@ class StepContext:
     """Plugins on the controller, by the key path of the section that selects them, such as `algorithm.advantage`."""
     logger: Logger
     timer: Callable[[str], AbstractContextManager[None]]
-    """Times a block; its seconds become the metric `time/NAME`. Each stage is timed under the stage's name."""
+    """Function that times a block; the seconds become the metric `time/NAME`. Each stage is timed under the stage's name."""
     weight_version: int = 0
     """Version of the weights that the rollout held."""
     first: bool = False
@@ -206,7 +206,7 @@ class Stage(Plugin):
 
     @classmethod
     def constant(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the stage's columns that depend on a sample's prompt, response and mask alone, because their models are frozen.
+        """Return the columns that depend on a sample's prompt, response and mask alone, because the models that compute them are frozen.
 
         A run that sees a dataset's examples several times computes such columns once, if the stage writes no others.
         """
@@ -234,7 +234,7 @@ class Stage(Plugin):
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, FollowSection]:
-        """Return, by role, how the weights of an untrained role follow the actor, for every role whose weights the stage moves."""
+        """Return, for each untrained role whose weights the stage moves, how these weights follow the actor's."""
         return {}
 
     @classmethod

@@ -55,7 +55,7 @@ class TaskWorker(ABC):
     def call(self, payload: bytes) -> Future[bytes]:
         """Call the task, and return a future of the answer.
 
-        If the call fails, the future raises a WorkerError. `lost` is then None if the task raised an error, and set if the process died.
+        If the call fails, the future raises a WorkerError. `lost` is then None if the task raised an error, and a text if the process died.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class Tracker(HookSpec, Plugin):
-    """Observes a run whose config selects the tracker. The hooks that it overrides are called; an error is reported and stops no run."""
+    """Observes a run whose config selects the tracker, by overriding hooks. An error in a hook is reported and does not stop the run."""
 
     @abstractmethod
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ undesirable."""
 
 
 class Trainer(Plugin):
-    """Decides what a run does next: admit, collect, learn, publish, validate, save. Its `state()` is in every checkpoint."""
+    """Decides what a run does next: admit, collect, learn, publish, validate, save. Checkpoints keep the trainer's `state()`."""
 
     @classmethod
     def max_staleness(cls, config: PluginConfig) -> int:
@@ -32,7 +32,7 @@ class Trainer(Plugin):
 
     @classmethod
     def over_sampling(cls, config: PluginConfig) -> float | None:
-        """Return the limit of outstanding prompts, as a multiple of a step's prompts, which is rounded.
+        """Return the limit of outstanding prompts in units of a step's prompts; the number of prompts is rounded.
 
         Prompts are outstanding from their admission until a weight publication follows their step. None means `max_staleness` + 1, and
         every step takes the groups that were admitted first. With a lower number, a step takes the groups that finish first, as long as

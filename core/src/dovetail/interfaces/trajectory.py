@@ -54,7 +54,7 @@ class Turn:
 
 @attrs.frozen(kw_only=True)
 class Trajectory:
-    """One episode that has ended."""
+    """The record of an episode that has ended."""
 
     turns: tuple[Turn, ...]
     """The turns in order, sequence by sequence."""

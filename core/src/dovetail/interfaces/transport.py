@@ -155,7 +155,7 @@ class WeightTransport(Plugin):
 
         Args:
             manifest: the manifest that receivers got.
-            reason: why the receiver does not connect.
+            reason: the reason why the receiver does not connect.
 
         Raises:
             WeightSyncError: the sender can't be reached.
