@@ -1,4 +1,4 @@
-"""Installed distributions that declare `dovetail.*` entry points, one each, without importing any of them."""
+"""The installed distributions that declare `dovetail.*` entry points, found without importing them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from stevedore.driver import DriverManager
 class ChosenDriver(DriverManager):  # type: ignore[misc]
     """A stevedore driver manager that sees only the entry point that the plugin index chose.
 
-    Otherwise stevedore reads a disk cache that can be stale, forgets an entry point's distribution, and fails if
+    By default, stevedore reads a disk cache that can be stale, forgets an entry point's distribution, and fails if
     two distributions use the same name.
     """
 

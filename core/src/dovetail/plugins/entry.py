@@ -37,7 +37,7 @@ class PluginEntry:
     distribution: str
     version: str
     target: str
-    """`module:Class`."""
+    """`module:Class` of the plugin."""
     state: State
     reason: str | None = None
     """Why the plugin is not compatible; None if it is."""

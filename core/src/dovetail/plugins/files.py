@@ -87,7 +87,7 @@ def load_file_attribute(path: str, attribute: str) -> Any:
 
 
 def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
-    """Return the plugin class in an attribute of a file; for a plain function, a class that wraps the function.
+    """Return the plugin class that an attribute of a file holds; for a plain function, a class that wraps the function.
 
     A class without `name` gets the attribute's name. A class without `api` gets this core's interface version.
 
@@ -240,7 +240,7 @@ def _maker(kind: Kind) -> Callable[..., type[Plugin]] | None:
 def file_and_attribute(
     kind: str, path: object, attribute: object, name: object = None
 ) -> tuple[str, str]:
-    """Check the `path` and `attribute` of a config section, and return both. For a reward function, the default is `compute_score`.
+    """Check and return `path` and `attribute` of a config section. For a reward function, `attribute` defaults to `compute_score`.
 
     Raises:
         ConfigError: the section also names an installed plugin, or lacks a path or an attribute.

@@ -106,7 +106,7 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
     Args:
         ref: the plugin's reference.
         context: role, rank, model and settings of the plugin's process.
-        needs: whether the packages that it needs must be installed here; False to read its columns only, and for preflight rules.
+        needs: whether the plugin's needed packages must be installed here; False to read the plugin's columns, and for preflight rules.
 
     Raises:
         PluginNeedsError: a package that the plugin needs is missing. Not raised for a plugin that joins a running engine.

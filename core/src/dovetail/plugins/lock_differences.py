@@ -31,7 +31,7 @@ class LockDifference:
     what: What
     was: str | None
     now: str | None
-    """The new value, as `was` is the old one; None if the subject is missing."""
+    """The new value, after the old value `was`; either is None if the subject is missing."""
     text: str
     """Description of the difference."""
     refused: bool = False

@@ -56,7 +56,7 @@ class PluginManifest:
     columns: tuple[Mapping[str, Any], ...] = ()
     """Columns that the plugin defines: name, dtype, shape, meaning, owner, and `along` and `inner` if given."""
     config_schema: Mapping[str, Any] | None = None
-    """`{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
+    """Description of the Config: `{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
     doc: str = ""
     """The class's docstring; empty in manifests of earlier versions."""
     settings: Mapping[str, Any] | None = None

@@ -61,7 +61,7 @@ def _judge(any_of: tuple[str, ...]) -> Need:
 
 
 def install_command(distribution: str, needs: Iterable[Need]) -> str:
-    """Return the command that installs the missing needs; with engine extras of the distribution, if it has any.
+    """Return the command that installs the missing needs, through the distribution's engine extras if it has any.
 
     In a role's own environment (`ISOLATED` is set), the command names the environment's interpreter. The distribution's project
     URL `Package index` gives an index to use beside PyPI.

@@ -20,7 +20,7 @@ def pinned(ref: PluginRef, hashes: dict[str, str]) -> dict[str, Any]:
 
     Args:
         ref: the plugin.
-        hashes: package → SHA-256 of its files; missing packages are hashed and added.
+        hashes: the SHA-256 of each package's files, by package; missing packages are hashed and added.
 
     Raises:
         PluginError: the plugin no longer exists.

@@ -50,7 +50,7 @@ def called(title: Callable[[], str], method: Callable[..., Any], *arguments: obj
 
 
 def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrokenError:
-    """Return the error that names the plugin of a config section, which violates its interface."""
+    """Return the error for a plugin, selected by `section`, that violates its interface."""
     if section.path is not None or section.name is None:
         title, hint = f"{kind} {section.attribute} of {section.path}", "correct the file"
     else:
