@@ -46,7 +46,7 @@ class HookSpec:
         """Handle the end of a stage, with its input and its output `Batch`."""
 
     def update_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of a step's updates, after which the step counts; `metrics` are the updates' metrics (`actor/…`, …)."""
+        """Handle the end of a step's updates, after which the step counts as finished; `metrics` has `actor/…`, `critic/…`."""
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """Handle a complete checkpoint, written to `path` after `step` finished steps."""

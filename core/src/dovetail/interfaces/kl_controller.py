@@ -8,7 +8,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class KlController(Plugin):
-    """Holds a factor that multiplies the `coef` of a KL penalty, and changes it after each step. Checkpoints keep the state."""
+    """Holds a factor that multiplies the `coef` of a KL penalty, and updates the factor after each step. Checkpoints keep the state."""
 
     @property
     @abstractmethod

@@ -77,7 +77,7 @@ class ModelShape:
         )
 
     def adapted_layers(self, adapter: PlannedAdapter) -> tuple[str, ...]:
-        """Return the names of the layers that an adapter adapts; empty if the adapter's config does not say."""
+        """Return the names of the layers that an adapter adapts; empty if the adapter's config does not say which."""
         named = {name for target in adapter.target_modules for name in self.matching(target)}
         return tuple(
             name

@@ -112,7 +112,7 @@ class Offloading(Protocol):
         """Return a context manager within which these roles are on the accelerator."""
 
     def settle(self) -> None:
-        """Move off the accelerator every role that is offloaded between its stages."""
+        """Move the roles that are offloaded between their stages off the accelerator."""
 
     def free_caches(self) -> None:
         """Make the roles on the accelerator release unused memory, before a rollout engine wakes on the same accelerator."""

@@ -141,11 +141,11 @@ class WeightTransport(Plugin):
 
     @abstractmethod
     def sender(self) -> WeightSender:
-        """Make the sender of a training rank."""
+        """Make the sender for a training rank."""
 
     @abstractmethod
     def receiver(self) -> WeightReceiver:
-        """Make the receiver of a worker of a rollout engine."""
+        """Make the receiver for a worker of a rollout engine."""
 
     def call_off(self, manifest: WeightManifest, reason: str) -> None:
         """Notify the update's sender, which is in another process, that a receiver will not connect.
