@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Groups:
-    """Which samples answer the same prompt, and which of them are parts of one trajectory.
+    """The assignment of samples to groups, one for each prompt, and to trajectories within a group.
 
-    An agent's episode may come as several training sequences. Sizes, sums and means count such a trajectory
-    once: each of its sequences weighs 1 / (sequences of the trajectory).
+    An agent's episode may consist of several samples, one for each training sequence, which form a trajectory. Sizes, sums and
+    means count a trajectory once: each of its samples has the weight 1 / (samples of the trajectory).
 
     Attributes:
-        index_N: int64 [N], the dense group number of each sample, 0 … count − 1.
-        count: number of groups.
-        trajectory_N: int64 [N], the dense trajectory number of each sample, unique over all groups; None
-            where every sample is a trajectory of its own.
+        index_N: the group number of each sample, int64 [N], 0 … count − 1.
+        count: the number of groups.
+        trajectory_N: the trajectory number of each sample, int64 [N], from 0 over all groups; None if every
+            sample is a trajectory of its own.
     """
 
     index_N: Int64[np.ndarray, "N"]
@@ -43,8 +43,8 @@ class Groups:
         """Number groups and trajectories of arbitrary ids densely, in order of first appearance.
 
         Args:
-            ids_N: [N], one id a group, of any dtype that sorts.
-            trajectory_ids_N: [N], one id a trajectory, unique within a group at least.
+            ids_N: the group id of each sample, [N], of any sortable dtype.
+            trajectory_ids_N: the trajectory id of each sample, [N], unique at least within a group.
         """
         index_N, count = _numbered(ids_N)
         if trajectory_ids_N is None:
@@ -56,7 +56,7 @@ class Groups:
 
     @property
     def sizes_G(self) -> Int64[np.ndarray, "G"]:
-        """int64 [G]: trajectories in each group."""
+        """int64 [G]: number of trajectories in each group."""
         weights_N = self.weights_N
         if weights_N is None:
             return np.bincount(self.index_N, minlength=self.count)
@@ -65,25 +65,25 @@ class Groups:
 
     @property
     def weights_N(self) -> Float64[np.ndarray, "N"] | None:
-        """float64 [N]: 1 / (sequences of the sample's trajectory); None where every weight is 1."""
+        """float64 [N]: weight of each sample, 1 / (samples of its trajectory); None if every weight is 1."""
         if self.trajectory_N is None:
             return None
         return 1.0 / np.bincount(self.trajectory_N)[self.trajectory_N]
 
     def sum_G(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "G"]:
-        """Return float64 [G]: sum over each group's trajectories of the mean value of a trajectory's sequences."""
+        """Return float64 [G]: the sum of each group's trajectory values. A trajectory's value is the mean over its samples."""
         weights_N = self.weights_N
         weighted_N = values_N if weights_N is None else values_N * weights_N
         sums_G = np.bincount(self.index_N, weights=weighted_N, minlength=self.count)
         return sums_G.astype(np.float64, copy=False)  # without any value bincount gives integers
 
     def mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return float64 [N]: for each sample, the mean of its group."""
+        """Return float64 [N]: for each sample, the mean of its group's trajectory values."""
         means_G = self.sum_G(values_N) / np.maximum(self.sizes_G, 1)
         return means_G[self.index_N]
 
     def trajectory_mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return float64 [N]: for each sample, the mean over the sequences of its trajectory; itself where there is one."""
+        """Return float64 [N]: for each sample, the mean value of its trajectory's samples."""
         if self.trajectory_N is None:
             return np.asarray(values_N, np.float64)
         sums = np.bincount(self.trajectory_N, weights=values_N)
@@ -103,38 +103,38 @@ class Advantages:
 
     advantages: Float32[np.ndarray, "N"] | Ragged
     returns: Float32[np.ndarray, "N"] | Ragged | None = None
-    """Targets of a value function, where there is one."""
+    """Targets of the value function; None without a value function."""
     metrics: Mapping[str, float] = attrs.field(factory=dict)
-    """Further figures to log, such as the number of groups of one sample."""
+    """Further figures to log, by name, such as the number of groups with one sample."""
 
 
 class AdvantageEstimator(ColumnPlugin):
-    """Turns rewards into advantages."""
+    """Turns the rewards of samples or tokens into advantages, and into returns for a value function."""
 
     scope: ClassVar[Literal["sample", "group", "batch"]]
-    """Unit whose samples the estimator must see together, kept whole when a batch is split: a sample, a group, or the batch.
+    """Samples that the estimator must see together and that stay together when a batch is split: a sample, a group, or the batch.
 
-    With `batch`, moments of the whole batch go through `context.reduction`, which every rank calls equally often; each rank may hold a
-    part of the batch, made of whole groups.
+    With `batch`, a rank may hold a part of the batch that consists of whole groups. Moments of the whole batch then need
+    `context.reduction`, which every rank calls equally often.
     """
     level: ClassVar[Literal["sample", "token"]]
     """Level of the estimates: `sample` works on scalars, on the controller; `token` on token columns, in the workers."""
     aggregation: ClassVar[str | None] = None
-    """The loss aggregation that the paper prescribes, where it prescribes one and the loss does not."""
+    """The loss aggregation that the estimator's paper prescribes, used if the loss prescribes none; else None."""
 
     @classmethod
     def min_group_size(cls, config: PluginConfig) -> int:
-        """Return the fewest samples a prompt with which the estimator makes sense under this config."""
+        """Return the smallest number of samples per prompt with which the estimator makes sense under this config."""
         return 1
 
     @abstractmethod
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
-        """Estimate advantages.
+        """Estimate an advantage for each sample or each response token.
 
         Args:
-            columns: at sample level `scores` float32 [N] and what `requires` names; at token level
-                `token_rewards`, `response_mask` (ragged) too. Batch moments go through
+            columns: `scores`, finite float32 [N], and the columns of `requires`; at token level also
+                `token_rewards` and `response_mask` (ragged). Compute moments of the batch with
                 `context.reduction`, since a rank may hold only a part of the batch.
-            groups: which samples answer the same prompt, and which belong to one trajectory; a group with fewer than
-                two samples left after failures gets 0. All scores are finite.
+            groups: the groups and trajectories of the samples. A group with fewer than two samples left after
+                failures gets the advantage 0.
         """

@@ -1,4 +1,4 @@
-"""AgentLoop: how one sample of one prompt comes about, in one turn or in many."""
+"""AgentLoop: generates one sample of one prompt, in one turn or in many."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Tur
 from dovetail.sections import PluginSection
 
 Transition = Literal["tool", "parallel_tools", "user"]
-"""Messages that may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
+"""Messages that may follow an assistant's turn: the result of one tool call, the results of several tool calls, or a user's message."""
 
 
 class EpisodeError(DovetailError, RuntimeError):
-    """An episode failed for a reason other than the policy's text: it gets no score.
+    """An episode failed for a reason other than the policy's text, so the episode gets no score.
 
     Args:
-        kind: what failed: `FailureKind.TOOL`, `PROVIDER`, `SANDBOX`, `ENVIRONMENT`, `HARNESS` or `LIMIT`.
+        kind: the cause of the failure: `FailureKind.TOOL`, `PROVIDER`, `SANDBOX`, `ENVIRONMENT`, `HARNESS` or `LIMIT`.
         message: the description of the failure.
     """
 
@@ -33,7 +33,7 @@ class EpisodeError(DovetailError, RuntimeError):
 
 
 class EpisodeEndedError(DovetailError, RuntimeError):
-    """The episode has reached a limit and is scored as it is. An agent loop closes what it opened and re-raises this."""
+    """The episode has reached a limit and is scored as it is. An agent loop releases its resources and re-raises this error."""
 
     def __init__(self, end: EpisodeEnd) -> None:
         super().__init__(f"the episode has reached its limit on {end}")
@@ -41,15 +41,15 @@ class EpisodeEndedError(DovetailError, RuntimeError):
 
 
 class Session(ABC):
-    """One sequence of tokens of an episode. Tokens are only ever appended, and never rendered again.
+    """A token sequence of an episode. Tokens are only appended, and earlier text is never tokenised again.
 
     Attributes:
-        prompt: the row of data.
+        prompt: the prompt of the episode.
         sample_id: the id of the sample, unique in the step.
         turns: the turns of this session so far.
-        counts: the figures that were counted in the episode, by name.
-        output: a JSON value that the episode adds to its turns; reward functions find it in the trajectory. The loop
-            sets it on the session that `run` received.
+        counts: the counters of the episode, by name (see `count`).
+        output: a JSON value of the episode, which reward functions find in the trajectory. The agent loop sets `output` on
+            the session that `run` received.
     """
 
     prompt: Prompt
@@ -61,21 +61,21 @@ class Session(ABC):
     @property
     @abstractmethod
     def tokens_left(self) -> int:
-        """How many tokens this sequence may still get, produced or shown. The limit is on all sequences of the episode together."""
+        """Number of tokens, produced or shown, that this sequence may still get. All sequences of the episode share the limit."""
 
     @abstractmethod
     async def generate(
         self, *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Turn:
-        """Sample a turn of the policy, with the config's sampling parameters, and return it.
+        """Sample the policy's next turn with the config's sampling parameters, and return the turn.
 
         Args:
-            max_new_tokens: tokens of this turn at most, besides the limits of the config.
-            stop: strings that end the turn, besides those of the config.
+            max_new_tokens: the most tokens of this turn; the config's limits hold too.
+            stop: strings that end the turn, in addition to the config's stop strings.
 
         Raises:
             EpisodeEndedError: the episode has reached its limit of turns or tokens.
-            RolloutError: every replica failed; this ends the step.
+            RolloutError: every rollout replica failed; the error ends the step.
         """
 
     @abstractmethod
@@ -86,73 +86,74 @@ class Session(ABC):
         *,
         produced: Message | None = None,
     ) -> None:
-        """Append messages that the policy sees after its turn. A message that is too long is cut as the config says.
+        """Append messages that the policy sees after its turn. Long messages are cut as the config says.
 
-        With `on_history_change: fork`, where the chat template now renders the earlier turns differently (white space aside), the session
-        continues in a further sequence, whose prompt is the whole conversation rendered again.
+        The chat template may now render earlier turns differently, apart from white space. With `on_history_change: fork`, the session then
+        continues in a new sequence, whose prompt is the whole conversation rendered again.
 
         Args:
             messages: the messages, such as `{"role": "tool", "content": …}` for each call, in order.
-            calls: the tool calls of the turn before, which some templates refer to.
-            produced: the turn before as a message for rendering it again: `content` and `reasoning_content`, without its calls. By
-                default the content is the turn's whole text, calls included.
+            calls: the tool calls of the previous turn, which some chat templates refer to.
+            produced: the previous turn as a message, for rendering the conversation again: `content` and `reasoning_content`, without
+                calls. By default the content is the turn's whole text, calls included.
 
         Raises:
-            EpisodeEndedError: the messages and one more token do not fit; nothing is appended.
-            EpisodeError: there was no turn before, or the chat template does not accept such messages.
+            EpisodeEndedError: the messages and one more token exceed the token limit; nothing is appended.
+            EpisodeError: there is no previous turn, or the chat template does not accept the messages.
         """
 
     @abstractmethod
     def reward(self, value: float, turn: int | None = None) -> None:
-        """Add a reward to a turn: reward functions find it in the trajectory, and the manager `episode` makes it the sample's score.
+        """Add a reward to a turn, for reward functions, which read the trajectory. The function `episode` scores samples by such rewards.
 
         Args:
-            value: the finite amount that is added to the turn's reward.
-            turn: the number of the turn; by default the latest.
+            value: the finite amount to add to the turn's reward.
+            turn: the number of the turn, from 0; by default the latest turn.
         """
 
     def completion(self) -> Completion:
-        """Return this sequence's tokens so far: `prompt_ids`, int64 [P], None where they are the row's own; the response, T tokens.
+        """Return this sequence's tokens so far: `prompt_ids`, int64 [P], and `response_ids`, int64 [T].
 
-        The tokens of a turn are `response_ids[turn.start : turn.stop]`. What was shown after the latest turn is left out.
+        `prompt_ids` is None if the sequence begins with the row's prompt. The tokens of a turn are
+        `response_ids[turn.start : turn.stop]`. Messages shown after the latest turn are left out.
         """
         raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} does not show its tokens")
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Session:
-        """Fork with messages, and with functions for this sequence that the chat template describes.
+        """Begin a new sequence, as `fork` does, and give the new sequence's chat template other tools.
 
         Args:
-            messages: see `fork`.
+            messages: the new sequence's prompt, see `fork`.
             tools: JSON schemas in OpenAI's form.
 
         Raises:
-            EpisodeError: as for `fork`.
+            EpisodeError: the session can't be forked, see `fork`.
         """
         raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} can't be forked")
 
     def fork(self, messages: Sequence[Message] | None = None) -> Session:
-        """Begin a further sequence of the same trajectory: with a shorter context, or for a part of the task.
+        """Begin a new sequence of the same trajectory, with a shorter context or for a part of the task.
 
-        The further sequence is trained on by itself; tokens before its first turn are not trained on in it. The config's limits hold for
-        all sequences of the episode together. This sequence may be continued as well.
+        The new sequence is trained on by itself, without the tokens before its first turn. All sequences of the episode share the
+        config's limits. The session that was forked may continue as well.
 
         Args:
-            messages: the further sequence's prompt, rendered by the chat template; by default the tokens of this
+            messages: the new sequence's prompt, rendered by the chat template; by default the tokens of this
                 sequence so far.
 
         Raises:
-            EpisodeEndedError: the prompt and one more token do not fit.
-            EpisodeError: the class of the agent loop does not have "forks" among its capabilities; or the prompt has images, and
-                messages are given; or the chat template does not take them.
+            EpisodeEndedError: the prompt and one more token exceed the token limit.
+            EpisodeError: the agent loop lacks the capability `forks`, messages are given for a prompt with images, or the chat
+                template does not accept the messages.
         """
         raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} can't be forked")
 
     def count(self, name: str, by: float = 1.0) -> None:
-        """Add to a counter of the episode. The metric `episode/NAME` is its mean over a step's episodes, 0 for episodes without it.
+        """Add to a counter of the episode. The metric `episode/NAME` is the mean over a step's episodes; a missing counter is 0.
 
         Args:
-            name: the counter's name, such as `tool_seconds/search`. A run should have few, so it must not be text that the policy wrote.
-            by: the finite amount that is added.
+            name: the counter's name, such as `tool_seconds/search`. Never use the policy's text, since each name is a metric.
+            by: the finite amount to add.
 
         Raises:
             EpisodeError: the amount is not finite.
@@ -166,28 +167,27 @@ class Session(ABC):
 
 
 class AgentLoop(Plugin):
-    """Runs an episode for each sample. One object serves all samples at once, on one event loop; state of a sample stays in `run`.
+    """Runs an episode for each sample. One object serves all samples concurrently on one event loop, so keep a sample's state in `run`.
 
-    A loop with the capability `forks` calls `Session.fork`, so that a sample may be several sequences.
+    A loop with the capability `forks` may call `Session.fork`, so that a sample consists of several sequences.
 
-    With a Config that extends `EpisodeSection`, the user sets the limits of a session; with another, they have their defaults.
+    If `Config` extends `EpisodeSection`, the user sets the limits of a session; otherwise the limits have their defaults.
     """
 
     one_response: ClassVar[bool] = False
-    """Whether a sample is one response to the prompt: then the samples of a group are one request to the engine, and `run` is not
-    called."""
+    """Whether a sample is one response to the prompt. If so, a group is one request to the engine, and `run` is not called."""
     transitions: ClassVar[frozenset[Transition]] = frozenset()
-    """Kinds of messages that the loop observes; a run whose chat template can't render them is refused."""
+    """Kinds of messages that the loop passes to `Session.observe`; a run whose chat template can't render them is refused."""
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return kind and section of every plugin that `config` selects, by key path below that config, for plan and lock."""
+        """Return kind and config section of every plugin that `config` selects, by key path below `config`, for plan and plugin lock."""
         return {}
 
     def chat_tools(self) -> Sequence[Mapping[str, Any]]:
         """Return the functions that the chat template describes in every prompt, as JSON schemas in OpenAI's form.
 
-        It is called after `start`, and always returns the same.
+        Called after `start`; every call returns the same functions.
         """
         return ()
 
@@ -196,6 +196,6 @@ class AgentLoop(Plugin):
         """Run one episode: call `session.generate` at least once.
 
         Raises:
-            EpisodeEndedError: as the session raises it.
-            EpisodeError: the episode failed. Any other exception counts as a failure of the kind `harness`.
+            EpisodeEndedError: the episode has reached a limit of turns or tokens.
+            EpisodeError: the episode failed. Any other exception is a failure of the kind `harness`.
         """

@@ -1,4 +1,4 @@
-"""Contains what code of a user does beside the run's own: its errors are exceptions, and a process that it forks ends."""
+"""Protects the run from user code: an error of user code becomes an exception, and a process that it forks ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INSIDE = ContextVar("inside", default=False)
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return an error that a coroutine can raise: SystemExit and its like must not pass for the run's own end."""
+    """Return an error as an Exception: SystemExit and the like, which would end the run, become a RuntimeError."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"the function raised {type(error).__name__}({error})")
@@ -24,13 +24,13 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's type and message, cut to 300 characters; the type alone where `str` fails."""
+    """Return an error's type and message, cut to 300 characters; the type alone if `str` fails."""
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 def outcome_of(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Call a user's code in a separate thread, and return its result or its exception."""
+    """Call a user's function, and return `(result, None)`, or `(None, exception)` if the call failed."""
     process = os.getpid()
     try:
         return call(), None
@@ -41,11 +41,11 @@ def outcome_of(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 async def contained(work: Awaitable[T]) -> T:
-    """Await a user's coroutine.
+    """Await a user's coroutine, and return its result.
 
     Raises:
-        Exception: the exception that it raised; a RuntimeError in place of a BaseException that is not an Exception.
-        CancelledError: the task that awaits this was cancelled.
+        Exception: the coroutine failed. SystemExit and the like become a RuntimeError.
+        CancelledError: the awaiting task was cancelled.
     """
     process, loop, task, inside = (
         os.getpid(),
@@ -70,9 +70,9 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """End every process that a task of the loop has forked when the task yields: the other tasks run in its parent.
+    """Confine forks: a process that a task of the loop forks ends when the task yields, since other tasks run in the parent process.
 
-    In tasks that contained code makes, SystemExit and KeyboardInterrupt, which would end the loop, become a RuntimeError.
+    In tasks that user code creates within `contained`, SystemExit and KeyboardInterrupt become a RuntimeError instead of ending the loop.
     """
     loop.set_task_factory(
         lambda loop, work, **settings: asyncio.Task(_Steps(work), loop=loop, **settings)

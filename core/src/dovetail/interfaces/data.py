@@ -25,9 +25,9 @@ class Prompt:
     """One row of a dataset, ready to generate from."""
 
     index: int
-    """Row number over all files, before filtering; in a mixture, place in the epoch: the prompt's identity within an epoch."""
+    """Identity of the prompt within an epoch: its row number over all files, before filtering. In a mixture, its position in the epoch."""
     prompt_ids: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
-    """int64 [P]: token ids as the model sees them, each image expanded to its tokens; empty where only texts are scored."""
+    """int64 [P]: token ids as the model sees them, each image expanded to its tokens; empty if only texts are scored."""
     raw: Any
     """The row's prompt: messages or a plain string."""
     dataset: str = ""
@@ -36,19 +36,19 @@ class Prompt:
     ground_truth: GroundTruth = None
     extra_info: Mapping[str, Any] | None = None
     where: str = ""
-    """File and row that it came from, for messages."""
+    """File and row of the prompt, for messages."""
     response: str | None = None
-    """The row's own response, where it has one as text."""
+    """The row's own response as text; None if it has none."""
     media: tuple[MediaRef, ...] = ()
-    """Its images by reference, in the order of their tokens."""
+    """References to the prompt's images, in the order of their tokens."""
     epoch: int = 0
-    """Pass over the data in which it is issued."""
+    """Number of the pass over the data that issues the prompt."""
     attempt: int = 0
-    """Number of times that the prompt was issued before in that epoch."""
+    """Number of times that the prompt was issued before in the same epoch."""
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """The key of the prompt in the ledger: epoch, index, attempt."""
+        """The key of the prompt in the ledger, which records what happened to every row: epoch, index, attempt."""
         return self.epoch, self.index, self.attempt
 
     @property
@@ -61,16 +61,16 @@ class Prompt:
 
 
 PlacedRow: TypeAlias = tuple[str, Mapping[str, Any] | DataError]
-"""A row's place, for messages, and its columns; an error in place of the columns where this row alone can't be read."""
+"""File and row number, for messages, and the row's columns; an error instead of the columns if only this row can't be read."""
 
 
 class RowGroups(ABC):
-    """Rows of a dataset in groups; a group is read sequentially, when it is needed."""
+    """The rows of a dataset in groups, each of which is read sequentially when it is needed."""
 
     @property
     @abstractmethod
     def sizes(self) -> Sequence[int]:
-        """Rows of each group; at least one."""
+        """Number of rows of each group, at least 1."""
 
     @abstractmethod
     def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
@@ -81,24 +81,24 @@ class RowGroups(ABC):
             start: the first row to yield, counted within the group.
 
         Raises:
-            DataError: a file is unreadable, or has changed since its rows were counted; names it.
+            DataError: a file is unreadable, or has changed since its rows were counted; the error names the file.
         """
 
     def folder(self, _group: int) -> str | None:
-        """Return the directory that relative paths in a group's rows count from; None where there is none."""
+        """Return the base directory of relative paths in a group's rows; None if there is none."""
         return None
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a text that differs between different rows: a run is only resumed on the same rows."""
+        """Return a text that differs if the rows differ. A run is only resumed on rows with the same digest."""
 
 
 class InMemoryGroups(RowGroups):
-    """Rows that are in memory as a whole, in groups.
+    """The rows of a dataset that is completely in memory, in groups.
 
     Args:
         rows: all rows.
-        places: the place of each row, for messages; by default its number.
+        places: the file and row of each entry, for messages; by default the entry's number.
 
     Raises:
         TypeError: the rows have no length, or can't be indexed by number.
@@ -135,9 +135,10 @@ class InMemoryGroups(RowGroups):
 class DatasetSource(Plugin):
     """Reads the rows of a dataset.
 
-    Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`, `tools`, and a `response`.
-    Rows of examples have `messages`; `prompt` and `response`; or `prompt`, `chosen` and `rejected` (see `Trainer.examples`). Nulls in
-    calls and tools are shown to the model, so a source that reads Arrow leaves out keys that Arrow filled with null.
+    Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`, `tools` and
+    `response`. Rows of examples have `messages`, or `prompt` and `response`, or `prompt`, `chosen` and `rejected` (see
+    `Trainer.examples`). Nulls in tool calls and tools are shown to the model, so a source that reads Arrow leaves out the keys that
+    Arrow filled with null.
     """
 
     @abstractmethod
@@ -145,7 +146,7 @@ class DatasetSource(Plugin):
         """Return all rows of these files, in order.
 
         Raises:
-            DataError: a file is missing, empty, unreadable or lacks a column; names the file and row.
+            DataError: a file is missing, empty, unreadable or lacks a column; the error names file and row.
         """
 
     def stream(self, paths: Sequence[str]) -> RowGroups:
@@ -158,12 +159,12 @@ class DatasetSource(Plugin):
 
     @classmethod
     def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
-        """Write rows from a Python program to a file that `read` reads, and return its path. The file's name is derived from its content.
+        """Write rows from a Python program to a file that `read` reads, and return the file's path. Its name is derived from the rows.
 
         Args:
             config: the plugin's own config.
             rows: all rows.
-            folder: the directory of the file; created where missing.
+            folder: the directory of the file; created if missing.
 
         Raises:
             DataError: the rows can't be written; by default always.
@@ -175,8 +176,8 @@ class DatasetSource(Plugin):
 
 
 class Sampler(Plugin):
-    """The order of an epoch: a function of seed and epoch alone, so that it needs no state."""
+    """Chooses the order of rows in an epoch, from seed and epoch alone, so that a sampler needs no state."""
 
     @abstractmethod
     def order(self, size: int, epoch: int) -> np.ndarray:
-        """Return int64 [size]: a permutation of the rows."""
+        """Return the order of an epoch, int64 [size]: a permutation of the row numbers."""

@@ -20,7 +20,7 @@ class DispatchMode(Plugin):
     def split(
         self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Call | None], Any]:
-        """Return one call for each rank in rank order (None for ranks that are not called), and a receipt for `collect`."""
+        """Return a call for each rank in rank order, None for ranks that are not called, and the value that `collect` gets as `receipt`."""
 
     def answering(self, mesh: Mesh) -> frozenset[int]:
         """Return the ranks whose results `collect` reads; the results of other ranks may be None."""
@@ -28,7 +28,7 @@ class DispatchMode(Plugin):
 
     @abstractmethod
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:
-        """Combine the ranks' results, in rank order, into the caller's result, in the caller's order.
+        """Combine the ranks' results, given in rank order, into one result in the order of the caller's arguments.
 
-        A result is None where the rank was not called, or is not among those that `answering` returns.
+        The result of a rank may be None if the rank was not called or is not in `answering`.
         """

@@ -1,4 +1,4 @@
-"""TrainEngine: a model on a mesh, forward passes and exactly one optimizer step an update."""
+"""TrainEngine: a model on a mesh, with forward passes and updates of exactly one optimizer step."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ off. Outputs in `TOKEN_OUTPUTS` are requested with a size.
 
 
 class TrainEngine(ProfiledWorker, ColumnPlugin):
-    """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
+    """A model on a mesh of ranks. A method that is overridden keeps the dispatch mode that this class declares."""
 
     optimizers: ClassVar[frozenset[str] | None] = None
-    """Names of the optimizers that it can step with; None for any."""
+    """Names of the optimizers that the engine supports; None for any."""
 
     @classmethod
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """Return what `forward` and `update` can compute for a model with this head, by name.
+        """Return the outputs that `forward` and `update` can compute for a model with this head, by name.
 
-        By default, a value model gives `values`. A language model gives the other outputs in `OUTPUTS`, without those in `TOKEN_OUTPUTS`,
-        and `ref_log_probs` only where `provides(config)` names it.
+        By default, a value model gives `values`. A language model gives `log_probs`, `entropies`, `sum_pi_squared`, and the outputs
+        among the names of `provides(config)`.
         """
         lm = {"log_probs", "entropies", "sum_pi_squared"} | (cls.provides(config) & OUTPUTS.keys())
         return {name: OUTPUTS[name] for name in sorted(lm if head == "lm" else {"values"})}
 
     @classmethod
     def bad_weight(cls, model: ModelSection, seconds: float) -> tuple[str, Path] | None:
-        """Return the first weight in a model's files that holds NaN or infinity, and its file. None where no such weight was found within
-        `seconds`, or the engine can't check.
+        """Return the first weight in a model's files that holds NaN or infinity, and the weight's file. None if the engine finds no such
+        weight within `seconds`, or can't check.
         """
         return None
 
     @classmethod
     def shape(cls, model: ModelSection) -> ModelShape:
-        """Return a model's layers and sizes, read from its config alone: memory and adapters are planned from it.
+        """Return a model's layers and sizes, read from its config alone, for planning memory and adapters.
 
         Raises:
-            ModelError: the model can't be read, or the engine does not support this. A plan then states neither.
+            ModelError: the model can't be read, or the engine does not support this method.
         """
         raise ModelError(
             f"engine {cls.name!r} does not say which layers its models have",
@@ -94,36 +94,36 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         ranks: int,
         size: UpdateSize,
     ) -> WorkingMemory | None:
-        """Estimate the bytes that a rank needs during computation, besides weights, gradients and optimizer state; None where the engine
-        can't estimate them.
+        """Estimate a rank's memory during computation, in bytes, without weights, gradients and optimizer state. None if the engine can't
+        estimate it.
 
         Args:
             config: the engine's config.
-            model: the model's section.
+            model: the model's config section.
             head: the model's last layer.
             trained: whether a backward pass follows.
             ranks: the number of ranks of the mesh.
-            size: what a rank computes at once, and between two optimizer steps.
+            size: the most that a rank computes at once and between two optimizer steps.
         """
         return None
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
-        """Score response tokens without gradient.
+        """Compute outputs for the response tokens of a batch, without gradient.
 
         Args:
-            batch: has `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N], and the columns that
-                the outputs read.
-            outputs: names of the engine's `outputs`, or a spec for an output whose size is chosen.
+            batch: N samples with `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N], and the
+                columns that the outputs read.
+            outputs: names from the engine's `outputs`; a spec for an output whose size the caller chooses.
 
         Returns:
-            One ragged column an output, of its dtype and inner shape, aligned with `response_ids`; masked tokens hold 0.
-            `log_probs` are nats under the full softmax of logits / temperature.
+            One ragged column for each output, with the output's dtype and inner shape, aligned with `response_ids`.
+            Masked tokens hold 0. `log_probs` are nats under the full softmax of logits / temperature.
 
         Raises:
-            ConfigError: the model does not give such an output.
-            ColumnError: a column that an output reads is missing or not as the output needs it.
+            ConfigError: the model can't compute a requested output.
+            ColumnError: a column that an output reads is missing or unsuitable.
         """
 
     @register(dispatch_mode=nd("train"))
@@ -135,9 +135,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         Returns metrics that merge over ranks, named after the role: `actor/…`, `critic/…`.
 
         Raises:
-            NumericsError: a column, the loss or the gradient is not finite; no step was taken. `sample_ids` names the
-                samples, as far as known.
-            ConfigError: the objective asks for outputs that the model's head does not give.
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken. `sample_ids` lists the
+                samples, if known.
+            ConfigError: the objective needs an output that the model's head can't compute.
         """
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
@@ -146,13 +146,13 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Return names (Hugging Face form), shapes and dtypes of the tensors that `send_weights` will send.
 
         Raises:
-            WeightSyncError: the head is "value": no rollout takes the weights of a critic.
+            WeightSyncError: the model is a value model, whose weights no rollout uses.
         """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
-        """Send the weights through the context's transport as `version`."""
+        """Send the weights through the context's transport, as the version `version`."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
@@ -164,9 +164,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def free_cache(self) -> None:
-        """Release the unused memory in the allocator's cache, for a rollout that wakes next.
+        """Release unused memory in the allocator's cache, before a rollout engine wakes on the same accelerator.
 
-        Called between updates; an engine without such a cache does not override it.
+        Called between updates. Engines without such a cache do not override this method.
         """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -176,8 +176,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_save(self, directory: Path) -> None:
-        """Copy the state that `save` writes to host memory, and write it below `directory` in a thread that takes part in no collective. An
-        engine that does not override this saves synchronously.
+        """Copy the training state to host memory, and write the copy below `directory` in a thread without collectives. By default, save
+        synchronously.
 
         `finish_save` is called before the next save, and before the worker is closed.
         """
@@ -185,8 +185,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def finish_save(self) -> None:
-        """Wait until this rank's files of `begin_save` are written. Called in another thread than other methods, which may
-        run meanwhile.
+        """Wait until this rank's files of `begin_save` are written. Called in a separate thread, while other methods may run.
 
         Raises:
             CheckpointError: a file can't be written.
@@ -195,12 +194,14 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote: the next update is bit-identical to that of an uninterrupted run."""
+        """Restore the state that `save` wrote. The next update is bit-identical to the one of an uninterrupted run."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def write_weights(self, directory: Path) -> None:
-        """Write the weights alone below `directory`, in float32, for `average_weights` of another engine of this class, on any
-        number of ranks; with an adapter, the adapter. Engines with the capability `follows` override it.
+        """Write the weights alone below `directory`, in float32; with an adapter, the adapter alone.
+
+        Another engine of this class reads them in `average_weights`, on any number of ranks. Engines with the capability `follows`
+        override this method.
 
         Raises:
             CheckpointError: the directory can't be written.
@@ -209,25 +210,28 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def average_weights(self, directory: Path, share: float) -> None:
-        """Move every weight towards the one that `write_weights` wrote: w ← (1 − share) · w + share · w_written, in float32; with an
-        adapter, its factors. A share of 1 copies the weights bit for bit. Engines with the capability `follows` override it.
+        """Move every weight towards its value in `directory`: w ← (1 − share) · w + share · w_written, in float32.
+
+        `write_weights` of another engine wrote the directory. With an adapter, only the adapter's factors move. A share of 1 copies bit
+        for bit. Engines with the capability `follows` override this method.
 
         Raises:
-            CheckpointError: a file can't be read, or is of another model or adapter; no weight was changed.
+            CheckpointError: a file can't be read, or belongs to another model or adapter; no weight has changed.
         """
         raise _cannot_follow(self)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def export(self, directory: Path) -> None:
-        """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer), with adapters merged; a value model is
-        written with its head, so that an engine with the head "value" can start from it.
+        """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer), with adapters merged.
+
+        A value model is written with its head, so that an engine with the head "value" can start from these files.
         """
 
     def export_saved(self, saved: Path, directory: Path) -> None:
-        """Write the model of the training state `saved` to `directory` as `export` would; the engine need not be started.
+        """Write the model of the training state `saved` to `directory`, as `export` would. The engine need not be started.
 
-        Engines that need not load the whole state override this.
+        Engines that need not load the whole state override this method.
 
         Raises:
             CheckpointError: the state is damaged, or the directory can't be written.
@@ -240,7 +244,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             self.close()
 
     def export_adapter(self, saved: Path, directory: Path) -> None:
-        """Write the low-rank adapter of the training state `saved` to `directory`, in peft's format; the engine need not be started.
+        """Write the low-rank adapter of the training state `saved` to `directory` in peft's format. The engine need not be started.
 
         Raises:
             ConfigError: the model is trained without an adapter, or the engine does not override this method.
@@ -255,12 +259,11 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Return a function that quantizes an exported model, in its folder, to the format that inference servers read.
 
         Args:
-            method: such as `fp8`.
+            method: the quantization method, such as `fp8`.
 
         Raises:
-            ConfigError: the engine does not support the method (by default none), or a package that it needs is not
-                installed.
-            ModelError: raised by the returned function: models of this kind can't be quantized.
+            ConfigError: the engine does not support the method, or a required package is not installed. By default, no method is supported.
+            ModelError: (from the returned function) models of this kind can't be quantized.
         """
         raise ConfigError(
             f"the engine {self.name!r} does not quantize what it exports",
@@ -269,9 +272,10 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
-        """Return a function that writes the model of another program's checkpoint to a directory, as `export` would; None where the engine
-        does not recognise the checkpoint (the default). The function raises a CheckpointError where the checkpoint is damaged, or the
-        directory can't be written.
+        """Return a function that writes the model of another program's checkpoint to a directory, as `export` would.
+
+        None, the default, means that the engine does not recognise the checkpoint. The function raises a CheckpointError if the
+        checkpoint is damaged or the directory can't be written.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""HookSpec: what can be observed of a run."""
+"""HookSpec: the events of a run that observers can handle."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 
 class HookSpec:
-    """The events of a run. Arguments are read-only."""
+    """Observes a run: one method for each event. Arguments are read-only."""
 
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
-        """Handle the start of a run: its `RunConfig`, the `Plan` of a step, the run directory, the steps already finished (0 unless it is
-        resumed), and the run's total steps.
+        """Handle the start of a run with its `RunConfig`, the `Plan` of a step and the run directory.
+
+        `start_step` is the number of steps already finished, 0 unless the run is resumed.
         """
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:
         """Handle the end of the run, also after an error. `summary` is the content of `summary.json`, with `status`."""
 
     def step_started(self, step: int) -> None:
-        """Handle the start of a step; the first is 1."""
+        """Handle the start of a step. The first step has the number 1."""
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """Handle the end of a step, with all of its metrics."""
@@ -30,22 +31,22 @@ class HookSpec:
         """Handle the start of a phase, such as `rollout`, `update_actor`, `weight_sync` or `validation`, after `step` finished steps."""
 
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the metrics of a step, or of the validation after it, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
+        """Handle the metrics of a step, or of the validation after the step, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
 
     def samples_logged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Handle some samples of a step, as `samples/` holds them, without tokens: each with prompt, response and score."""
+        """Handle some samples of a step, as the files in `samples/` hold them: with prompt, response and score, without tokens."""
 
     def rollout_finished(self, step: int, samples: Sequence[Any]) -> None:
-        """Handle the end of a rollout: all samples of the step are generated and scored; each has its prompt, completion and outcome."""
+        """Handle a step's samples after all of them are generated and scored; each has its prompt, completion and outcome."""
 
     def reward_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of scoring, once it has passed its checks; `metrics` are the step's so far (`reward/mean`, `reward/failures`, …)."""
+        """Handle the end of scoring, after its checks; `metrics` are the step's metrics so far (`reward/mean`, `reward/failures`, …)."""
 
     def stage_finished(self, step: int, stage: str, before: Any, after: Any) -> None:
         """Handle the end of a stage, with its input and its output `Batch`."""
 
     def update_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of all updates, after which the step counts; `metrics` are those of the updates (`actor/…`, `critic/…`)."""
+        """Handle the end of a step's updates, after which the step counts as finished; `metrics` has `actor/…`, `critic/…`."""
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """Handle a complete checkpoint, written to `path` after `step` finished steps."""
@@ -57,6 +58,8 @@ class HookSpec:
         """Handle the error that ends a run after `step` finished steps; `run_finished` follows."""
 
     def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
-        """Handle the supervisor's (`trainer.run_restarts`) decision not to restart a run: the last step reached, the run's steps where
-        known, and why the last process ended. This hook alone is called in the supervisor's process.
+        """Handle the decision of the supervisor (`trainer.run_restarts`) not to restart a run that failed.
+
+        `step` is the last step reached, `cause` why the last process ended, and `total_steps` None if unknown. Only this hook is called
+        in the supervisor's process.
         """

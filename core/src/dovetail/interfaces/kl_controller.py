@@ -1,4 +1,4 @@
-"""KlController: how the weight of a KL penalty moves over time."""
+"""KlController: adapts the weight of a KL penalty during a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class KlController(Plugin):
-    """Holds a factor that multiplies the section's `coef`, and moves it after each step. Its state is checkpointed."""
+    """Holds a factor that multiplies the `coef` of a KL penalty, and updates the factor after each step. Checkpoints keep the state."""
 
     @property
     @abstractmethod
     def value(self) -> float:
-        """The factor now; 1 at the start of a run."""
+        """The current factor on `coef`; 1 at the start of a run."""
 
     @abstractmethod
     def update(self, kl: float, samples: int) -> None:
-        """Take this step's mean KL, in nats a token, over `samples` samples."""
+        """Update the factor from a step's mean KL, in nats per token, over `samples` samples."""

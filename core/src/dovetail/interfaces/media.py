@@ -1,4 +1,4 @@
-"""MediaRef: a file beside a prompt, named by its content. Batches and requests carry these, never pixels."""
+"""MediaRef: a reference to an image of a prompt. Batches and requests carry references, never pixels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FIELDS = frozenset({"kind", "digest", "path"})
 
 @attrs.frozen(kw_only=True)
 class MediaRef:
-    """One image of a prompt, by reference.
+    """A reference to an image of a prompt.
 
-    Every process that reads the image must be able to reach its path: on several machines, the directory is shared.
+    Every process that reads the image must be able to reach the image's path, so several machines must share the directory.
     """
 
     digest: str
-    """SHA-256 of the file's bytes, hexadecimal: two references with one digest are one image."""
+    """SHA-256 of the file's bytes, hexadecimal: references with equal digests are the same image."""
     path: str
     """Absolute path of the file."""
     kind: Literal["image"] = "image"
@@ -31,7 +31,7 @@ class MediaRef:
         """Return the file's bytes.
 
         Raises:
-            DataError: the file is gone, can't be read, or has changed.
+            DataError: the file is missing, can't be read, or has changed.
         """
         try:
             data = Path(self.path).read_bytes()
@@ -59,7 +59,7 @@ class MediaRef:
         """Return the reference that `as_json` wrote.
 
         Raises:
-            DataError: the value is not such an object.
+            DataError: the value has other keys, or another kind of media.
         """
         if set(value) != _FIELDS or value["kind"] != "image":
             raise DataError(

@@ -1,4 +1,4 @@
-"""What is asked of a model: whether its engine gives it."""
+"""Checks that a model's engine can compute the requested outputs."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def check_outputs(
     *,
     trained: bool = True,
 ) -> tuple[OutputSpec, ...]:
-    """Return the outputs that are wanted from a role's model, as specs in the order of their names.
+    """Return the specs of the outputs wanted from a role's model, in the order of their names.
 
     Args:
         engine: class of the role's training engine.
         config: the config of the engine.
         head: the last layer of the role's model.
         role: the role of the model.
-        wanted: names, or specs where dtype and shape must agree too. An output whose size is chosen needs a spec.
+        wanted: names, or specs to check dtype and shape too. An output whose size the caller chooses needs a spec.
         trained: whether the model is trained.
 
     Raises:
-        ConfigError: the model can't give one of them; names the output, and what there is.
+        ConfigError: the model can't compute an output; the error names the missing and the available outputs.
     """
     specs: dict[str, OutputSpec] = {}
     given = dict(engine.outputs(config, head))
@@ -73,10 +73,10 @@ def check_outputs(
 
 
 def top_size(outputs: Iterable[OutputSpec]) -> int:
-    """Return K, how many of the most likely tokens are requested; 0 where none are.
+    """Return K, the requested number of most likely tokens; 0 if none are requested.
 
     Raises:
-        ConfigError: `top_ids` and `top_log_probs` are asked for in different sizes.
+        ConfigError: `top_ids` and `top_log_probs` are requested with different sizes.
     """
     sizes = {o.inner[0] for o in outputs if o.name in ("top_ids", "top_log_probs")}
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""ModelShape: a model's layers and sizes, as its config tells them."""
+"""ModelShape: a model's layers and sizes, according to its config."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class WeightLayer:
     """A layer with one weight matrix: linear, or an embedding."""
 
     inputs: int
-    """Number of input features; of an embedding, its rows."""
+    """Number of input features; for an embedding, the number of its rows."""
     outputs: int
     """Number of output features."""
     linear: bool
-    """Whether it is linear, and not the model's output layer."""
+    """Whether the layer is linear and not the model's output layer."""
     shared: bool
     """Whether another layer has the same weight, as with a tied output layer."""
 
 
 @attrs.frozen(kw_only=True)
 class Weight:
-    """A parameter, and where checkpoints keep it."""
+    """A parameter, and its names in checkpoints."""
 
     names: tuple[str, ...]
     """Every name of the parameter in checkpoints, the model's own first; a tied weight has the names of all parameters tied to it."""
@@ -38,7 +38,7 @@ class Weight:
     required: bool
     """Whether a checkpoint without it is incomplete."""
     above_base: bool
-    """Whether it belongs to the head of the language model, which a value model leaves out."""
+    """Whether the parameter belongs to the language-model head, which a value model leaves out."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,30 +54,30 @@ class ModelShape:
     modules: frozenset[str]
     """Names of all modules."""
     matrices: frozenset[str]
-    """Names of the modules with a weight matrix of their own: those in `layers`, and others such as routers of experts, which peft adapts
-    as parameters in many models."""
+    """Names of the modules with a weight matrix of their own: those in `layers`, and others such as expert routers, which peft often adapts
+    as parameters."""
     vocabulary: int
     """Number of token ids with an embedding, padding included."""
     stored_dtype: str | None
     """The dtype that the config says the weights are stored in."""
     cached_per_token: int
-    """Count of numbers that generation caches for each token: keys and values of all layers."""
+    """Number of elements that generation caches for each token: keys and values of all layers."""
     kv_heads: int
-    """Number of heads of these keys and values; 0 where there are none."""
+    """Number of key-value heads; 0 if there are none."""
     quantisation: Any
-    """The config's `quantization_config`, in transformers' form; None where the weights are not quantised."""
+    """The config's `quantization_config`, in transformers' form; None if the weights are not quantised."""
     weights: tuple[Weight, ...]
-    """Parameters that checkpoints hold in the same form: all; the embedding alone where transformers renames or merges tensors as it
-    loads; none of a quantised model."""
+    """Parameters that checkpoints hold in the same form as the model. If transformers renames or merges tensors while
+    loading, only the embedding; for a quantised model, empty."""
 
     def matching(self, target: str) -> frozenset[str]:
-        """Return the modules that an adapter's target names: by their full name, or by its last parts, such as `q_proj`."""
+        """Return the names of the modules that an adapter's target matches: by full name, or by last name parts, such as `q_proj`."""
         return frozenset(
             name for name in self.modules if name == target or name.endswith(f".{target}")
         )
 
     def adapted_layers(self, adapter: PlannedAdapter) -> tuple[str, ...]:
-        """Return names of the layers that an adapter is put on; empty where the config does not say."""
+        """Return the names of the layers that an adapter adapts; empty if the adapter's config does not say which."""
         named = {name for target in adapter.target_modules for name in self.matching(target)}
         return tuple(
             name
@@ -87,7 +87,7 @@ class ModelShape:
         )
 
     def adapter_parameters(self, adapter: PlannedAdapter) -> int:
-        """Return the number of parameters: A [rank, in] and B [out, rank] of every adapted layer, and with DoRA its magnitudes [out]."""
+        """Return an adapter's number of parameters: A [rank, in] and B [out, rank] of each adapted layer, and DoRA's magnitudes [out]."""
         rank = adapter.rank or 0
         layers = [self.layers[name] for name in self.adapted_layers(adapter)]
         return sum(
@@ -97,14 +97,14 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Number of weights in linear layers, without the output layer's."""
+        """Number of weights in linear layers, without the output layer."""
         layers = [layer for layer in self.layers.values() if layer.linear and not layer.shared]
         return sum(layer.inputs * layer.outputs for layer in layers)
 
 
 @attrs.frozen(kw_only=True)
 class UpdateSize:
-    """The most that a rank computes at once, and in total between two steps of its optimizer."""
+    """Upper bounds on the work of a rank, in one micro-batch and between two optimizer steps."""
 
     prompts: int
     """Number of distinct prompts."""
@@ -113,7 +113,7 @@ class UpdateSize:
     prompt_tokens: int
     response_tokens: int
     budget: int
-    """Most tokens of a micro-batch."""
+    """Largest number of tokens of a micro-batch."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,22 +123,22 @@ class WorkingMemory:
     parts: Mapping[str, int]
     """Bytes by purpose, such as `activations`."""
     spare: int = 0
-    """Bytes among these that the engine can do without where memory is short."""
+    """Bytes of `parts` that the engine can do without if memory is short."""
 
 
 @attrs.frozen(kw_only=True)
 class MemoryRules:
-    """Rules on when a source's engine is on a rank's accelerator, and on how much of its memory the engine uses."""
+    """Rules by which a source's engine, such as vLLM, shares a rank's accelerator and its memory with models."""
 
     sleeps: bool = False
     """Whether the engine leaves the accelerator while models compute."""
     sleep_key: str | None = None
-    """Config key that makes the engine leave; None where it can't."""
+    """Config key that makes the engine leave the accelerator; None if the engine can't leave."""
     share: float | None = None
-    """Share of an accelerator's memory that the engine takes; None where it takes what it needs."""
+    """Share of an accelerator's memory that the engine takes; None if the engine takes what it needs."""
     engines: int = 1
-    """Number of engines on an accelerator, each with that share."""
+    """Number of engines on an accelerator, each with the share `share`."""
     bounded: bool = False
     """Whether engines take no more of their share than their samples need."""
     share_key: str = ""
-    """Config key of the share."""
+    """Config key of `share`."""

@@ -1,8 +1,8 @@
-"""Objective: what a training engine minimises for a role; ObjectiveSpec: what workers build it from.
+"""Objective: the loss that a training engine minimises for a role; ObjectiveSpec: the description from which workers build it.
 
-An engine does the same for all of them: it lets the objective `prepare` the mini-batch once, asks for the `denominators` of
-the whole, and calls `term` for every micro-batch. Each term is its own part of a sum that is already divided, so that adding
-the parts' gradients is all that is left. Legend: N samples, T response tokens, packed end to end.
+For every objective an engine calls `prepare` once a mini-batch, then `denominators` for the whole mini-batch, and `term` for every
+micro-batch. A term is a sum that is already divided by the denominators, so that the engine only adds the gradients of the terms.
+Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class OutputSpec:
     name: str
     dtype: str = "float32"
     inner: tuple[int, ...] = ()
-    """Shape of one token's value; () is a number. 0 is a size that the caller chooses."""
+    """Shape of one token's value; () is a scalar. 0 stands for a size that the caller chooses."""
     reads: frozenset[str] = frozenset()
-    """Columns that it is computed from, besides those that every forward pass reads."""
+    """Columns that the output is computed from, besides the columns that every forward pass reads."""
 
     def sized(self, *inner: int, reads: Iterable[str] = ()) -> OutputSpec:
-        """Return the spec of this output with a size for each token, computed from these columns."""
+        """Return this spec with a token's shape `inner`, and with further columns that the output is computed from."""
         return attrs.evolve(self, inner=inner, reads=self.reads.union(reads))
 
 
 @attrs.frozen(kw_only=True)
 class ObjectiveSpec:
-    """An objective as it is sent to the workers that build it (`dovetail_stages.numerics.build_objective`).
+    """A description of an objective, from which workers build the objective (`dovetail_stages.numerics.build_objective`).
 
-    Made by `dovetail.plugins.objective_spec`. Workers keep what they have built for a plugin and its config; scalars may
-    differ from update to update.
+    `dovetail.plugins.objective_spec` makes a spec. Workers cache the objective that they built for a plugin and its config; the
+    scalars may differ from update to update.
     """
 
     plugin: PluginRef
@@ -58,7 +58,7 @@ class ObjectiveSpec:
     outputs: tuple[OutputSpec, ...]
     """Outputs that the engine computes with gradient."""
     unit: Unit = "sample"
-    """Unit of samples that dispatch and micro-batches keep together, found by `pair_id` or `group_id`."""
+    """Samples that stay on one rank and in one micro-batch: a sample, a pair (`pair_id`) or a group (`group_id`)."""
     scalars: Mapping[str, float] = attrs.field(factory=dict)
     """Weights that `term` gets, by name."""
 
@@ -73,10 +73,10 @@ class ObjectiveTerm:
     """One micro-batch's part of the objective.
 
     Attributes:
-        loss: float32 [], a sum that is already divided by the mini-batch's denominators; carries the gradient.
+        loss: float32 [], the sum of losses, already divided by the mini-batch's denominators; carries the gradient.
         metrics: figures that may still be tensors; `dovetail_stages.numerics.resolve_metrics` fetches and merges them.
-        finite: bool [], whether the loss and every output that it was made of is finite. An output may be NaN
-            where neither loss nor gradient shows it, as where a token is clipped or rejected.
+        finite: bool [], whether the loss and all outputs that it depends on are finite. A NaN output need not
+            make the loss or the gradient NaN, for example on a clipped token.
     """
 
     loss: Float[Tensor, ""]
@@ -85,16 +85,16 @@ class ObjectiveTerm:
 
 
 class Objective(ColumnPlugin):
-    """A loss over packed samples that does not depend on how they are cut into micro-batches."""
+    """A loss over packed samples that does not depend on the split into micro-batches."""
 
     unit: ClassVar[Unit] = "sample"
-    """Unit of samples that a term must see together, in any order."""
+    """Samples that a term must see together, in any order: a sample, a pair or a group."""
     trained_at: ClassVar[Literal["tokens", "end"]] = "tokens"
-    """Tokens with `response_mask` 1 in a run on a dataset's examples: `tokens`, those that are trained on; `end`, one token after each
+    """Tokens with `response_mask` 1 in a run on a dataset's examples. `tokens`: the tokens to train on. `end`: one token after each
     response, whose value stands for the whole text."""
     key_figures: ClassVar[Mapping[str, Literal["up", "down"]]] = {"loss": "down"}
-    """Metrics of `term` that show progress, without the role's name, each with its better direction. Console, summary and report show
-    them first, for training and, where `validate` computes them, for held-out examples."""
+    """Metrics of `term` that show progress, each with its better direction; names without the role. Console, summary and report show
+    these metrics first, for training and, if `validate` computes them, for held-out examples."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Weights that may change between updates, each with its default."""
 
@@ -108,11 +108,11 @@ class Objective(ColumnPlugin):
         """Return the spec from which workers build the objective.
 
         Args:
-            plugin: refers to this class, with its config.
+            plugin: the reference to this class, with its config.
             scalars: the scalars that differ from their defaults.
 
         Raises:
-            ConfigError: the objective has no such scalar.
+            ConfigError: the objective does not have one of the scalars.
         """
         for name in scalars.keys() - cls.scalars.keys():
             near = nearest(name, cls.scalars)
@@ -133,14 +133,14 @@ class Objective(ColumnPlugin):
         )
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Return the mini-batch with the columns that the loss computes over all of it.
+        """Return the mini-batch with the columns that the loss computes over the whole mini-batch.
 
         Args:
             mini_batch: this rank's part of the mini-batch, with the required columns, which are finite where the mask is 1.
-            reduction: sums over the ranks that hold the other parts.
+            reduction: the sum over the ranks that share the mini-batch.
 
         Raises:
-            ColumnError: a column is not as the objective needs it.
+            ColumnError: a column does not meet the objective's needs.
         """
         return mini_batch
 
@@ -150,7 +150,7 @@ class Objective(ColumnPlugin):
 
         Args:
             mini_batch: this rank's part of the prepared mini-batch.
-            reduction: sums over the ranks that hold the other parts.
+            reduction: the sum over the ranks that share the mini-batch.
         """
 
     @abstractmethod
@@ -164,12 +164,12 @@ class Objective(ColumnPlugin):
         """Return this micro-batch's part of the loss.
 
         Args:
-            outputs: the tensors that `outputs` names, aligned with the packed `response_mask`. They carry the gradient;
+            outputs: the model outputs, by name, aligned with the packed `response_mask`. The tensors carry the gradient;
                 values at masked tokens do not matter.
-            micro_batch: whole units of the prepared mini-batch.
+            micro_batch: samples of the prepared mini-batch, in whole units (see `unit`).
             denominators: the denominators of the whole mini-batch.
             scalars: a value for each scalar of the class.
 
         Raises:
-            ColumnError: a column does not line up with the response tokens.
+            ColumnError: a column is not aligned with the response tokens.
         """

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Plugin):
-    """Makes optimizers of PyTorch over the parameters that an engine trains.
+    """Makes PyTorch optimizers for the parameters that an engine trains.
 
-    The engine clips gradients, sets the learning rates and keeps the state in checkpoints. To load them, a step with gradients and
-    learning rates of 0 must create the whole state and change no weight.
+    The engine clips gradients, sets the learning rates and keeps the state in checkpoints. Loading a checkpoint begins
+    with a step with gradients and learning rates of 0, which must create the whole state and change no weight.
     """
 
     @classmethod
     @abstractmethod
     def state_bytes(cls, config: PluginConfig, *, matrix: bool) -> float:
-        """Return the bytes of state for each trained parameter element, for the memory estimate.
+        """Return the bytes of optimizer state for each element of a trained parameter, for the memory estimate.
 
         Args:
             config: the config of the plugin.
@@ -39,8 +39,8 @@ class Optimizer(Plugin):
         Each parameter group starts with its peak learning rate, which the engine multiplies by the schedule.
 
         Args:
-            parameters: the parameters by name, float32, of any shape. Only optimizers with the capability `sharded` get DTensors, which
-                are divided over ranks.
+            parameters: the parameters by name, float32, of any shape. Only optimizers with the capability `sharded` get DTensors,
+                which are sharded over ranks.
             matrices: the names of weights [out, in] of hidden linear layers, including factors of adapters; embeddings
                 and the output layer are not among them.
 
@@ -49,12 +49,12 @@ class Optimizer(Plugin):
         """
 
     def state_tensors(self, value: Tensor) -> Mapping[str, Tensor]:
-        """Return the tensors that a checkpoint keeps for one tensor of the state, by name.
+        """Return, by name, the tensors that a checkpoint keeps for one tensor of the optimizer state.
 
-        They share its memory and are divided over ranks as the parameter is. A tensor that is made of several, as quantised ones are, is
-        split here.
+        The returned tensors share the memory of `value` and are sharded like the parameter. A tensor subclass that consists of several
+        tensors, such as a quantised one, is split into these.
 
         Args:
-            value: this rank's part of the state tensor, in the shape that the optimizer gave it.
+            value: this rank's shard of the state tensor, in the shape that the optimizer gave it.
         """
         return {"": value}

@@ -1,4 +1,4 @@
-"""PolicyLoss and LossAggregation: the per-token loss, and how tokens become one number."""
+"""PolicyLoss and LossAggregation: the loss of each token, and the reduction of token losses to one number."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LossInputs:
-    """The response tokens of some whole samples, packed end to end. T tokens, N samples.
+    """The response tokens of N whole samples, packed end to end: T tokens.
 
     Masked tokens hold 0 in `log_probs_T` and in every column, so that a loss rarely needs to look at the mask.
 
     Attributes:
         log_probs_T: float32 [T], nats, of the policy being trained; carries the gradient.
         mask_T: bool [T], True on tokens that the policy produced.
-        offsets_N1: int64 [N + 1], where each sample begins.
-        columns: every other column that the loss declares in `requires`, float32 [T] each, or [T, …]
-            where its values have a shape (a sample-level column is repeated over its tokens), such as `advantages`, `old_log_probs`,
-            and what its `prepare` has made. `entropies` are those of the policy being trained, with gradient.
+        offsets_N1: int64 [N + 1], the offset of each sample's first token, then T.
+        columns: the other columns that `requires` names, such as `advantages` and `old_log_probs`, and those that `prepare`
+            returned. float32 [T] each, or [T, …] if a value has a shape; a sample-level column is repeated over the sample's
+            tokens. `entropies` are the trained policy's, with gradient.
     """
 
     log_probs_T: Float[Tensor, "T"]
@@ -42,7 +42,7 @@ class LossInputs:
 
     @property
     def sample_T(self) -> Int64[Tensor, "T"]:
-        """int64 [T]: which sample each token belongs to."""
+        """int64 [T]: index of each token's sample."""
         lengths_N = self.offsets_N1.diff()
         index_N = lengths_N.new_ones(lengths_N.shape).cumsum(0) - 1
         return index_N.repeat_interleave(lengths_N, output_size=self.log_probs_T.shape[0])
@@ -50,34 +50,35 @@ class LossInputs:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TokenLosses:
-    """Losses, float32 [T] (masked ones are ignored), and metrics that merge over micro-batches and ranks."""
+    """Losses of tokens, float32 [T], ignored on masked tokens; and metrics that merge over micro-batches and ranks."""
 
     losses_T: Float[Tensor, "T"]
     metrics: Mapping[str, Metric] = attrs.field(factory=dict)
 
 
 class PolicyLoss(ColumnPlugin):
-    """A loss for every token. It sees whole samples, so that sequence-level ratios are exact."""
+    """A loss for every response token. The inputs are whole samples, so that sequence-level ratios are exact."""
 
     aggregation: ClassVar[str | None] = None
-    """The loss aggregation that the paper prescribes, where it prescribes one."""
+    """The loss aggregation that the loss's paper prescribes; None if it prescribes none."""
 
     @classmethod
     def prepares(cls, config: PluginConfig) -> frozenset[str]:
-        """Return the columns that `prepare` reads. They must exist before the update: requiring `old_log_probs` causes a separate pass for
-        them, even where one update follows a rollout.
+        """Return the columns that `prepare` reads, which must exist before the update.
+
+        If `old_log_probs` is among these columns, a separate forward pass computes it, even if only one update follows a rollout.
         """
         return frozenset()
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
-        """Return columns computed over the whole mini-batch, before it is cut into micro-batches.
+        """Return columns computed over the whole mini-batch, before the split into micro-batches.
 
         Args:
-            mini_batch: this rank's part, with what `requires` and `prepares` name, and `sample_id`.
-            reduction: sums over the ranks that hold the other parts.
+            mini_batch: this rank's part, with `sample_id` and the columns that `requires` and `prepares` name.
+            reduction: the sum over the ranks that share the mini-batch.
 
         Returns:
-            Ragged columns over the T response tokens, values [T], found again in `LossInputs.columns` as float32.
+            Ragged columns over the T response tokens, values [T]. `LossInputs.columns` holds them as float32.
         """
         return {}
 
@@ -87,7 +88,7 @@ class PolicyLoss(ColumnPlugin):
 
 
 class LossAggregation(Plugin):
-    """Turns token losses into one number that no micro-batching can change.
+    """Turns token losses into one number, which does not depend on the split into micro-batches.
 
     The denominator is computed over the whole mini-batch first; every micro-batch then returns a sum.
     """
@@ -97,10 +98,10 @@ class LossAggregation(Plugin):
 
     @abstractmethod
     def denominator(self, response_mask: Ragged) -> float:
-        """Return the denominator of the mini-batch's sum; denominators of disjoint sets of samples add up, unless constant.
+        """Return the denominator of the mini-batch's sum. Unless `constant`, denominators of disjoint sets of samples add up.
 
         Args:
-            response_mask: bool, ragged [T], of this rank's samples; True on the tokens that count.
+            response_mask: the mask of this rank's samples, bool, ragged [T]; True on the tokens that count.
         """
 
     @abstractmethod
@@ -110,4 +111,4 @@ class LossAggregation(Plugin):
         mask_T: Bool[Tensor, "T"],
         offsets_N1: Int64[Tensor, "N1"],
     ) -> Float[Tensor, ""]:
-        """Return float32 []: the sum over these samples, not yet divided by the denominator."""
+        """Return the sum of these samples' losses, float32 [], not yet divided by the denominator."""

@@ -1,4 +1,4 @@
-"""Preflight rules: functions that find silent misconfiguration before step 1, and what they yield."""
+"""Preflight rules: functions that find silent misconfiguration before step 1; and Finding, which they yield."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """One problem of a config; a rule makes it with `Finding.error` or `Finding.warning`."""
+    """A problem of a config. A rule creates findings with `Finding.error` and `Finding.warning`."""
 
     rule: str = ""
-    """Id of the check that found it; for a rule, its function's name, which is filled in."""
+    """Id of the check that found the problem. The name of a rule's function is filled in automatically."""
     severity: Literal["error", "warning"]
-    """`error` where training can't succeed, so that nothing is started; `warning` where it probably will not succeed."""
+    """`error`: training can't succeed, so nothing is started. `warning`: training will probably not succeed."""
     message: str
     """Description of the problem: the keys with their values, and the consequence."""
     hint: str | None = None
-    """How to fix it."""
+    """The fix of the problem."""
     instead_of: str | None = None
-    """Part of a planner error's text: an error that contains it is not listed, since this finding explains it better."""
+    """Part of a planner error's text. An error with this text is not listed, since the finding explains the problem better."""
 
     @classmethod
     def error(
@@ -32,7 +32,7 @@ class Finding:
 
     @classmethod
     def warning(cls, message: str, *, hint: str | None = None) -> Finding:
-        """Return a finding that is only shown."""
+        """Return a finding that is shown and lets the run start."""
         return cls(severity="warning", message=message, hint=hint)
 
     def __str__(self) -> str:
@@ -41,5 +41,5 @@ class Finding:
 
 
 PreflightRule = Callable[[Any, Any], Iterator[Finding]]
-"""A function from `(config, plan)` to findings. The config is a whole `RunConfig`. The plan is made from it, or None where that failed;
-its counts of steps are None where the data has not been read."""
+"""A function from `(config, plan)` to findings. The config is a whole `RunConfig`. The plan is None if planning failed; its counts of
+steps are None if the data has not been read."""

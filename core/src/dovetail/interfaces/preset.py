@@ -9,10 +9,10 @@ from dovetail.sections import PluginSection, PresetSection
 
 
 class Preset(Plugin):
-    """A combination of a paper: estimator, loss, aggregation, KL, filters.
+    """A published combination of settings: estimator, loss, aggregation, KL, filters.
 
-    `Config.settings()` returns its settings, so that reading a config that names the preset imports nothing else. They become a layer
-    directly below the one that names the preset.
+    `Config.settings()` returns the settings, so that reading a config that names the preset imports nothing else. The settings form a
+    config layer directly below the layer that names the preset, and that layer overrides them.
     """
 
     Config: ClassVar[type[PluginSection]] = PresetSection

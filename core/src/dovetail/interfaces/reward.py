@@ -1,4 +1,4 @@
-"""RewardManager and RewardFunction: a sample becomes a score or a failure, never a failure that looks like a score."""
+"""RewardManager and RewardFunction: give each sample a score or a failure, which never looks like a score."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dovetail.sections import PluginSection
 
 
 class FailureKind(StrEnum):
-    """Why a sample has no score."""
+    """The reason why a sample has no score."""
 
     EXCEPTION = "exception"
     TIMEOUT = "timeout"
@@ -28,18 +28,18 @@ class FailureKind(StrEnum):
     UNREACHABLE = "unreachable"
     CRASH = "crash"
     PROVIDER = "provider"
-    """Another model that the episode asks."""
+    """Failure of another model that the episode calls."""
     TOOL = "tool"
     SANDBOX = "sandbox"
     ENVIRONMENT = "environment"
     HARNESS = "harness"
-    """The agent loop itself."""
+    """Failure of the agent loop itself."""
     LIMIT = "limit"
-    """The time limit, which was exceeded."""
+    """Exceeded time limit."""
 
 
 class RunningTime:
-    """The time limit of one call of `RewardManager.score`: running counts, waiting in a queue does not.
+    """The time limit of one call of `RewardManager.score`. Running time counts; waiting time in a queue does not.
 
     Args:
         limit: the limit in seconds; None for no limit.
@@ -51,7 +51,7 @@ class RunningTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Stop counting time within the block. Where several samples of a group wait, counting resumes when none waits."""
+        """Stop counting time within the block. If several samples of a group wait, counting resumes when none waits."""
         self._waits += 1
         if self._waits == 1:
             self.stop()
@@ -63,17 +63,17 @@ class RunningTime:
                 self.go_on()
 
     def stop(self) -> None:
-        """Stop the clock of the time limit; the class that enforces the limit overrides this."""
+        """Stop the clock of the time limit. A subclass that enforces the limit overrides this method."""
 
     def go_on(self) -> None:
-        """Restart the clock of the time limit; the class that enforces the limit overrides this."""
+        """Restart the clock of the time limit. A subclass that enforces the limit overrides this method."""
 
 
 class CountedTime(RunningTime):
-    """Extends a time-out by the time that samples spend waiting.
+    """A time limit that extends an asyncio time-out by the time that samples spend waiting.
 
     Args:
-        seconds: the time that the attempt may run.
+        seconds: the running time that the attempt may take.
         limit: the time-out to extend.
     """
 
@@ -97,22 +97,22 @@ class CountedTime(RunningTime):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Score:
-    """A reward. `value` is finite in float32."""
+    """The reward of a sample, finite in float32."""
 
     value: float
     """The sample's scalar reward."""
     token_rewards: np.ndarray | None = None
-    """float32 [T]: a reward for each token of `Sample.response_ids`, where the function gives them; sums to `value`. 0 on tokens of
-    an episode that the policy did not produce."""
+    """float32 [T]: a reward for each token of `Sample.response_ids`, with the sum `value`; 0 on tokens that the policy did not
+    produce. None if the function gives no token rewards."""
     turn_rewards: tuple[float, ...] | None = None
-    """A reward for each turn of an episode, in place of `token_rewards`: each is placed on its turn's last token. They sum to `value`."""
+    """A reward for each turn of an episode, with the sum `value`, in place of `token_rewards`; each goes to the last token of the turn."""
     components: Mapping[str, float] = attrs.field(factory=dict)
-    """Named parts of the reward, logged apart."""
+    """Named parts of the reward, each logged as a metric of its own."""
     extras: Mapping[str, Any] = attrs.field(factory=dict)
-    """Anything else that the function returned; written with the samples."""
+    """Further values that the function returned, which are written with the samples."""
 
     def on_tokens(self, sample: Sample) -> np.ndarray | None:
-        """Return the token rewards, float32 [T], or the turn rewards on the last tokens of their turns; None where there are neither."""
+        """Return the token rewards, float32 [T], or the turn rewards on the last tokens of their turns; None if there are neither."""
         trajectory = sample.trajectory
         if self.turn_rewards is None or trajectory is None or not sample.sequences:
             return self.token_rewards
@@ -130,7 +130,7 @@ class Score:
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """The failure to score a sample; it is never a number."""
+    """A failure to score a sample, which is never converted to a number."""
 
     kind: FailureKind
     message: str
@@ -145,45 +145,45 @@ class Sample:
     """One response to a prompt, from its generation to its reward."""
 
     sample_id: str
-    """Unique in the step."""
+    """Id of the sample, unique in the step."""
     prompt: Prompt
-    """The row of the data that it answers."""
+    """The row of data that the sample answers."""
     text: str
-    """The response, special tokens removed; of an episode, what the policy produced: its turns, a line break between them."""
+    """The response without special tokens. For an episode: the turns of the policy, separated by line breaks."""
     completion: Completion | None = None
-    """Its tokens; of several sequences, those of the last. None where the scored text was not generated here."""
+    """The sample's tokens; for several sequences, the last sequence. None if the run did not generate the scored text."""
     earlier: tuple[Completion, ...] = ()
-    """The sequences before the last, of an episode that has several (`Session.fork`)."""
+    """The sequences before the last, if the episode has several (`Session.fork`)."""
     outcome: Outcome | None = None
-    """None until it is scored."""
+    """The score or the failure; None until the sample is scored."""
     trajectory: Trajectory | None = None
-    """The turns of its episode; None where it is one response to the prompt."""
+    """The turns of the sample's episode; None if the sample is one response to the prompt."""
     group: int = 0
-    """Position of its prompt in the step, over all rounds of generation."""
+    """Position of the sample's prompt in the step, counted over all rounds of generation."""
 
     @property
     def score(self) -> float | None:
-        """The reward; None where scoring failed or has not finished."""
+        """The reward; None if scoring failed or has not finished."""
         return self.outcome.value if isinstance(self.outcome, Score) else None
 
     @property
     def sequences(self) -> tuple[Completion, ...]:
-        """The sequences of its trajectory, which are trained on, in order; one unless the episode forked."""
+        """The sample's token sequences to train on, in order; one unless the episode forked."""
         return self.earlier if self.completion is None else (*self.earlier, self.completion)
 
     @property
     def response_ids(self) -> np.ndarray:
-        """int64 [T]: the response's tokens, of all sequences end to end; empty where they are unknown."""
+        """int64 [T]: the response tokens of all sequences, end to end; empty if unknown."""
         return _end_to_end([sequence.response_ids for sequence in self.sequences], np.int64)
 
     @property
     def produced_T(self) -> np.ndarray:
-        """True where the policy produced the token of `response_ids`, bool [T]."""
+        """The tokens of `response_ids` that the policy produced, as a mask, bool [T]."""
         return _end_to_end([sequence.produced_T for sequence in self.sequences], np.bool_)
 
     @property
     def response_length(self) -> int:
-        """Tokens that the policy produced; 0 where they are not known."""
+        """Number of tokens that the policy produced; 0 if unknown."""
         return int(self.produced_T.sum())
 
     def arguments(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Sample:
         }
 
     def row(self) -> dict[str, Any]:
-        """Return the sample's line of `samples/step_N.jsonl`."""
+        """Return the sample as a JSON object, its line in `samples/step_N.jsonl`."""
         given = self.arguments()
         row = {
             "sample_id": self.sample_id,
@@ -235,59 +235,62 @@ class RewardManager(Plugin):
     unit: ClassVar[Literal["sample", "group"]] = "sample"
     """Whether `score` gets single samples or whole groups."""
     queues: ClassVar[bool] = False
-    """Whether the manager is called for everything at once and queues by itself, within `time.waiting()`; `reward.concurrency` and
-    `capacity` then have no effect."""
+    """Whether the manager gets all calls at once and queues them itself, within `time.waiting()`. If so, `reward.concurrency` and
+    `capacity` have no effect."""
 
     @classmethod
     def needs_functions(cls, config: PluginConfig) -> bool:
-        """Return whether it scores with the functions of the reward section, so that every row must have one."""
+        """Return whether the manager scores with the functions of the reward section, so that every row needs such a function."""
         return True
 
     @classmethod
     def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
-        """Return the reward functions that the config selects, by a name for messages; each must accept every ground truth."""
+        """Return the sections of the reward functions that the manager's config selects, by a name for messages.
+
+        Each of these functions must accept every ground truth.
+        """
         return {}
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return kind and section of every plugin that its config selects, by key path below it, for plan and lock."""
+        """Return kind and config section of every plugin that `config` selects, by key path below `config`, for plan and plugin lock."""
         return {}
 
     @property
     def capacity(self) -> int | None:
-        """The number of concurrent calls of `score` that it processes; None means any number.
+        """Largest number of concurrent calls of `score`; None for any number.
 
-        The Scorer starts no more, so that a time-out counts running time and not waiting time.
+        The Scorer starts no more calls, so that a time-out counts running time and not waiting time.
         """
         return None
 
     @abstractmethod
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        """Return one outcome for each sample, in order. A sample whose scoring fails gets a `Failure`; nothing is raised for it.
+        """Return one outcome for each sample, in order. A sample whose scoring fails gets a `Failure`, and no error is raised.
 
-        The call is cancelled when the time is up, and must then stop or abandon what it runs.
+        The call is cancelled when the time is up, and must then stop or abandon its work.
 
         Args:
-            samples: one sample, or a whole group where `unit` is "group".
-            time: the clock of the time-out. A manager with a queue stops it with `with time.waiting():` while samples
-                only wait.
+            samples: one sample, or a whole group if `unit` is "group".
+            time: the clock of the time-out. A manager with a queue stops the clock with `with time.waiting():` while
+                samples wait.
         """
 
     def sleep(self) -> None:
-        """Release memory that only scoring needs, such as an accelerator's, once a rollout is scored. The next `score` allocates it again."""
+        """Release memory that only scoring needs, after a rollout is scored. The next call of `score` allocates the memory again."""
 
 
 class RewardFunction(Plugin):
     """Scores one sample. In a user's file, a plain function with the signature of `compute_score` works too.
 
-    A plain function may carry `pure` and `unit` as attributes.
-    Its name and its aliases are the `data_source`s that it scores where the config says nothing else; in an alias `*` stands for any text: `aime*`.
+    A plain function may carry `pure` and `unit` as attributes. By default, a reward function scores rows whose `data_source` is the
+    function's name or one of its aliases. In an alias, `*` stands for any text: `aime*`.
     """
 
     pure: ClassVar[bool] = False
     """Whether the same parameters always get the same score, so that scores may be cached by content."""
     unit: ClassVar[Literal["sample", "group"]] = "sample"
-    """`group`: scores depend on the other samples of the group, so that a manager must bring groups whole."""
+    """`group` if a score depends on the other samples of the group, so that the manager must score whole groups."""
 
     @abstractmethod
     def compute_score(
@@ -299,16 +302,16 @@ class RewardFunction(Plugin):
     ) -> float | Mapping[str, Any]:
         """Return a finite number, or a mapping with `score` and further components; may be async.
 
-        `token_rewards` in the mapping is a reward for each response token, `turn_rewards` one for each turn of an episode; `score`
-        is then their sum, and may be left out.
+        In the mapping, `token_rewards` has a reward for each response token, or `turn_rewards` a reward for each turn of an episode.
+        `score` is then the sum of these rewards, and may be left out.
         """
 
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        """Return why this ground truth can't be scored, or None; called for every row before training."""
+        """Return why this ground truth can't be scored; None if it can. Called for every row before training."""
         return None
 
     @classmethod
     def of_function(cls, function: Callable[..., Any], name: str) -> type[RewardFunction]:
-        """Return a RewardFunction class whose `compute_score` is a plain function, called with the parameters that the function declares."""
+        """Return a RewardFunction class whose `compute_score` is a plain function, which gets the parameters that it declares."""
         return type(name, (RewardFunction,), {"compute_score": staticmethod(function)})

@@ -21,7 +21,7 @@ ON_REQUEST = {"rollout_log_probs": "logprobs", "raw_rollout_log_probs": "raw_log
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """The reason why a response ended."""
 
     STOP = "stop"
     """A stop token or stop string was produced (a stop token is part of the response)."""
@@ -35,27 +35,27 @@ class PauseMode(StrEnum):
     """The treatment of running requests when a replica is paused."""
 
     ABORT = "abort"
-    """They are aborted, with their tokens so far."""
+    """Running requests are aborted, and return their tokens so far."""
     WAIT = "wait"
-    """They run to their end."""
+    """Running requests run to their end."""
     KEEP = "keep"
-    """They stop where they are and continue when the replica is resumed. After an update, keys and values of the tokens so far are
-    recomputed with the new weights."""
+    """Running requests stop, and continue when the replica is resumed. After a weight update, the new weights recompute the keys and
+    values of the tokens so far."""
     KEEP_CACHE = "keep_cache"
-    """As `KEEP`, but after an update the keys and values of the tokens so far stay as the old weights computed them. Requests submitted
-    later use none of them. Only given to engines with the capability `keeps_cache`."""
+    """As `KEEP`, but after a weight update the requests keep the keys and values of the old weights. Requests submitted later do not use
+    these. Only engines with the capability `keeps_cache` get this mode."""
 
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. Log-probabilities are in nats."""
+    """How tokens are sampled, and which log-probabilities (in nats) are returned."""
 
     max_new_tokens: int
     """Upper bound on produced tokens, stop token included."""
     temperature: float = 1.0
     """Divisor of the logits; 0 means greedy."""
     top_p: float = 1.0
-    """Nucleus mass: tokens are drawn from the smallest set of most likely ones whose mass reaches it."""
+    """Nucleus mass: tokens are drawn from the smallest set of most likely tokens with at least this mass."""
     top_k: int = -1
     """Number of most likely tokens to draw from; -1 means all."""
     stop_token_ids: tuple[int, ...] = ()
@@ -63,34 +63,34 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
     ignore_eos: bool = False
-    """Continue past the end-of-sequence token, for benchmarks with fixed lengths."""
+    """Whether to continue past the end-of-sequence token, for benchmarks with fixed lengths."""
     log_probs: bool = False
-    """Return log-probabilities under the sampler as used (temperature, top-p, top-k)."""
+    """Whether to return log-probabilities under the sampler as used (temperature, top-p, top-k)."""
     raw_log_probs: bool = False
-    """Return log-probabilities under the full softmax of logits / temperature."""
+    """Whether to return log-probabilities under the full softmax of logits / temperature."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class RolloutRequest:
-    """One prompt, and the samples to draw for it."""
+    """A request to draw one or several samples for a prompt."""
 
     request_id: str
-    """Unique among running requests."""
+    """Id of the request, unique among running requests."""
     prompt_ids: np.ndarray
     """int64 [P]: the prompt as the engine sees it."""
     sampling: SamplingParams
     streams: tuple[SampleStream, ...]
-    """One random stream a sample; their number is the number of samples."""
+    """One random stream for each sample to draw."""
     media: tuple[MediaRef, ...] = ()
-    """The prompt's images by reference, in the order in which its tokens stand for them: only given to engines with the
-    capability `images`. `prompt_ids` holds as many tokens for each as it has in the model."""
+    """References to the prompt's images, in the order of their tokens; only engines with the capability `images` get them.
+    `prompt_ids` holds each image expanded to the model's number of tokens."""
     priority: int = 0
-    """Waiting requests with the lowest number begin first; among equals, the one that arrived first. A waiting request never
+    """Order in which waiting requests begin: the lowest number first; among equals, the earliest arrival. A waiting request never
     interrupts a running one. An engine without priorities begins requests in their order of arrival."""
 
     @property
     def n(self) -> int:
-        """Samples to draw."""
+        """Number of samples to draw."""
         return len(self.streams)
 
 
@@ -100,39 +100,39 @@ class Completion:
 
     request_id: str
     sample: int
-    """Index into the request's `streams`."""
+    """Index of the sample in the request's `streams`."""
     response_ids: np.ndarray
     """int64 [T]: produced tokens, the stop token included."""
     finish_reason: FinishReason
     weight_versions: np.ndarray
     """int64 [T]: version of the weights that produced each token."""
     log_probs: np.ndarray | None = None
-    """float32 [T], nats, under the sampler as used; None unless asked for."""
+    """float32 [T], nats, under the sampler as used; None unless requested."""
     raw_log_probs: np.ndarray | None = None
-    """float32 [T], nats, full softmax of logits / temperature; None unless asked for."""
+    """float32 [T], nats, full softmax of logits / temperature; None unless requested."""
     response_mask: np.ndarray | None = None
-    """bool [T]: of a whole episode, True where the policy produced the token; elsewhere the version is −1 and log-probabilities
-    are 0. None, as from every engine, where it produced all."""
+    """bool [T]: True for tokens that the policy produced. The other tokens of an episode have version −1 and log-probability 0. None,
+    as from every engine, if the policy produced all tokens."""
     prompt_ids: np.ndarray | None = None
-    """int64 [P]: the prompt of a further sequence of an episode; None, as from every engine, where it is the request's prompt."""
+    """int64 [P]: the prompt of an episode's further sequence. None, as from every engine, for the prompt of the request."""
 
     @property
     def produced_T(self) -> np.ndarray:
-        """True where the policy produced the token, bool [T]."""
+        """The tokens that the policy produced, as a mask, bool [T]."""
         mask_T = self.response_mask
         return np.ones(len(self.response_ids), np.bool_) if mask_T is None else mask_T
 
     def after(self, earlier: Completion) -> Completion:
-        """Return the whole sample, where this completion continues an earlier part that was aborted.
+        """Return the whole sample: an aborted completion, continued by this completion.
 
-        A sample is continued by asking for its prompt and the tokens so far as the prompt, with its stream's `offset`
-        moved on by their number: token ids go on as they are, and no text is tokenised again.
+        To continue a sample, request a prompt that consists of the sample's prompt and its tokens so far. Advance the
+        stream's `offset` by the number of these tokens. No text is tokenised again.
 
         Args:
-            earlier: the part before, T₀ tokens.
+            earlier: the aborted completion, T₀ tokens.
 
         Returns:
-            T₀ + T tokens, each with the version of the weights that produced it; log-probabilities where both have them.
+            T₀ + T tokens, each with the version of the weights that produced it; log-probabilities if both completions have them.
         """
         return attrs.evolve(
             self,
@@ -148,7 +148,7 @@ class Completion:
 class BaseRollout(Plugin):
     """One replica of a generation engine.
 
-    Completions stream: each is yielded as soon as it is finished, while others still generate.
+    Completions stream: each is yielded as soon as it is finished, while other samples are still generated.
     """
 
     @abstractmethod
@@ -156,8 +156,8 @@ class BaseRollout(Plugin):
         """Yield every sample of the request as it finishes, in any order.
 
         Raises:
-            RequestRefusedError: the engine does not accept the request; this ends the run.
-            RolloutError: the engine failed; its requests are sent again, to a restarted engine.
+            RequestRefusedError: the engine does not accept the request; the error ends the run.
+            RolloutError: the engine failed; its requests are sent again to a restarted engine.
         """
 
     @abstractmethod
@@ -166,17 +166,17 @@ class BaseRollout(Plugin):
 
     @abstractmethod
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        """Stop starting work; running requests are aborted, waited for, or kept."""
+        """Stop starting requests; `mode` says whether to abort, finish or keep running requests."""
 
     @abstractmethod
     async def resume(self) -> None:
-        """Continue working."""
+        """Continue after a pause: start requests again, and continue kept requests."""
 
     async def reset_cache(self) -> None:
         """Drop cached prefixes; called when new weights are committed."""
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:
-        """Refuse an update that can't be loaded, before sender and receiver start: else the sender would wait for the receiver.
+        """Refuse a weight update that can't be loaded, before the transfer starts; otherwise the sender would wait for the receiver.
 
         Raises:
             WeightSyncError: the engine does not support this kind of update, or these tensors.
@@ -192,27 +192,26 @@ class BaseRollout(Plugin):
 
     @property
     def receivers(self) -> int:
-        """How many receivers of weights it has: one in each of its processes that hold a part of the model."""
+        """Number of weight receivers: one in each of the replica's processes that hold a part of the model."""
         return int(self.config.ranks_per_replica())
 
     @property
     def machine(self) -> str | None:
-        """Where its receivers are, as `PluginContext.machine`; None where that is not known, or the run is on one machine."""
+        """Machine of the weight receivers, as in `PluginContext.machine`; None if unknown, or if the run is on one machine."""
         return self.context.machine
 
     def alive(self) -> bool:
-        """Return whether it can still be asked; False once what generates has died, and only a new replica can take its place.
+        """Return whether the replica can still generate; False once its engine has died, so that only a new replica can take over.
 
-        May ask another process, so it blocks for a moment.
+        The call may query another process and so block for a moment.
         """
         return True
 
     @property
     def draining(self) -> bool:
-        """Whether the engine will be ended soon, as on a machine that is taken away: it gets no more requests, and its end is not a
-        failure.
+        """Whether the engine will end soon, as on a preempted machine. Such an engine gets no more requests, and its end is no failure.
 
-        Asked often, so it answers from what is known.
+        The property is read often, so it must not block.
         """
         return False
 
@@ -220,40 +219,40 @@ class BaseRollout(Plugin):
         """Return the log-probabilities of given tokens; needs the capability `scores`.
 
         Args:
-            sequences: int64 [L_i] each, L_i ≥ 2.
+            sequences: token ids, int64 [L_i] each, L_i ≥ 2.
 
         Returns:
             float32 [L_i − 1] each: the log-probability (nats, full softmax, temperature 1) of every token but the
-            first, given those before it.
+            first, given the tokens before it.
 
         Raises:
-            RolloutError: the engine failed, or does not score.
+            RolloutError: the engine failed, or does not support scoring.
         """
         raise RolloutError(f"rollout {self.name!r} does not score given tokens")
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Return metrics since the last call, by name (`rollout/prefix_cache_hits`, …); they merge over replicas."""
+        """Return the metrics since the last call, by name (`rollout/prefix_cache_hits`, …), which merge over replicas."""
         return {}
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
-        """Free memory while nothing runs.
+        """Free accelerator memory while no request runs.
 
         Args:
             tags: a subset of {"weights", "kv_cache"}.
-            keep_weights: whether `wake` must bring the weights back as they were. False, only given to engines with
-                the capability `discards_weights`: a whole update follows before the next request.
+            keep_weights: whether `wake` must restore the weights. False means that a full weight update follows before
+                the next request; only engines with the capability `discards_weights` get False.
 
         Returns:
-            The bytes freed on the accelerator, measured.
+            The number of bytes freed on the accelerator, as measured.
         """
         return 0
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Allocate the memory of these tags again."""
+        """Allocate the memory of these tags again, after `sleep`."""
 
 
 async def closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
-    """Yield the completions of `submit`, whatever kind of iterator it returned, from a generator whose closing closes the iterator."""
+    """Yield completions from a generator that, when closed, also closes the iterator `completions` that `submit` returned."""
     try:
         async for completion in completions:
             yield completion

@@ -1,7 +1,7 @@
-"""RolloutCorrection: what makes up for a rollout policy that is not the training policy.
+"""RolloutCorrection: compensates for a rollout policy that differs from the training policy.
 
-Inference engine and trainer compute the same weights differently, in precision and in kernels, and weights may have
-moved since. With r_t = π_train(t) / π_rollout(t), a correction weighs tokens by r (importance sampling) or leaves
+Inference engine and trainer compute with different precision and kernels, and the weights may have changed since the
+rollout. With r_t = π_train(t) / π_rollout(t), a correction weighs tokens by r (importance sampling) or leaves
 out those where r is too far from 1 (rejection). Legend: N samples, T response tokens, packed end to end.
 """
 
@@ -30,15 +30,15 @@ policy's forward pass. `disabled`: nothing is corrected."""
 
 @attrs.frozen(kw_only=True, eq=False)
 class CorrectionInputs:
-    """The response tokens of some whole samples, packed end to end.
+    """The response tokens of N whole samples, packed end to end: T tokens.
 
     Attributes:
-        train_log_probs_T: float32 [T], nats: old_log_probs (decoupled, before the update), or the current
-            ones without gradient (within an update).
+        train_log_probs_T: float32 [T], nats, of the old policy (decoupled mode, before the update) or of the
+            current policy without gradient (within an update).
         rollout_log_probs_T: float32 [T], nats, of the sampler as used.
-        mask_T: bool [T], True on tokens that the policy produced and that are trained on; where it is False, the
-            log-probabilities may be anything.
-        offsets_N1: int64 [N + 1], where each sample begins.
+        mask_T: bool [T], True on tokens that the policy produced and that are trained on; other tokens may have any
+            log-probabilities.
+        offsets_N1: int64 [N + 1], the offset of each sample's first token, then T.
     """
 
     train_log_probs_T: Float[Tensor, "T"]
@@ -52,10 +52,10 @@ class Correction:
     """The result of a rollout correction.
 
     Attributes:
-        weights_T: float32 [T] without gradient, a factor on each token's loss; None where nothing is weighted. NaN on a
+        weights_T: float32 [T] without gradient, a factor on each token's loss; None if no token is weighted. NaN on a
             kept token whose ratio is not finite, so that the update stops.
-        keep_T: bool [T], which of the masked-in tokens keep their loss; None where nothing is rejected.
-        metrics: `rollout_corr/…`, which merge over micro-batches and ranks.
+        keep_T: bool [T], True on tokens of `mask_T` that keep their loss; None if no token is rejected.
+        metrics: the metrics `rollout_corr/…`, which merge over micro-batches and ranks.
     """
 
     weights_T: Float[Tensor, "T"] | None = None
@@ -64,7 +64,7 @@ class Correction:
 
 
 class RolloutCorrection(ColumnPlugin):
-    """Weights or rejects tokens by the difference of the two policies."""
+    """Weights or rejects tokens by the ratio of the training policy to the rollout policy."""
 
     @classmethod
     @abstractmethod
@@ -73,16 +73,17 @@ class RolloutCorrection(ColumnPlugin):
 
     @classmethod
     def before_update(cls, config: PluginConfig) -> bool:
-        """Return whether it needs the whole batch before the first update: rejection in decoupled mode changes the denominators of losses,
-        and normalisation of weights uses all of them.
+        """Return whether the correction needs the whole batch before the first update.
+
+        Rejection in decoupled mode does, because the losses' denominators change; so does normalisation of weights.
         """
         return False
 
     @abstractmethod
     def correct(self, inputs: CorrectionInputs, reduction: Reduction) -> Correction:
-        """Correct whole samples: the whole batch, or those of a micro-batch.
+        """Compute weights and rejections for whole samples, of the batch or of a micro-batch.
 
         Args:
             inputs: the log-probabilities of the samples.
-            reduction: sums over the ranks that hold the rest of the batch.
+            reduction: the sum over the ranks that share the batch.
         """

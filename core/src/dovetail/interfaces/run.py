@@ -1,4 +1,4 @@
-"""Run: what a trainer drives."""
+"""Run: the interface through which a trainer drives a run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class RunPosition:
-    """The position of a run: its finished steps."""
+    """The progress of a run."""
 
     step: int
-    """Finished steps."""
+    """Number of finished steps."""
     total_steps: int
-    """Steps of the whole run."""
+    """Number of steps of the whole run."""
     epoch: float
     """Passes over the training prompts so far."""
     weight_version: int
     """Version of the weights that the rollout holds; 0 in a fresh run, before the first publication."""
     validated: bool
-    """Whether the run has been validated before its first step, or is past it."""
+    """Whether the validation before the first step is done, or the first step is finished."""
     admissible: int = 0
-    """Prompts that `Run.admit` takes now: as many as the trainer's `max_staleness` or `over_sampling` leaves room for, and the steps that
-    are left need."""
+    """Number of prompts that `Run.admit` accepts now. The trainer's `max_staleness` or `over_sampling` limits it, and the need of the
+    remaining steps."""
 
     @property
     def finished(self) -> bool:
@@ -38,9 +38,9 @@ class RunPosition:
 
 
 class Run(ABC):
-    """A run as its trainer sees it: its position, and methods that continue it.
+    """A run as its trainer drives it: the current position, and methods that continue the run.
 
-    A trainer calls these methods in an order of its own, one after another, from one thread:
+    A trainer chooses the order in which it calls these methods, one after another, from one thread:
 
         run.publish_weights()
         while not run.position.finished:
@@ -53,54 +53,57 @@ class Run(ABC):
                 run.save()
 
     Hooks, trackers, signals and the checkpoint of a run that fails or is stopped are handled outside of `Trainer.run`. Every method may
-    raise StopRequested where the user has asked for a stop; a trainer lets it pass. The trainer itself must follow the keys
-    `validate_every`, `save_every`, `validate_before` and `validate_after` of its section, as `self.config.validate_every`.
+    raise StopRequested after the user has asked for a stop; a trainer must not catch it. The trainer itself must implement the keys
+    `validate_every`, `save_every`, `validate_before` and `validate_after` of its section (`self.config.validate_every`).
     """
 
     @property
     @abstractmethod
     def position(self) -> RunPosition:
-        """The current position."""
+        """The progress of the run so far."""
 
     @abstractmethod
     def step(self) -> AbstractContextManager[StepContext]:
-        """Surround one step. The step counts once `learn` is complete.
+        """Return the context of one step. The step counts as finished once `learn` is complete.
 
-        An error before that undoes the step: the next step takes its samples, or the next run its prompts.
+        An error before the end of `learn` undoes the step: the samples go to the next step, or the prompts to the next run.
 
-        `position` moves when the block ends.
+        `position` advances when the block ends.
 
         Raises:
-            PluginBrokenError: the block ended without an error and without `learn`, a step is under way already, or the
-                run is finished.
+            PluginBrokenError: the block ended without an error and without `learn`, another step is running, or the run is
+                finished.
         """
 
     @abstractmethod
     def admit(self, groups: int | None = None) -> None:
-        """Start generating and scoring samples for the next prompts, with the rollout's current weights, and return at once. Without effect
-        in a run on a dataset's examples.
+        """Start generating and scoring samples for the next prompts, with the rollout's current weights, and return at once.
 
-        Later calls of `collect` take them, in this order. Without effect where the remaining steps have all their prompts.
+        Later calls of `collect` take the samples in this order. No effect if the remaining steps have all their prompts, or in a run on
+        a dataset's examples.
 
         Args:
-            groups: the number of prompts; by default those of a step (`data.train_batch_size`).
+            groups: the number of prompts; by default that of a step (`data.train_batch_size`).
 
         Raises:
-            PluginBrokenError: too many prompts would be outstanding: admitted, but not yet learned from and followed by
-                `publish_weights`. The limit is (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or the lower one of
-                `Trainer.over_sampling`. Or the rollout's weights are too old, as for `collect`.
+            PluginBrokenError: more prompts would be outstanding (admitted, but not yet learned from and followed by
+                `publish_weights`) than (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or than the lower limit of
+                `Trainer.over_sampling`.
+            PluginBrokenError: the rollout's weights are too old, see `collect`.
         """
 
     @abstractmethod
     def collect(self, step: StepContext) -> None:
-        """Take the samples of a step, and set `step.experience`: admitted ones first (but see `Trainer.over_sampling`), the missing ones
-        are generated and scored now. In a run on a dataset's examples (`Trainer.examples`), take `data.train_batch_size` examples.
+        """Collect the samples of a step into `step.experience`: admitted samples first (but see `Trainer.over_sampling`).
+
+        Missing samples are generated and scored now. A run on a dataset's examples (`Trainer.examples`) takes `data.train_batch_size`
+        examples.
 
         Raises:
             PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that
                 `publish_weights` has sent.
-            PluginBrokenError: `step` is not the one that is under way, or already has its samples.
-            RewardError: more than `reward.max_failure_share` of the samples could not be scored.
+            PluginBrokenError: `step` is not the running step, or already has its samples.
+            RewardError: scoring failed for more than the share `reward.max_failure_share` of the samples.
         """
 
     @abstractmethod
@@ -108,35 +111,37 @@ class Run(ABC):
         """Run the stages of the plan over the step's experience: scores, checks, advantages, updates.
 
         Raises:
-            NumericsError: a number is not finite, or rollout and trainer differ by more than is allowed.
-            PluginBrokenError: `step` has no experience, was learned from before, or is not the one that is under way; a stage does not return what it declares.
+            NumericsError: a number is not finite, or rollout and trainer differ by more than the config allows.
+            PluginBrokenError: `step` has no experience, was learned from before, or is not the running step.
+            PluginBrokenError: a stage does not return the columns that it declares.
         """
 
     @abstractmethod
     def publish_weights(self) -> None:
         """Send the actor's weights to every rollout replica as a new version, after running requests have ended.
 
-        Without effect where the weights have not changed, and in a run on a dataset's examples.
+        No effect if the weights have not changed, or in a run on a dataset's examples.
 
         Raises:
-            WeightSyncError: a replica did not take the weights, not even after a restart.
+            WeightSyncError: a replica did not accept the weights, even after a restart.
         """
 
     @abstractmethod
     def validate(self) -> Mapping[str, float]:
-        """Score held-out prompts with the rollout's weights, and return the metrics; empty where the config names none. In a run on a
-        dataset's examples, return the losses on held-out examples.
+        """Return the metrics of held-out prompts, scored with the rollout's weights; empty if the config names no such prompts.
+
+        A run on a dataset's examples returns the losses on held-out examples.
 
         Raises:
-            PluginBrokenError: a step is under way: validate after its block; or the rollout's weights are too old, as for `collect`.
+            PluginBrokenError: a step is running (validate after its block), or the rollout's weights are too old (see `collect`).
         """
 
     @abstractmethod
     def save(self) -> None:
-        """Write a checkpoint of the finished steps, the trainer's `state()` included; without effect where one exists already.
+        """Write a checkpoint of the finished steps, the trainer's `state()` included. No effect if this checkpoint exists already.
 
-        A run calls it itself where `Trainer.run` returns (unless `trainer.save_last` is false), is stopped or fails.
+        The run itself saves when `Trainer.run` returns (unless `trainer.save_last` is false), is stopped or fails.
 
         Raises:
-            PluginBrokenError: a step is under way: save after its block.
+            PluginBrokenError: a step is running (save after its block).
         """

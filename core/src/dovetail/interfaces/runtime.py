@@ -1,4 +1,4 @@
-"""Runtime: where workers live; in this process, or on many machines."""
+"""Runtime: starts workers, in this process or on many machines."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class PluginRef:
-    """Names a plugin exactly, so that another process makes the same one."""
+    """An exact reference to a plugin, from which another process makes the same plugin."""
 
     kind: str
     name: str
     distribution: str | None = None
-    """The distribution that provides it; None for a file."""
+    """The distribution that provides the plugin; None for a file."""
     path: str | None = None
-    """A Python file in place of a package."""
+    """Path of the Python file that holds the plugin; None for a plugin of a distribution."""
     attribute: str | None = None
     config: PluginConfig = None
-    """Its resolved config."""
+    """The resolved config of the plugin."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +44,7 @@ class WorkerSpec:
     context: PluginContext
     """The runtime fills in `mesh`, `rank`, `device`, `reduction`, `transport` and, in other processes, `logger`."""
     transport: PluginRef | None = None
-    """The weight transport that it sends or receives with; every process makes its own end."""
+    """The weight transport of the group, if any; every process makes its own sender or receiver."""
 
 
 class WorkerGroupHandle(Protocol):
@@ -54,7 +54,7 @@ class WorkerGroupHandle(Protocol):
     role: str
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a registered method on the workers: a future of the collected result."""
+        """Call a registered method on the workers, and return a future of the collected result."""
         ...
 
     def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
@@ -67,13 +67,13 @@ class WorkerGroupHandle(Protocol):
 
 
 class Runtime(Plugin):
-    """Starts workers and returns groups of them. The trainer does not depend on which runtime it uses."""
+    """Starts groups of workers, in this process or on many machines. The trainer does not depend on the choice of runtime."""
 
     def place(self, pools: Sequence[Pool]) -> None:
         """Reserve the resources of these pools; called once, after `start` and before the first worker.
 
         Raises:
-            PlacementError: the resources are not available; names what was asked for and what is free.
+            PlacementError: the resources are not available; the error names the requested and the free resources.
         """
 
     @abstractmethod
@@ -82,10 +82,10 @@ class Runtime(Plugin):
 
     @abstractmethod
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
-        """Start rollout replicas; each handle has BaseRollout's methods."""
+        """Start `count` rollout replicas, and return their handles, which have BaseRollout's methods."""
 
     def restart_replica(self, replica: BaseRollout) -> BaseRollout:
-        """Close a rollout replica that has failed, and start another with its number and resources.
+        """Close a rollout replica that has failed, and start a new one with the same number and resources.
 
         The new replica has the weights on disk; the caller sends it the current weights before its first request.
 
@@ -105,7 +105,7 @@ class Runtime(Plugin):
         Raises:
             PlacementError: the resources are not free, or the runtime starts no processes.
             WorkerError: a worker did not start in time, or died.
-            DovetailError: an error that the target raised.
+            DovetailError: the target function raised this error.
         """
         raise PlacementError(
             f"runtime {self.name!r} can't start processes, and {spec.label} needs {spec.count}",
@@ -113,12 +113,12 @@ class Runtime(Plugin):
         )
 
     def device(self) -> str:
-        """Return the torch device of the workers; of workers in other processes only its type, such as `cpu`."""
+        """Return the torch device of the workers; for workers in other processes, only the device type, such as `cpu`."""
         return "cpu"
 
     def address(self) -> str:
-        """Return the address at which task workers reach this machine; the loopback address if all of them run on it."""
+        """Return the address at which task workers reach this machine; the loopback address if all task workers run on this machine."""
         return "127.0.0.1"
 
     def before_exit(self) -> None:
-        """Write what is only known while workers live, such as a timeline; called at the end of the run."""
+        """Write data that is only available while workers live, such as a timeline. Called at the end of the run."""

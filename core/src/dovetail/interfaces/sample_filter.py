@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class SampleFilter(ColumnPlugin):
-    """Chooses among the samples of a rollout, by their rewards, lengths or any other column of rollout and reward."""
+    """Chooses the samples to train on, by rewards, lengths or any other column of rollout and reward."""
 
     action: ClassVar[Literal["drop", "mask"]]
-    """Treatment of samples that are not kept. `drop`: they leave the batch, and an empty group is replaced by another prompt in the next
-    round of generation (`algorithm.max_generation_rounds`). `mask`: they count in their group's statistics, but have no loss."""
+    """Treatment of samples that the filter rejects. `drop`: the samples leave the batch, and another prompt replaces an empty group in the
+    next round of generation (`algorithm.max_generation_rounds`). `mask`: the samples count in their group's statistics, but have no loss."""
 
     @classmethod
     def action_of(cls, config: PluginConfig) -> Literal["drop", "mask"]:
-        """Return the filter's action under this config: `action`, unless a filter leaves the choice to its user."""
+        """Return the filter's action under this config: `action`, unless the filter's config offers a choice."""
         return cls.action
 
     @abstractmethod
@@ -33,5 +33,5 @@ class SampleFilter(ColumnPlugin):
 
         Args:
             columns: the columns of rollout and reward, before any shaping of the reward.
-            groups: which samples answer one prompt; groups are always whole.
+            groups: the group of each sample; groups are always whole.
         """

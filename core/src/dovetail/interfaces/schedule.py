@@ -9,13 +9,13 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class Schedule(Plugin):
-    """A function of the step alone, so that a resumed run needs no state for it.
+    """A learning-rate schedule: a function of the step alone, so that a resumed run needs no state of it.
 
-    The learning rate is lr · (step + 1) / warmup_steps during warm-up, and lr · (r + (1 − r) · share) after it, with r `min_lr_ratio`.
+    The learning rate is lr · (step + 1) / warmup_steps during warm-up, and lr · (r + (1 − r) · share) after it, with r = `min_lr_ratio`.
     """
 
     needs_end: ClassVar[bool] = True
-    """Whether it must know the last step of the run."""
+    """Whether the schedule must know the last step of the run."""
 
     @abstractmethod
     def share(self, step: int, last: int | None) -> float:
@@ -23,6 +23,6 @@ class Schedule(Plugin):
 
         Args:
             step: optimizer steps since the peak, from 0.
-            last: the run's last step, counted in the same way, at least `step`; None where it is not known, for schedules without
-                `needs_end` alone.
+            last: the run's last step, also counted from the peak, at least `step`. None, for unknown, is only passed to schedules
+                without `needs_end`.
         """

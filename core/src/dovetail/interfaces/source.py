@@ -1,4 +1,4 @@
-"""ExperienceSource: where the samples of a step come from, and what is done with new weights."""
+"""ExperienceSource: makes the samples of a step, and takes new weights."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from dovetail.sections.placement import Pool
 
 Key = tuple[int, int, int]
-"""Epoch, row and attempt of a prompt or an example: its name in the ledger."""
+"""Epoch, row and attempt of a prompt or an example, by which the ledger identifies it."""
 Selection: TypeAlias = "tuple[str, PluginSection | None]"
-"""A kind of plugin, and the section that selects one of it."""
+"""A kind of plugin, and the config section that selects a plugin of this kind."""
 Measure = Callable[["Batch"], Mapping[str, float]]
-"""Returns what each role minimises on a batch, without gradient: the metrics of its objective, `val/loss` for `actor/loss`, and
-`val/ROLE/…` for another role. Runs the stages that make the columns which objectives read."""
+"""A function that returns the metrics of each role's objective on a batch, without gradient: `val/loss` for `actor/loss`, and
+`val/ROLE/…` for another role. The function runs the stages whose columns the objectives read."""
 
 
 @attrs.frozen(kw_only=True)
 class StepAsk:
-    """A step's request to its source."""
+    """The request of a step for samples from its source."""
 
     step: int
     """The next step that takes samples."""
     due: int
-    """The last step that may train on samples of the weights that the source holds now."""
+    """The last step that may train on samples from the source's current weights."""
     groups: int
-    """How many groups a step takes: `data.train_batch_size`."""
+    """Number of groups that a step takes: `data.train_batch_size`."""
     columns: frozenset[str] = frozenset()
-    """Columns on request, such as `rollout_log_probs`."""
+    """Optional columns that the step needs, such as `rollout_log_probs`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,16 +52,16 @@ class StepRows:
     """The number and kind of rows that a step takes."""
 
     name: str
-    """Their name in the plural, for people: `prompts`, `preference pairs`."""
+    """Name of the rows in the plural, for people: `prompts`, `preference pairs`."""
     samples: int = 1
     """Number of samples of each row in a step."""
     samples_are: str = "samples"
-    """Their name in the plural: `answers`."""
+    """Name of the samples in the plural: `answers`."""
 
 
 @attrs.frozen(kw_only=True)
 class PlannedPart:
-    """A part of a step outside of its stages, for display: generating, scoring, filtering, sending weights."""
+    """Work of a step outside of its stages, for display: generating, scoring, filtering, sending weights."""
 
     name: str
     who: str
@@ -71,141 +71,144 @@ class PlannedPart:
 
 @attrs.frozen(kw_only=True)
 class SourcePlacement:
-    """The placement of a source's own processes. A source extends it by what it needs to start them."""
+    """The placement of a source's own processes. A source extends this class with the data that it needs to start the processes."""
 
     described: Mapping[str, str] = attrs.field(factory=dict)
-    """Text that describes the processes of each of its roles: `rollout × 2`."""
+    """Description of the processes of each role, such as `rollout × 2`."""
     apart: bool = False
-    """Whether it computes in processes of its own though the runtime runs all in one."""
+    """Whether the source computes in processes of its own, even if the runtime runs everything else in one process."""
     elsewhere: frozenset[str] = frozenset()
-    """Roles that compute on engines which run already; this environment need not meet these engines' needs."""
+    """Roles whose engines run already, so that this environment need not have the packages that these engines need."""
     beside: bool = False
-    """Whether it may start while training models load in the same process or on the same accelerators."""
+    """Whether the source may start while training models load in the same process or on the same accelerators."""
     imports: tuple[str, ...] = ()
-    """Modules that this start imports: two threads that first import one at the same time can see it half initialised."""
+    """Modules to import before a concurrent start, since two threads that first import a module at once can see it half initialised."""
 
 
 class SentWeights(Protocol):
-    """The versions of the actor's weights, as a source sees them."""
+    """The versions of the actor's weights that a source has sent or will send."""
 
     @property
     def version(self) -> int:
-        """The last version that was sent; 0 is the model at `model.path`."""
+        """The last version sent; 0 is the model at `model.path`."""
 
     @property
     def stale(self) -> bool:
-        """Whether the actor's weights have changed since this process sent them, or it has sent none."""
+        """Whether the actor's weights have changed since this process last sent weights, or this process has sent none."""
 
     def sending(self, arrived: Callable[[int], bool]) -> AbstractContextManager[int]:
-        """Return a context whose value is the version that is sent in its block.
+        """Return a context manager whose value is the version to send in the block.
 
         Args:
-            arrived: whether a receiver holds a version; asked where the block fails, since no other weights may get its number.
+            arrived: a function that returns whether a receiver holds a version. It is called if the block fails, since a version that
+                arrived must not be given to other weights.
         """
 
 
 class Offloading(Protocol):
-    """Which training roles are on the accelerator, as a source sees it."""
+    """Moves training roles onto and off the accelerator, for a source."""
 
     def present(self, *roles: str) -> AbstractContextManager[None]:
-        """Return a context in which these roles are on the accelerator."""
+        """Return a context manager within which these roles are on the accelerator."""
 
     def settle(self) -> None:
-        """Move every role that is offloaded between its stages off the accelerator."""
+        """Move the roles that are offloaded between their stages off the accelerator."""
 
     def free_caches(self) -> None:
-        """Make the roles on the accelerator release unused memory, before a rollout wakes beside them."""
+        """Make the roles on the accelerator release unused memory, before a rollout engine wakes on the same accelerator."""
 
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """The parts of a run that `open` gives to its source."""
+    """The parts of a run that `ExperienceSource.open` receives."""
 
     config: RunConfig
     plan: Any
     """The run's Plan."""
     data: SourceData
-    """What the source's `load` returned."""
+    """The data that the source's `load` returned."""
     loader: Any
-    """Issues rows of the training data, each entered in the ledger."""
+    """Loader of the training data; it enters each row that it issues in the ledger."""
     ledger: Any
-    """Accounts for every row."""
+    """Record of what happened to every row."""
     runtime: Runtime
     actor: WorkerGroupHandle
     """The worker group whose weights are sent."""
     weights: SentWeights
     offloading: Offloading
     phase: Callable[[str], AbstractContextManager[None]]
-    """Times a part of the step under a name."""
+    """Function that times a part of the step under a name."""
     metrics: Callable[[], dict[str, float]]
-    """Returns the metrics of the step that is under way, for what happens outside of `collect`."""
+    """Function that returns the metrics of the running step, to add metrics outside of `collect`."""
     finished: Callable[[], int]
-    """Returns the number of finished steps."""
+    """Function that returns the number of finished steps."""
     check_stop: Callable[[], None]
-    """Raises StopRequested where a stop was asked for."""
+    """Function that raises StopRequested if the user has asked for a stop."""
     hooks: Any
-    """Calls a hook of every observer: `hooks.samples_logged(step=1, rows=rows)`."""
+    """The hooks of all observers, called as `hooks.samples_logged(step=1, rows=rows)`."""
     directory: Any
     """The run directory, with its path and its writers."""
     logger: Logger
 
     @property
     def path(self) -> Path:
-        """Return the path of the run directory."""
+        """Path of the run directory."""
         return Path(self.directory.path)
 
 
 class ExperienceSource(SourceDescription):
-    """Makes the samples of each step. All methods are called from the trainer's thread, between `open` and `close`; work that `admit`
-    started runs concurrently. Its `state()` is in every checkpoint.
+    """Makes the samples of each step. Checkpoints keep the source's `state()`.
+
+    Between `open` and `close`, all methods are called from the trainer's thread. Work that `admit` started runs concurrently.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
-    """Roles with processes of its own, which are placed beside the models: `rollout`. Each is the key path of its engine's section, too."""
+    """Roles whose processes the source starts, placed beside the models: `rollout`. A role is also the key path of its engine's section."""
     on_request: ClassVar[frozenset[str]] = frozenset()
-    """Columns that cost something: a step has them where something requires them."""
+    """Columns with a cost, which a step has only if a plugin requires them."""
     follows: ClassVar[bool] = True
-    """Whether the actor's weights generate its samples, so that the trainer has to publish them before it collects. If not, `Run.admit`
-    and `Run.publish_weights` do nothing."""
+    """Whether the actor's weights generate the samples, so that the trainer must publish weights before it collects samples. If not,
+    `Run.admit` and `Run.publish_weights` do nothing."""
 
     # -- planning: without torch, and without data -----------------------------------------------
 
     @classmethod
     def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
-        """Return the sections of the plugins that the source uses, by key path: the kind of each, and its section, None where none is
+        """Return the kind and the config section of each plugin that the source uses, by key path. The section is None if no plugin is
         selected.
 
         Args:
             config: the plugin's own config.
-            facts: the facts of the run, with all plugins but the source's own.
+            facts: the facts of the run, with all plugins except the source's own.
         """
         return {}
 
     @classmethod
     @abstractmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        """Return how many rows of the data a step takes, and of which kind.
+        """Return the number and the kind of rows of data that a step takes.
 
         Raises:
-            PlanError: the source does not support what the config asks for.
+            PlanError: the source does not support the config.
         """
 
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns of a step before its first stage: those that always exist, and those of `facts.required` that the source can
-        provide.
+        """Return the columns that a step has before its first stage: those that always exist, and those of `facts.required` that the
+        source can provide.
         """
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
-        """Return why a step does not have a column, and the fix; None where the source is not the reason."""
+        """Return why a step lacks a column, and the fix; None if the source is not the cause."""
         return None
 
     @classmethod
     def age(cls, config: PluginConfig, facts: PlanFacts) -> int:
-        """Return the most steps between the weights that made a sample and the step that trains on it. `PlanFacts.age` is the
-        larger of this value and the trainer's `max_staleness`.
+        """Return the largest number of steps between the weights that make a sample and the step that trains on the sample.
+
+        `PlanFacts.age` is the larger of this value and the trainer's `max_staleness`.
         """
         return 0
 
@@ -216,7 +219,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart | None:
-        """Return how the source gets the actor's weights; None where it takes none."""
+        """Return how the source gets the actor's weights; None if it takes none."""
         return None
 
     @classmethod
@@ -228,16 +231,16 @@ class ExperienceSource(SourceDescription):
         Args:
             config: the plugin's own config.
             facts: the facts of the run.
-            pools: the pools of its roles.
+            pools: the resource pools of the source's roles.
 
         Raises:
-            PlanError: the processes do not fit there, or exclude each other.
+            PlanError: the processes do not fit into the pools, or exclude each other.
         """
         return SourcePlacement()
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return the bytes that a rank of each of its roles uses, by purpose: the first entry is needed, the others are upper bounds.
+        """Return, by role, the bytes that a rank uses for each purpose. The first entry is needed; the others are upper bounds.
 
         Raises:
             ModelError: a model can't be read.
@@ -246,7 +249,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        """Return how the roles of `memory` share an accelerator with models; roles without a rule stay there, with their memory."""
+        """Return how the roles of `memory` share an accelerator with models. Roles without a rule stay on the accelerator."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------
@@ -258,11 +261,11 @@ class ExperienceSource(SourceDescription):
 
         Args:
             config: the plugin's own config.
-            facts: the facts that `load` gets.
+            facts: the facts that `load` receives.
 
         Raises:
             ModelError: the tokenizer can't be read.
-            ConfigError: a given argument is not used by the chat template.
+            ConfigError: the config sets an argument that the chat template does not use.
         """
 
     @classmethod
@@ -276,25 +279,24 @@ class ExperienceSource(SourceDescription):
             tokenizer: the tokenizer that `read_tokenizer` returned.
 
         Raises:
-            DataError, ModelError: what is missing or wrong, with file and row.
-            ConfigError: the source does not support what the config asks for.
+            DataError, ModelError: something is missing or wrong; the error names file and row.
+            ConfigError: the source does not support the config.
         """
 
     @classmethod
     def examine(
         cls, config: PluginConfig, facts: PlanFacts, data: Any, reward: Callable[..., Any] | None
     ) -> Iterator[str | Finding | DovetailError]:
-        """Check the data together with the plugins that use it; yield a line for each thing that was checked, and problems, for `dovetail
-        check`.
+        """Check the data together with the plugins that use it, for `dovetail check`. Yield a line for each check made, and each problem.
 
         Args:
             config: the plugin's own config.
-            facts: the facts that `load` gets.
-            data: the data that `load` returned; None where it failed.
-            reward: the caller's function that scores every row; None where there is none.
+            facts: the facts that `load` receives.
+            data: the data that `load` returned; None if `load` failed.
+            reward: the caller's function that scores every row; None if there is none.
 
         Raises:
-            DovetailError: a fault after which nothing else can be examined.
+            DovetailError: a fault prevents all further checks.
         """
         if reward is not None:
             rows = cls.rows(config, facts).name
@@ -306,7 +308,7 @@ class ExperienceSource(SourceDescription):
     # -- life ----------------------------------------------------------------------------------------
 
     def launch(self, plan: Any, reward: Callable[..., Any] | None) -> None:
-        """Start processes that load models. It may run in a thread, beside the start of the training models; `start` comes after it.
+        """Start processes that load models, possibly in a thread while the training models start. `start` is called afterwards.
 
         Args:
             plan: the plan of the run; `context.runtime` starts processes.
@@ -315,7 +317,7 @@ class ExperienceSource(SourceDescription):
 
     @abstractmethod
     def open(self, site: Site) -> None:
-        """Start, once the run's models are in place."""
+        """Start making samples for a run whose models have been loaded."""
 
     @property
     def parts(self) -> Mapping[str, Plugin]:
@@ -329,15 +331,15 @@ class ExperienceSource(SourceDescription):
 
     @property
     def outstanding(self) -> int:
-        """The number of groups that were admitted and that no step has taken."""
+        """Number of admitted groups that no step has taken yet."""
         return 0
 
     def admit(self, groups: int, ask: StepAsk) -> None:
-        """Start making groups that later steps take; return at once.
+        """Start making groups of samples for later steps, and return at once.
 
         Args:
             groups: the number of groups.
-            ask: `step` is the next that takes groups.
+            ask: the request of the next step that takes groups.
         """
 
     @abstractmethod
@@ -349,7 +351,7 @@ class ExperienceSource(SourceDescription):
             ask: the step's request.
 
         Raises:
-            StopRequested: a stop was asked for.
+            StopRequested: the user has asked for a stop.
         """
 
     @abstractmethod
@@ -364,25 +366,25 @@ class ExperienceSource(SourceDescription):
 
     @abstractmethod
     def give_back(self, step: int, *, sound: bool) -> None:
-        """Take back the samples of a step that ended early, for the next step.
+        """Take back the samples of a step that ended early, for use in the next step.
 
         Args:
             step: the number of the step.
-            sound: True where the step was stopped; False after a failure, whose cause the samples may be, so that no checkpoint keeps them.
+            sound: True if the step was stopped; False after a failure, which the samples may have caused, so that no checkpoint keeps them.
         """
 
     def publish(self) -> None:
-        """Send the actor's weights to the processes that make samples, where they have changed; see `SentWeights.sending`.
+        """Send the actor's weights to the processes that make samples, if the weights have changed; see `SentWeights.sending`.
 
         Raises:
             WeightSyncError: the weights did not arrive.
         """
 
     def rest(self) -> None:
-        """Move off the accelerator, to make room for the training roles; `collect` and `validate` move back by themselves."""
+        """Move the source's engines off the accelerator, to make room for training roles; `collect` and `validate` move them back."""
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Return metrics of held-out rows; empty where there are none.
+        """Return metrics of held-out rows; empty if there are no such rows.
 
         Args:
             measure: see `Measure`.
@@ -390,11 +392,12 @@ class ExperienceSource(SourceDescription):
         return {}
 
     def fixed(self) -> Sequence[Batch]:
-        """Return rows that no training changes and that are seen more than once, in batches: columns that follow from them and from frozen
-        models alone are computed once. None by default.
+        """Return batches of rows that the run sees more than once and training does not change; by default none.
+
+        Columns that depend only on these rows and on frozen models are computed once.
         """
         return ()
 
     def summary(self) -> Mapping[str, Any]:
-        """Return the accuracy of the run for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`, None where unknown."""
+        """Return the accuracy of the run for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`, None if unknown."""
         return dict.fromkeys(("accuracy_metric", "accuracy_before", "accuracy_after"))

@@ -1,4 +1,4 @@
-"""SourceData: the rows that a run learns from, as its source has read them."""
+"""SourceData: the rows of a run, as the run's source has read them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class BadRow:
     """A row from which no prompt or example can be made."""
 
     row: int
-    """Its number in the dataset."""
+    """Number of the row in the dataset."""
     where: str
     message: str
     hint: str | None
 
     @classmethod
     def of(cls, row: int, where: str, error: DataError) -> BadRow:
-        """Return a row that has an error."""
+        """Return a bad row with the message and the hint of an error."""
         return cls(row=row, where=where, message=error.message, hint=error.hint)
 
     @property
     def error(self) -> DataError:
-        """The fault of the row."""
+        """The row's fault as an error."""
         return DataError(self.message, hint=self.hint)
 
 
@@ -41,33 +41,33 @@ class DatasetShape:
     """The sizes of a dataset that the order of an epoch depends on."""
 
     name: str = ""
-    """Name of the dataset in a mixture. If set, samples are numbered by place in the epoch, since a row may recur; else by row."""
+    """Name of the dataset in a mixture. If set, samples are numbered by position in the epoch, since a row may recur; else by row."""
     size: int
-    """Rows."""
+    """Number of rows."""
     weight: float | None = None
-    """Weight of the dataset, which is divided by the sum of all weights; None for as many prompts as it has rows."""
+    """Weight of the dataset, relative to the sum of all weights; None for as many prompts as the dataset has rows."""
     groups: tuple[int, ...] | None = None
-    """Rows of each group that is read in sequence, where it is streamed."""
+    """Number of rows of each group that is read in sequence, for a streamed dataset; else None."""
 
 
 class IndexedPrompts(Sequence[Prompt]):
-    """Prompts that are prepared on access, of rows that are known beforehand."""
+    """Prompts that are prepared on access. The row of each prompt is known in advance."""
 
     rows: np.ndarray
-    """int64 [N]: the row of each place."""
+    """int64 [N]: row number of each prompt."""
     digest: str
-    """A text that differs where the prompts do."""
+    """A text that differs if the prompts differ."""
 
 
 class StreamedPrompts(IndexedPrompts):
-    """Prompts of rows that need not fit into memory, each made a little before it is taken; `rows` are all rows."""
+    """Prompts of rows that need not fit into memory, each prepared shortly before it is taken. `rows` lists all rows."""
 
     bad: dict[int, BadRow | None]
     """Bad rows that were taken, by row number; None for those found before the run was resumed."""
 
     @abstractmethod
     def take(self, row: int) -> Prompt | BadRow | None:
-        """Return the prompt of a row; None where it is too long.
+        """Return the prompt of a row, a BadRow if the row is faulty, or None if the prompt is too long.
 
         Raises:
             DataError: there are more bad rows than allowed.
@@ -75,29 +75,29 @@ class StreamedPrompts(IndexedPrompts):
 
     @abstractmethod
     def follow(self, rows: np.ndarray) -> None:
-        """Prepare rows ahead, and forget all others.
+        """Prepare the prompts of these rows ahead, and forget all other prompts.
 
         Args:
-            rows: int64 [R], in the order in which they will be taken.
+            rows: row numbers, int64 [R], in the order in which they will be taken.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Stop preparing rows ahead."""
+        """Stop preparing prompts ahead."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class RowSet:
-    """Rows of a run's data: to train on, or held out."""
+    """The training rows or the held-out rows of a run."""
 
     prompts: Sequence[Prompt]
     """Prompts ready to generate from, or examples ready to train on."""
     datasets: tuple[DatasetShape, ...] = ()
-    """Datasets of the rows, where these are a mixture or streamed."""
+    """Datasets of the rows, if the rows are a mixture or streamed."""
     left_out: tuple[str, ...] = ()
     """The parts of the rows that the chat template leaves out, one sentence each."""
     bad: tuple[BadRow, ...] = ()
-    """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
+    """Rows that were left out because of a fault; for streamed rows, only those read so far."""
     streamed: str = ""
     """For streamed rows, how many of them were read now, and why."""
 
@@ -107,7 +107,7 @@ class RowSet:
         return any(prompt.media for prompt in self.prompts)
 
     def one_of_each(self) -> Sequence[Prompt]:
-        """Return one prompt of each dataset, for checks in which all rows of a dataset are alike."""
+        """Return one prompt of each dataset, for checks with the same result for all rows of a dataset."""
         return list({prompt.dataset: prompt for prompt in self.prompts}.values())
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class SourceData:
     tokenizer: Tokenizer
     train: RowSet
     val: RowSet | None = None
-    """Held-out rows; None where there are none."""
+    """Held-out rows; None if there are none."""
     rows_are: str = "prompts"
     """Name of the rows in the plural, for messages."""
     limits: str = ""
@@ -131,17 +131,17 @@ class SourceData:
 
     @property
     def sets(self) -> tuple[RowSet, ...]:
-        """The training rows, and the held-out rows where there are any."""
+        """The training rows, and the held-out rows if there are any."""
         return (self.train,) if self.val is None else (self.train, self.val)
 
     @property
     def prompts(self) -> Iterator[Prompt]:
-        """All rows, to train on and held out."""
+        """All training rows and held-out rows."""
         return chain.from_iterable(rows.prompts for rows in self.sets)
 
     @property
     def bad(self) -> Iterator[BadRow]:
-        """Rows that were left out because of a fault; of streamed rows, those read so far."""
+        """Rows that were left out because of a fault; for streamed rows, only those read so far."""
         return chain.from_iterable(rows.bad for rows in self.sets)
 
     @property

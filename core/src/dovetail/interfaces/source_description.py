@@ -1,4 +1,4 @@
-"""SourceDescription: what commands and the plugin lock ask of a source of experience."""
+"""SourceDescription: the methods of a source that commands and the plugin lock use."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ class PlanNote:
     """A source's note on a plan, as `dovetail plan` prints it."""
 
     name: str
-    """Its key under `--json`."""
+    """Key of the note in the output of `--json`."""
     text: str
     """The note as text, of one or several lines."""
     value: Any
     """The note as plain containers."""
     warnings: tuple[str, ...] = ()
-    """What the note does not take into account."""
+    """Facts that the note does not take into account."""
 
 
 @attrs.frozen(kw_only=True)
 class RowVerdict:
-    """A source's score of the reference answer of a row."""
+    """A source's score for the reference answer of a row."""
 
     row: int
     """Number of the row in the file, from 0."""
     where: str
     """Name of the row in messages."""
     text: str
-    """The score, or why there is none, and the answer."""
+    """Text with the score, or why there is none, and the answer."""
     score: float | None
-    """The score; None where there is none."""
+    """The score; None if there is none."""
 
 
 class SourceDescription(Plugin):
-    """Describes plans, rows and runs for `dovetail plan` and `dovetail data`. The default has nothing to add."""
+    """Describes plans, rows and runs for `dovetail plan` and `dovetail data`. By default, the methods add nothing."""
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Any) -> Iterator[PlanNote]:
-        """Yield further lines for a plan: how far ahead samples are made, what a weight update contains.
+        """Yield further notes on a plan, such as how far ahead samples are made, or what a weight update contains.
 
         Raises:
             ModelError: a model can't be read.
@@ -67,7 +67,7 @@ class SourceDescription(Plugin):
 
         Raises:
             PlanError: the plan has nothing to predict, or the run lacks a measurement.
-            RunDirectoryError: there is no such run.
+            RunDirectoryError: the run directory does not exist.
         """
         raise PlanError(
             f"{plan.facts.plugins['trainer'].title} takes {plan.counts.of.name} of a dataset: there is no rollout to wait for",
@@ -78,11 +78,11 @@ class SourceDescription(Plugin):
     def named_by_rows(
         cls, config: PluginConfig, facts: PlanFacts, data: Any
     ) -> Sequence[PluginRef]:
-        """Return the plugins that rows of the data select by themselves, which the lock of the run keeps.
+        """Return the plugins that rows of the data select, for the plugin lock of the run.
 
         Args:
             config: the plugin's own config.
-            facts: the facts that `load` gets.
+            facts: the facts that `load` receives.
             data: the data that `load` returned.
         """
         return ()
@@ -91,11 +91,11 @@ class SourceDescription(Plugin):
     def verdicts(
         cls, config: PluginConfig, facts: PlanFacts, rows: Iterable[Any]
     ) -> Iterator[RowVerdict]:
-        """Yield the scores of the rows' own reference answers, for `dovetail data`; rows without one are skipped.
+        """Yield the scores of the rows' reference answers, for `dovetail data`; rows without an answer are skipped.
 
         Args:
             config: the plugin's own config.
-            facts: the facts that `load` gets.
+            facts: the facts that `load` receives.
             rows: the rows of the dataset, numbered, as `dovetail data` reads them.
 
         Raises:

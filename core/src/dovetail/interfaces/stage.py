@@ -33,15 +33,15 @@ class SelectedPlugin:
     """A plugin that the config selects."""
 
     path: str
-    """Key path of its section, such as `algorithm.advantage`."""
+    """Key path of the section that selects the plugin, such as `algorithm.advantage`."""
     ref: PluginRef
     cls: Any
-    """Its class."""
+    """The class of the plugin."""
     config: PluginSection
 
     @property
     def title(self) -> str:
-        """Kind, name and key path, for messages."""
+        """Kind, name and key path of the plugin, for messages."""
         return f"{self.ref.kind.replace('_', ' ')} {self.ref.name!r} ({self.path})"
 
     def requires(self) -> frozenset[str]:
@@ -50,14 +50,14 @@ class SelectedPlugin:
         return cls.requires(self.config) if issubclass(cls, ColumnPlugin) else frozenset()
 
     def provides(self) -> frozenset[str]:
-        """Return the columns that it can write under its config."""
+        """Return the columns that the plugin can write under its config."""
         cls: type = self.cls
         return cls.provides(self.config) if issubclass(cls, ColumnPlugin) else frozenset()
 
 
 @attrs.frozen(kw_only=True)
 class PlanFacts:
-    """What the planner passes to the class methods of a stage."""
+    """The facts of a run that the planner passes to the class methods of a stage."""
 
     config: RunConfig
     plugins: Mapping[str, SelectedPlugin]
@@ -65,12 +65,12 @@ class PlanFacts:
     updates_per_step: int
     """Optimizer steps of the actor after each rollout."""
     required: Mapping[str, str] = attrs.field(factory=dict)
-    """Columns that are required so far, and what requires each. The planner only adds columns, and calls every stage again
+    """Columns that are required so far, and what requires each column. The planner only adds columns, and calls every stage again
     after each addition: what a stage requires or provides may depend on what others require."""
 
     @property
     def reference(self) -> tuple[str, str]:
-        """The role and output that give the reference's log-probabilities: those of `ref`, or the actor's with its adapter disabled."""
+        """Role and output of the reference policy's log-probabilities: those of `ref`, or of the actor with its adapter disabled."""
         ref, actor = self.config.ref, self.plugins["actor.engine"]
         own = ref.path is not None or ref.engine is not None or ref.update is not None
         if own or "ref_log_probs" not in actor.provides():
@@ -79,7 +79,7 @@ class PlanFacts:
 
     @property
     def age(self) -> int:
-        """The most steps between the weights that made a sample and the step that trains on it: the source's or the trainer's bound."""
+        """Largest number of steps between a sample's weights and its training step: the larger of the source's and the trainer's bound."""
         trainer, source = self.plugins.get("trainer"), self.plugins.get("source")
         bounds = [0]
         if trainer is not None:
@@ -89,13 +89,13 @@ class PlanFacts:
         return max(bounds)
 
     def engine(self, role: str) -> SelectedPlugin:
-        """Return the training engine of a role; the actor's engine where the role selects none."""
+        """Return the training engine of a role; the actor's engine if the role selects none."""
         own = self.plugins.get(f"{self.config.role_key(role)}.engine")
         return own or self.plugins["actor.engine"]
 
 
 class Experience(Protocol):
-    """The samples of a step, and data that its batch can't hold."""
+    """The samples of a step, and data about them that a batch can't hold."""
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -104,7 +104,7 @@ class Experience(Protocol):
 
     @property
     def reasons(self) -> Mapping[tuple[int, int, int], str]:
-        """(epoch, prompt, attempt) of each prompt that is not trained on → why."""
+        """The reason why a prompt is not trained on, by the prompt's (epoch, row, attempt)."""
         ...
 
     def batch(self) -> Batch:
@@ -114,34 +114,34 @@ class Experience(Protocol):
 
 @attrs.define(kw_only=True, eq=False)
 class StepContext:
-    """The shared state of one step's stages, which ends with the step."""
+    """The state that the stages of one step share."""
 
     number: int
     """Number of the step; the first is 1."""
     facts: PlanFacts
     """Facts of the finished plan."""
     roles: Mapping[str, WorkerGroupHandle]
-    """Worker groups by role: `step.roles["actor"].forward(batch, outputs).result()`. A stage uses those that it names in
-    `roles`."""
+    """Worker groups by role: `step.roles["actor"].forward(batch, outputs).result()`. A stage uses the roles that it names in
+    `Stage.roles`."""
     plugins: Mapping[str, Any]
     """Plugins on the controller, by the key path of the section that selects them, such as `algorithm.advantage`."""
     logger: Logger
     timer: Callable[[str], AbstractContextManager[None]]
-    """Times a block; its seconds become the metric `time/NAME`. Around each stage there is one with the stage's name."""
+    """Function that times a block; the seconds become the metric `time/NAME`. Each stage is timed under the stage's name."""
     weight_version: int = 0
     """Version of the weights that the rollout held."""
     first: bool = False
-    """Whether it is the first step of a process, in which what plugins return is checked thoroughly."""
+    """Whether the step is the first of a process, in which the results of plugins are checked thoroughly."""
     collected: Experience | None = None
-    """Experience that `Run.collect` collected; None before."""
+    """Experience that `Run.collect` collected; None before the call."""
     tokens: int = 0
     """Tokens of the step's prompts and responses."""
     counted: bool = False
-    """Whether its updates are through, so that the step counts even if it raises afterwards."""
+    """Whether the updates are complete, so that the step counts even if it raises an error afterwards."""
     metrics: dict[str, float] = attrs.field(factory=dict)
     """Metrics of the step; a stage adds its own."""
     updates: dict[str, int] = attrs.field(factory=dict)
-    """Optimizer steps taken so far, by role, at first 0 for each that is trained; a stage of the phase `update` counts its own."""
+    """Optimizer steps so far by trained role, at first 0. A stage of the phase `update` counts its own optimizer steps."""
 
     @property
     def config(self) -> RunConfig:
@@ -166,79 +166,82 @@ class StepContext:
 class Stage(Plugin):
     """One stage of a step, selected by `algorithm.stages`.
 
-    Its class methods declare what it needs; they depend on the stage's own config and the facts alone. The planner orders the stages of a
-    phase as in the config, as far as `before` and `after` allow, and refuses a list in which a column is read before it is written.
+    The class methods declare what the stage needs; they depend on the stage's config and the facts alone. The planner orders the stages
+    of a phase as in the config, as far as `before` and `after` allow. A list in which a column is read before it is written is refused.
     """
 
     phase: ClassVar[Literal["score", "check", "transform", "estimate", "update"]]
-    """When it runs. `score`: forward passes. `check`: may stop the step by a `NumericsError`, and writes nothing. `transform`: writes
-    and rewrites columns. `estimate`: advantages and returns. `update`: optimizer steps. A stage reads what those of earlier
-    phases wrote: one that clips `advantages` has the phase `estimate`, behind the estimator."""
+    """Phase in which the stage runs. `score`: forward passes. `check`: may stop the step by a `NumericsError`, and writes nothing.
+    `transform`: writes and rewrites columns. `estimate`: advantages and returns. `update`: optimizer steps. A stage reads the columns of
+    earlier stages: a stage that clips `advantages` has the phase `estimate` and runs after the estimator."""
     before: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of its phase that run after it, where they are in the step: a tuple, `("kl_penalty",)`."""
+    """Names of stages of the same phase that run after this stage, if they are in the step: a tuple, `("kl_penalty",)`."""
     after: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of its phase that run before it, where they are in the step: a tuple. A name that is not there orders nothing."""
+    """Names of stages of the same phase that run before this stage, if they are in the step: a tuple. Other names have no effect."""
     changes_samples: ClassVar[bool] = False
-    """Whether `run` may return other samples than it was given: some of them, or further ones. Each has every column that is there and that a later
-    stage requires. A step that has none left trains on nothing."""
+    """Whether `run` may drop samples or return new ones. Each returned sample needs every existing column that a later stage requires. A
+    step without samples trains on nothing."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> Collection[str]:
-        """Return the columns that it reads, in the version that they have when it runs. Others may be absent.
+        """Return the columns that the stage reads, as they are when the stage runs. Other columns may be absent.
 
         Returns:
-            A set; or a mapping from each column to what reads it, for the plan, where that is not the stage itself.
+            A set of columns. If the stage itself is not the reader, a mapping from each column to its reader, for the plan.
         """
         return frozenset()
 
     @classmethod
     def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that the stage writes first. Those that core does not define are in `columns`."""
+        """Return the columns that the stage is the first to write. Columns that core does not define are in `columns`."""
         return frozenset()
 
     @classmethod
     def rewrites(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the existing columns that the stage rewrites. Two stages of one phase that rewrite the same column must name each other in
-        `before` or `after`.
+        """Return the existing columns that the stage rewrites.
+
+        Of two stages that rewrite the same column in the same phase, one must name the other in `before` or `after`.
         """
         return frozenset()
 
     @classmethod
     def constant(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the stage's columns that depend on a sample's prompt, response and mask alone, because the models behind them do not
-        change. A run that sees a dataset's examples several times computes such columns once, where the stage writes no others.
+        """Return the columns that depend on a sample's prompt, response and mask alone, because the models that compute them are frozen.
+
+        A run that sees a dataset's examples several times computes such columns once, if the stage writes no others.
         """
         return frozenset()
 
     @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
-        """Return why the stage is active, for the plan. A stage of the stage set is left out where this is None; one that the config
-        selects is always active.
+        """Return why the stage is active, for the plan. With None, a stage of the stage set is left out; a stage that the config selects is
+        always active.
         """
         return None
 
     @classmethod
     def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
-        """Return the roles (`actor`, `ref`, `critic`, or a name of `roles` in the config) whose models it computes with: they exist for
-        it, and are on the accelerator while it runs.
+        """Return the roles (`actor`, `ref`, `critic`, or a name of `roles` in the config) whose models the stage uses.
+
+        The run loads these models, which are on the accelerator while the stage runs.
         """
         return ()
 
     @classmethod
     def objectives(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, ObjectiveSpec]:
-        """Return the objective of each role that the stage trains; such a role has an optimizer and is in checkpoints."""
+        """Return the objective of each role that the stage trains. Such a role has an optimizer, and checkpoints keep its state."""
         return {}
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, FollowSection]:
-        """Return how each untrained role whose weights the stage moves follows the actor."""
+        """Return, for each untrained role whose weights the stage moves, how these weights follow the actor's."""
         return {}
 
     @classmethod
     def examine(
         cls, config: PluginConfig, facts: PlanFacts, data: Any
     ) -> Iterator[str | Finding | DovetailError]:
-        """Check what a run depends on before its start; yield a line for each thing that was checked, and problems, for `dovetail check`.
+        """Check what the stage needs before the run starts, for `dovetail check`. Yield a line for each check made, and each problem.
 
         Args:
             config: the plugin's own config.
@@ -260,22 +263,22 @@ class Stage(Plugin):
 
     @abstractmethod
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return the batch with the columns that the stage provides and rewrites; its samples and their order stay, unless it
+        """Return the batch with the columns that the stage provides and rewrites. Samples and their order stay the same, unless
         `changes_samples`.
 
         Args:
-            batch: N samples, N > 0, with every column that was written so far. Its arrays are not written to:
-                `batch.with_columns({"advantages": clipped})` makes another batch.
+            batch: N samples, N > 0, with every column that was written so far. Do not write to its arrays:
+                `batch.with_columns({"advantages": clipped})` makes a new batch.
             step: the current step; metrics go to `step.metrics`.
 
         Raises:
-            NumericsError: a number is not finite, or differs by more than is allowed; `sample_ids` names the samples.
+            NumericsError: a number is not finite, or differs by more than the config allows; `sample_ids` names the samples.
         """
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
         """Update the stage's own state after a step whose updates are complete.
 
         Args:
-            batch: the batch that the last stage returned; empty where no sample was left to train on.
-            step: the step, with its metrics and counted updates.
+            batch: the batch that the last stage returned; empty if no sample was left to train on.
+            step: the step, with its metrics and its number of updates.
         """

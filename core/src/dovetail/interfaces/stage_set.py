@@ -1,4 +1,4 @@
-"""StageSet: the stages that a step may have without being named in the config, and their order."""
+"""StageSet: the stages of a step that the config need not name, and their order."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class StageSet(Plugin):
     """
 
     stages: ClassVar[tuple[str, ...]]
-    """Names of stages, in their order within each phase. `NAME@DISTRIBUTION` names the stage of one distribution where several have a
-    stage of that name."""
+    """Names of stages, in their order within each phase. `NAME@DISTRIBUTION` names the stage of one distribution if several have a
+    stage `NAME`."""
 
     @classmethod
     def selects(
         cls, config: PluginConfig, facts: PlanFacts
     ) -> Mapping[str, tuple[str, PluginSection | None]]:
-        """Return the plugins that its stages use: the key path of a section, its kind and the section."""
+        """Return the kind and the config section of every plugin that the set's stages use, by key path."""
         return {}
 
     @classmethod
     def run_by_stages(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the key paths of plugins that a stage runs; the stage then requires the columns that these plugins require."""
+        """Return the key paths of plugins that a stage of the set runs. The stage then requires the columns that these plugins require."""
         return frozenset()
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> str | None:
-        """Return why no stage of the set writes a column; None for a column that others write."""
+        """Return why no stage of the set writes a column; None for a column that belongs to other plugins."""
         return None
 
     @classmethod
@@ -53,18 +53,18 @@ class StageSet(Plugin):
             stages: the active stages of the plan: `name`, `reads`, `provides`, `rewrites` and others.
 
         Raises:
-            PlanError: they contradict each other; names both sides.
+            PlanError: config and stages contradict each other; the error names both.
         """
 
     @classmethod
     def measure(
         cls, spec: ObjectiveSpec, batch: Batch, outputs: Batch, seed: int
     ) -> dict[str, float]:
-        """Return the metrics of an objective on samples that are not trained on, as one mini-batch.
+        """Return the metrics of an objective on one mini-batch of samples that are not trained on.
 
         Args:
             spec: the spec of the objective.
-            batch: N samples, with the columns that it requires.
+            batch: N samples, with the columns that the objective requires.
             outputs: N rows with the model outputs that the objective reads, by name.
             seed: the run's seed.
 

@@ -1,4 +1,4 @@
-"""TaskWorkers: processes on a runtime's machines for whatever is neither training nor generation, such as scoring."""
+"""TaskWorkers: processes on a runtime's machines for work besides training and generation, such as scoring."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ import attrs
 
 
 class Task(Protocol):
-    """The work of a process. Its calls share one event loop; many run concurrently."""
+    """The work of a task worker's process. Calls run concurrently on one event loop."""
 
     async def call(self, payload: bytes) -> bytes:
-        """Return the answer to a payload."""
+        """Process a payload, and return the answer."""
         ...
 
     def close(self) -> None:
-        """Release everything; called once, at a regular end of the process."""
+        """Release all resources. Called once, when the process ends regularly."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class TaskSpec:
-    """Processes to start."""
+    """The description of the processes that `Runtime.task_workers` starts."""
 
     label: str
     """Name of the processes in messages and log files, such as `reward`."""
     target: str
-    """`package.module:function`, called in each process with `setup` and a logger; returns its `Task`."""
+    """`package.module:function`, called in each process with `setup` and a logger; returns the `Task` of the process."""
     setup: bytes
     """Data from which the target makes its task."""
     count: int
     cpus: float = 0.0
     """CPUs that each process reserves; 0 reserves none and shares them with other processes."""
     accelerators: int = 0
-    """Accelerators that each process has for itself; with 0 it sees none."""
+    """Accelerators that each process has for itself; with 0 the process sees none."""
     start_timeout: float = 300.0
-    """Seconds for all of them to be ready."""
+    """Seconds within which all processes must be ready."""
 
 
 class TaskWorker(ABC):
-    """One of the processes. Its methods work from any thread."""
+    """A handle of one process that `Runtime.task_workers` started. Any thread may call its methods."""
 
     where: str
     """Text that names the process and its machine."""
@@ -49,37 +49,37 @@ class TaskWorker(ABC):
     @property
     @abstractmethod
     def lost(self) -> str | None:
-        """Why the worker no longer answers; None while it lives."""
+        """Reason why the worker no longer answers; None while the worker lives."""
 
     @abstractmethod
     def call(self, payload: bytes) -> Future[bytes]:
-        """Call the task and return its answer.
+        """Call the task, and return a future of the answer.
 
-        The future's exception is a WorkerError: `lost` then says whether the process is gone, or its task has raised.
+        If the call fails, the future raises a WorkerError. `lost` is then None if the task raised an error, and a text if the process died.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """End the process at once, whatever it does; calls under way fail. Safe to call twice."""
+        """End the process at once, so that running calls fail. Safe to call twice."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close its task and end the process; safe to call twice."""
+        """Close the task, and end the process; safe to call twice."""
 
     @abstractmethod
     def again(self) -> TaskWorker:
-        """End the worker, and start another in its place: on its machine, or on another where that is gone. Blocks until it is ready.
+        """Replace the worker by a new one on the same machine, or on another if the machine is gone. Blocks until the new one is ready.
 
         Raises:
-            PlacementError, WorkerError, DovetailError: as `Runtime.task_workers`.
+            PlacementError, WorkerError, DovetailError: see `Runtime.task_workers`.
         """
 
 
 def load_target(target: str) -> Any:
-    """Return the function that a spec names.
+    """Return the function that a spec names as `package.module:function`.
 
     Raises:
-        ImportError, AttributeError: it is not there.
+        ImportError, AttributeError: the function does not exist.
     """
     import importlib
 

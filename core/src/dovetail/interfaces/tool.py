@@ -1,4 +1,4 @@
-"""Tool: what a policy can call during an episode, one function or several."""
+"""Tool: one or several functions that a policy can call during an episode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EpisodeInfo:
     sample_id: str
     """Id of the episode's sample; unique in the step."""
     extra_info: Mapping[str, Any] = attrs.field(factory=dict)
-    """`extra_info` of the row of data; empty where the row has none."""
+    """`extra_info` of the row of data; empty if the row has none."""
 
 
 def _check_content(_: object, __: object, content: Any) -> None:
@@ -51,33 +51,33 @@ class ToolResult:
     """
 
     content: Content = attrs.field(validator=_check_content)
-    """The observation, in full: the caller limits its length."""
+    """The observation in full length, which the caller limits."""
     reward: float | None = attrs.field(default=None, validator=_check_reward)
-    """A reward for this call, where the tool gives one."""
+    """A reward for the call; None if the tool gives none."""
     done: bool = False
-    """Whether the episode ends here."""
+    """Whether the episode ends after the call."""
 
 
 class Tool(Plugin):
     """Functions that a policy can call. In a user's file a plain function works too: its signature and docstring give the schema.
 
-    One object serves all episodes at once, on one event loop: what belongs to an episode is in the state that `open` returns.
+    One object serves all episodes concurrently on one event loop, so keep data of an episode in the state that `open` returns.
     """
 
     @classmethod
     def longest_call(cls, config: PluginConfig) -> float | None:
-        """Return the seconds after which it ends a call itself, with an error that the policy is shown; None where it ends none."""
+        """Return the seconds after which the tool itself ends a call, with an error that the policy sees; None without such a limit."""
         return None
 
     @abstractmethod
     def schemas(self) -> Sequence[ToolSchema]:
-        """Return a schema for each function. Called after `start`, and always the same."""
+        """Return a schema for each function. Called after `start`; every call returns the same schemas."""
 
     async def open(self, episode: EpisodeInfo) -> Any:
-        """Return the state of one episode, created before its first call; None where calls share none.
+        """Return the state of one episode, created before the first call; None if calls share no state.
 
         Raises:
-            ToolError: the episode can't have the tool. It then fails with the cause `tool`.
+            ToolError: the episode can't have the tool, and fails with the kind `tool`.
         """
         return None
 
@@ -85,8 +85,8 @@ class Tool(Plugin):
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Run one call. Calls of a turn may run at the same time.
 
-        The caller limits time and repeats what failed. When it cancels the call, whatever the call started must have ended
-        before the cancellation is raised further.
+        The caller limits the time, and repeats failed calls. A cancelled call must end everything that it started before it
+        re-raises CancelledError.
 
         Args:
             state: the object that `open` returned.
@@ -94,7 +94,7 @@ class Tool(Plugin):
             arguments: the arguments, already checked against the function's schema.
 
         Raises:
-            ToolError: its message becomes an observation. Any other exception is a failure of the episode, never a score.
+            ToolError: the call failed; the message becomes an observation. Any other exception fails the episode, which gets no score.
         """
 
     async def release(self, state: Any) -> None:

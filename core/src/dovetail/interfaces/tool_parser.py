@@ -1,4 +1,4 @@
-"""ToolParser: finds the tool calls in what a policy wrote."""
+"""ToolParser: finds the tool calls in a policy's text."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ToolCall:
     """One call of a function."""
 
     id: str
-    """Unique in the turn: the model's own where its format has one, else `call_0`, `call_1`, …"""
+    """Id of the call, unique in the turn: the model's own if its format has one, else `call_0`, `call_1`, …"""
     name: str
     arguments: Mapping[str, Any]
     """Arguments by the name of the parameter: JSON values that are not yet compared with the function's schema."""
 
 
 def problem_of(arguments: object) -> str | None:
-    """Return why the arguments of a call, JSON values, can't be sent, stored or shown; None where they can."""
+    """Return why the arguments of a call, JSON values, can't be sent, stored or shown; None if they can."""
     try:
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
@@ -60,7 +60,7 @@ class ParsedTurn:
     content: str
     """The text for the user, outside of reasoning and calls, without white space around it."""
     reasoning: str | None = None
-    """The text of the turn's thinking; None where it has none."""
+    """The reasoning text; None if the turn has none."""
     calls: tuple[ToolCall, ...] = ()
     """The tool calls, in order."""
     errors: tuple[str, ...] = ()
@@ -71,19 +71,19 @@ class ToolParser(Plugin):
     """Splits a turn into reasoning, content and calls, in the format of a family of models."""
 
     served_as: ClassVar[Mapping[str, str]] = {}
-    """The name of the same parser in each server that has it, such as `{"vllm": "llama3_json", "sglang": "llama3"}`."""
+    """Name of this parser in each inference server that has it, such as `{"vllm": "llama3_json", "sglang": "llama3"}`."""
     reasoning_as: ClassVar[Mapping[str, str]] = {}
-    """The name of each server's parser of reasoning for this format."""
+    """Name of the reasoning parser for this format in each inference server."""
     reasoning_tag: ClassVar[str] = "<think>"
     """Text by which a chat template shows that its model reasons before it answers."""
 
     @abstractmethod
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
-        """Parse one turn. Never raises for text that a policy wrote: a call that can't be parsed becomes an error of the turn.
+        """Parse one turn. A call that can't be parsed becomes an error of the turn; no text of a policy raises an exception.
 
-        A call that was cut off is an error too, and never a call.
+        A truncated call is an error too.
 
         Args:
-            text: the turn, decoded with its special tokens, with or without the one that ended it.
+            text: the turn, decoded with special tokens, with or without the end-of-turn token.
             tools: schemas of the functions that the policy can call, for formats whose arguments have no types of their own.
         """

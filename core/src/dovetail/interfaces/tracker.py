@@ -10,8 +10,8 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class Tracker(HookSpec, Plugin):
-    """Observes a run that selects it: each hook that it overrides is called. A tracker that fails is reported and stops no run."""
+    """Observes a run whose config selects the tracker, by overriding hooks. An error in a hook is reported and does not stop the run."""
 
     @abstractmethod
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step, or of the validation after it, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
+        """Log the metrics of a step, or of the validation after the step, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 Examples = Literal["prompts", "conversations", "preferences", "unpaired_preferences"]
 """The examples that a step takes. `prompts`: scored samples that the rollout generates for prompts. `conversations`: turns of a dataset.
-`preferences`: pairs of answers to one prompt, of which one is preferred. `unpaired_preferences`: single answers, each of which is
-desirable or not."""
+`preferences`: pairs of answers to one prompt, one of them preferred. `unpaired_preferences`: single answers, each either desirable or
+undesirable."""
 
 
 class Trainer(Plugin):
-    """Decides what a run does next: admit, collect, learn, publish, validate, save. Its `state()` is in every checkpoint."""
+    """Decides what a run does next: admit, collect, learn, publish, validate, save. Checkpoints keep the trainer's `state()`."""
 
     @classmethod
     def max_staleness(cls, config: PluginConfig) -> int:
         """Return the maximum age, in steps, of the weights that generate a step's samples.
 
-        0 is on-policy. 1 lets the next step's samples be generated while a step learns (`Run.admit`). Where weights are sent
+        0 is on-policy. 1 lets the next step's samples be generated while a step learns (`Run.admit`). If weights are sent
         after every k steps, samples that are at most s versions old are at most (s + 1) · k − 1 steps old. Above 0 and without
         a rollout correction, losses use the rollout's policy as the old policy.
         """
@@ -32,11 +32,11 @@ class Trainer(Plugin):
 
     @classmethod
     def over_sampling(cls, config: PluginConfig) -> float | None:
-        """Return how many steps' prompts may be outstanding: admitted, or in a step that no publication of weights has followed.
+        """Return the limit of outstanding prompts in units of a step's prompts; the number of prompts is rounded.
 
-        The number of prompts is the product with a step's prompts, rounded. None means `max_staleness` + 1, and every step takes the groups
-        that were admitted first. With a lower number, a step takes groups that finish first, as long as the skipped ones can still be
-        trained on within `max_staleness`.
+        Prompts are outstanding from their admission until a weight publication follows their step. None means `max_staleness` + 1, and
+        every step takes the groups that were admitted first. With a lower number, a step takes the groups that finish first, as long as
+        skipped groups can still be trained on within `max_staleness`.
         """
         return None
 
@@ -47,15 +47,15 @@ class Trainer(Plugin):
 
     @classmethod
     def examples(cls, config: PluginConfig) -> Examples:
-        """Return the kind of examples that a step of its runs takes."""
+        """Return the kind of examples that a step takes."""
         return "prompts"
 
     @classmethod
     def source(cls, config: PluginConfig) -> str:
-        """Return the name of the source of its runs, where the key `source` selects no other.
+        """Return the name of the experience source, unless the key `source` selects another.
 
-        Under `examples` a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset, `validate`
-        computes the loss on held-out examples, and `admit` and `publish_weights` do nothing.
+        With the source `examples`, a run has no rollout, rewards or weight transport. `Run.collect` then takes examples of the dataset,
+        `validate` computes the loss on held-out examples, and `admit` and `publish_weights` do nothing.
         """
         return "rollouts" if cls.examples(config) == "prompts" else "examples"
 
@@ -64,5 +64,5 @@ class Trainer(Plugin):
         """Train from the current position to the end of the run.
 
         Args:
-            run: fresh, or resumed from a checkpoint; `run.position` says which step is next.
+            run: the run, fresh or resumed from a checkpoint; `run.position` says which step is next.
         """

@@ -1,4 +1,4 @@
-"""Trajectory: what happened in one episode, turn by turn. T tokens of its response: what the policy produced and what it was shown."""
+"""Trajectory: the record of one episode, turn by turn. T: tokens of a response, produced by the policy or shown to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from dovetail.interfaces.rollout import FinishReason
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message as chat templates take it: `role`, `content`, and what else the template reads."""
+"""A message as chat templates take it: `role`, `content`, and other keys that the template reads."""
 MessageCall: TypeAlias = Mapping[str, Any]
 """A tool call as chat templates take it: `{"id", "type": "function", "function": {"name", "arguments"}}`, arguments by name."""
 
@@ -21,7 +21,7 @@ _LEVELS = 150
 
 
 class EpisodeEnd(StrEnum):
-    """Why an episode that can be scored ended."""
+    """The reason why an episode that can be scored ended."""
 
     DONE = "done"
     """The agent loop returned."""
@@ -36,25 +36,25 @@ class Turn:
     """A turn of the policy, and the messages shown after it."""
 
     start: int
-    """Offset of its first token in the response of its sequence."""
+    """Offset of the turn's first token in the response of its sequence."""
     stop: int
-    """Offset after its last token; the turn's end-of-turn token, where the policy produced it, is within."""
+    """Offset after the turn's last token, including the end-of-turn token if the policy produced it."""
     text: str
-    """What the policy produced, special tokens included, without the token that ended the turn."""
+    """Text that the policy produced, special tokens included, without the token that ended the turn."""
     finish_reason: FinishReason
     calls: tuple[MessageCall, ...] = ()
-    """The tool calls that the agent loop found in it."""
+    """The tool calls that the agent loop found in the turn."""
     observed: tuple[Message, ...] = ()
-    """Messages that the policy was shown after the turn, as they were shown."""
+    """Messages after the turn, as the policy was shown them."""
     reward: float = 0.0
     """Sum of the rewards that the agent loop gave the turn with `Session.reward`."""
     sequence: int = 0
-    """Number of the trajectory's sequence that it is in; known once the episode has ended."""
+    """Number of the trajectory's sequence that contains the turn; known once the episode has ended."""
 
 
 @attrs.frozen(kw_only=True)
 class Trajectory:
-    """One episode that has ended."""
+    """The record of an episode that has ended."""
 
     turns: tuple[Turn, ...]
     """The turns in order, sequence by sequence."""
@@ -62,7 +62,7 @@ class Trajectory:
     seconds: float = 0.0
     """Duration of the episode, in seconds."""
     began: float = 0.0
-    """Start of the episode, in seconds since 1970 (`time.time`); 0 where that is not known."""
+    """Start of the episode, in seconds since 1970 (`time.time`); 0 if unknown."""
     counts: Mapping[str, float] = attrs.field(factory=dict)
     """Figures that the agent loop counted with `Session.count`, by name."""
     output: Any = None

@@ -1,4 +1,4 @@
-"""WeightTransport: weights travel from a trainer to a rollout, and are known to have arrived."""
+"""WeightTransport: sends weights from training ranks to rollout engines, and verifies their arrival."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 NODE_ADDRESS = "DOVETAIL_NODE_ADDRESS"
-"""Environment variable that a runtime sets in its processes where a run is on several machines: the address at which other machines reach
-this one."""
+"""Environment variable that a runtime sets in its processes if a run is on several machines: the address at which other machines reach
+this machine."""
 
 
 @attrs.frozen(kw_only=True)
 class TensorSpec:
-    """One tensor on the wire."""
+    """Name, shape and dtype of a tensor that is sent."""
 
     name: str
-    """Hugging Face name."""
+    """Hugging Face name of the tensor."""
     shape: tuple[int, ...]
     dtype: str
-    """torch's name without the prefix, such as `bfloat16`."""
+    """torch's name of the dtype without the prefix, such as `bfloat16`."""
 
 
 @attrs.frozen(kw_only=True)
 class AdapterSpec:
     """How a low-rank adapter (LoRA, arXiv 2106.09685) is applied: W + s · B A, with s = alpha / rank.
 
-    Numbers, booleans and text only: `attrs.asdict` of it is JSON.
+    All values are numbers, booleans or text, so that `attrs.asdict` gives JSON.
     """
 
     rank: int
@@ -44,36 +44,36 @@ class AdapterSpec:
     rank_stabilised: bool = False
     """Whether s is alpha / √rank instead (arXiv 2312.03732)."""
     dora: bool = False
-    """Whether the sum's rows are scaled to learnt magnitudes, which are sent too (arXiv 2402.09353)."""
+    """Whether the rows of W + s · B A are scaled to learnt magnitudes, which are sent too (DoRA, arXiv 2402.09353)."""
     target_modules: tuple[str, ...]
-    """Last parts of the names of the adapted layers, such as `q_proj`, sorted; the tensors' names are those of peft's
-    checkpoints and give them in full."""
+    """Last parts of the adapted layers' names, such as `q_proj`, sorted. The names of the sent tensors are those of peft's
+    checkpoints, which contain the full layer names."""
 
 
 @attrs.frozen(kw_only=True)
 class WeightManifest:
-    """The description of a weight update, known to both ends before the first byte."""
+    """The description of a weight update, known to sender and receivers before the transfer."""
 
     version: int
     kind: Literal["full", "adapter", "delta"] = "full"
     tensors: tuple[TensorSpec, ...]
     adapter: AdapterSpec | None = None
-    """How the tensors are applied where `kind` is "adapter"; None otherwise."""
+    """How the tensors are applied if `kind` is "adapter"; else None."""
     bucket_bytes: int = 256 * 1024 * 1024
     """Largest bucket in which tensors are sent; a larger tensor has a bucket of its own."""
     update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)
-    """Id of this attempt to send, which tells it from others of the same version: earlier runs' or broken-off ones."""
+    """Id of this attempt to send, which differs for other attempts to send the same version, such as those of earlier runs."""
     receivers: int | None = None
-    """How many receivers take the update; None: those that are there when it starts."""
+    """Number of receivers of the update; None for those that exist when the transfer starts."""
     receivers_on: Mapping[str, int] = attrs.field(factory=dict, eq=False)
-    """How many of them are on each machine, by `PluginContext.machine`, where the first rank of each machine sends to those
-    there; empty where rank 0 sends to all."""
+    """Number of receivers on each machine (`PluginContext.machine`), if the first rank of each machine sends to the receivers on
+    its machine. Empty if rank 0 sends to all receivers."""
     rendezvous: str | None = None
-    """Address at which the sender waits for receivers, in the transport's form; None where receivers know it already."""
+    """Address at which the sender waits for receivers, in the transport's format; None if receivers know the address already."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tensors on the wire."""
+        """Number of bytes of all tensors together."""
         sizes = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8}
         sizes |= {"int32": 4, "int16": 2}
         total = 0
@@ -86,24 +86,25 @@ class WeightManifest:
 
 
 class WeightSender(ABC):
-    """The sending end, in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them, or the first
-    rank of each machine (`WeightManifest.receivers_on`).
+    """The sending end of a weight transfer, one in every training rank.
+
+    All ranks gather the tensors. Rank 0 sends them, or the first rank of each machine (`WeightManifest.receivers_on`).
     """
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """Return the manifest as receivers need it, `rendezvous` included; called on rank 0 before both ends start."""
+        """Return the manifest as receivers need it, `rendezvous` included. Called on rank 0 before sender and receivers start."""
         return manifest
 
     @abstractmethod
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send every tensor of the manifest, in its order, shape and dtype, with a digest of each.
+        """Send the tensors in the order, shapes and dtypes of the manifest, each with a digest.
 
-        Where a rank can't send any more, it gathers the rest all the same, so that no other rank waits for it, and
-        raises only then.
+        A rank that can't send any more still gathers the remaining tensors before it raises an error, so that no other rank
+        waits for it.
 
         Raises:
-            WeightSyncError: the tensors are not those of the manifest, or they can't be sent.
-            ReceiverError: receivers did not come, refused or died, and nothing is wrong with what was sent.
+            WeightSyncError: the tensors differ from the manifest, or can't be sent.
+            ReceiverError: a receiver did not connect, refused or died; the tensors themselves are correct.
         """
 
     def close(self) -> None:
@@ -111,19 +112,19 @@ class WeightSender(ABC):
 
 
 class WeightReceiver(ABC):
-    """The receiving end, in an engine worker."""
+    """The receiving end of a weight transfer, in a worker of a rollout engine."""
 
     lasting: ClassVar[bool] = True
-    """Whether a yielded tensor stays valid. False: it is valid until the next one is requested, so a caller that keeps it must copy it.
-    In either case it must not be written to."""
+    """Whether a yielded tensor stays valid. If False, the tensor is valid until the next one is requested, and a caller must copy it to
+    keep it. Never write to a yielded tensor."""
 
     @abstractmethod
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors in the manifest's order, each verified against its digest before it is yielded.
 
         Raises:
-            CalledOffError: the sender aborted the update, since another receiver will not connect.
-            WeightSyncError: a name, shape, dtype or digest differs, or the transfer broke off.
+            CalledOffError: the sender aborted the update, because another receiver will not connect.
+            WeightSyncError: a name, shape, dtype or digest differs, or the transfer was interrupted.
         """
 
     def close(self) -> None:
@@ -131,30 +132,30 @@ class WeightReceiver(ABC):
 
 
 class WeightTransport(Plugin):
-    """A way to transfer weights. Both ends are made from the same config.
+    """A way to transfer weights from training ranks to rollout engines. Sender and receivers are made from the same config.
 
-    Capabilities: `in_process` (the ends must be in one process), `across_processes` (they may be in several on one
-    machine), `across_machines` (on several machines), `on_each_machine` (within a machine, and the first rank of each sends to
-    the receivers there), `ends_meet` (`send` returns only when every receiver has taken the update, so both ends run at once).
+    Capabilities: `in_process` (sender and receivers must be in one process), `across_processes` (in several processes of one
+    machine), `across_machines` (on several machines), `on_each_machine` (within a machine: the first rank of each machine sends
+    to the machine's receivers), `ends_meet` (`send` waits until every receiver has taken the update, so both must run at once).
     """
 
     @abstractmethod
     def sender(self) -> WeightSender:
-        """Make the trainer's end."""
+        """Make the sender for a training rank."""
 
     @abstractmethod
     def receiver(self) -> WeightReceiver:
-        """Make the rollout's end."""
+        """Make the receiver for a worker of a rollout engine."""
 
     def call_off(self, manifest: WeightManifest, reason: str) -> None:
-        """Notify the sender of this update, which is in another process, that a receiver will not connect.
+        """Notify the update's sender, which is in another process, that a receiver will not connect.
 
-        A sender that is still waiting for receivers aborts the update with a `CalledOffError`; one that has all its receivers continues.
-        For transports whose senders do not wait this does nothing.
+        A sender that is still waiting for receivers aborts the update with a `CalledOffError`; a sender that has all receivers continues.
+        In transports whose senders do not wait, the call has no effect.
 
         Args:
             manifest: the manifest that receivers got.
-            reason: why the receiver does not connect.
+            reason: the reason why the receiver does not connect.
 
         Raises:
             WeightSyncError: the sender can't be reached.

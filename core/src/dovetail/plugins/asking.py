@@ -1,4 +1,4 @@
-"""Questions to an interpreter in a process of its own, so that a crash or a hang there reaches no further."""
+"""Runs Python code in a separate process, so that a crash or a hang of the code does not affect this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(
     interpreter: str | Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> tuple[list[Any], str]:
-    """Run Python code in another process, and return its answers and how it ended.
+    """Run Python code in another process, and return the answers and how the process ended.
 
     Args:
         code: Python code that finds the question in `asked` and calls `answer(value)` for each answer; both are JSON values.
@@ -42,7 +42,8 @@ def ask(
         variables: environment variables, added to this process's.
 
     Returns:
-        The answers up to its end, and `exit code 1: the last line that it printed`, `signal 11` or `took longer than 60 s`.
+        The answers given before the end, and how the process ended: `exit code 1: LAST PRINTED LINE`, `signal 11` or
+        `took longer than 60 s`.
 
     Raises:
         OSError: the interpreter can't be started.

@@ -1,4 +1,4 @@
-"""What the project's own distributions provide, so that an error can say what to install."""
+"""The plugins and commands of the project's own distributions, so that an error can say what to install."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
 OF_FUNCTIONS = {"tool": "dovetail-tools"}
 """Kind → the distribution that makes plugins of that kind from functions."""
 FIRST_PARTY: dict[str, dict[str, str]] = {}
-"""Kind → plugin name → the distribution that provides it."""
+"""Kind → plugin name → the distribution that provides the plugin."""
 for _distribution, _kinds in _PROVIDES.items():
     for _kind, _names in _kinds.items():
         FIRST_PARTY.setdefault(_kind, {}).update(dict.fromkeys(_names.split(), _distribution))
@@ -118,14 +118,14 @@ COMMANDS = {
     "serve": "dovetail-gateway",
     "sft": "dovetail-trainers",
 }
-"""Command → the distribution that provides it."""
+"""Command → the distribution that provides the command."""
 
 
 def provider(kind: str, name: str) -> str | None:
-    """Return the project's own distribution that provides this plugin, or None."""
+    """Return the project's own distribution that provides a plugin; None if there is none."""
     return FIRST_PARTY.get(kind, {}).get(name)
 
 
 def nearest_first_party(kind: str, name: str) -> str | None:
-    """Return the project's own plugin whose name is closest to a misspelt one, or None."""
+    """Return the project's own plugin whose name is closest to a misspelt name; None if none is close."""
     return nearest(name, FIRST_PARTY.get(kind, {}))

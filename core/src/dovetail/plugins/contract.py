@@ -1,4 +1,4 @@
-"""What a plugin class must be: checked once, when it is loaded, with messages that its author can act on."""
+"""Checks of a plugin class when it is loaded, with messages for the plugin's author."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dovetail.sections import PluginSection
 
 
 def import_object(target: str) -> Any:
-    """Import `module:Name`."""
+    """Import the module of `module:Name`, and return the named object."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def public_module(cls: type) -> str:
-    """Return the module that a class is imported from: its package, where that exports it."""
+    """Return the name of the module to import a class from: the package if it exports the class, else the defining module."""
     package = ".".join(cls.__module__.split(".")[:2])
     exported = getattr(importlib.import_module(package), cls.__name__, None)
     return package if exported is cls else cls.__module__
 
 
 def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
-    """Check that a class completely implements a kind's interface.
+    """Check that an object is a class that completely implements a kind's interface, and return the class.
 
     Raises:
-        PluginBrokenError: it is not a class, not a subclass of the interface, or lacks abstract methods or attributes.
+        PluginBrokenError: the object is not a class, does not extend the interface, or lacks its methods or attributes.
     """
     interface = import_object(kind.interface)
     wanted = f"{public_module(interface)}.{interface.__name__}"
@@ -63,10 +63,10 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
 
 
 def check_api(api: str, kind: Kind, title: str) -> None:
-    """Check that a range of interface versions holds the one of this core.
+    """Check that a range of interface versions contains this core's version of a kind's interface.
 
     Raises:
-        PluginIncompatibleError: the range does not hold it, or is not a version range.
+        PluginIncompatibleError: `api` does not contain the version, or is not a version range.
     """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -85,10 +85,10 @@ def check_api(api: str, kind: Kind, title: str) -> None:
 
 
 def config_of(cls: type[Plugin], kind: Kind) -> type[PluginSection]:
-    """Return the Config of a plugin class; by default the section of its kind.
+    """Return the Config class of a plugin class; by default the section class of its kind.
 
     Raises:
-        PluginBrokenError: its Config is not an attrs class that extends the section of its kind.
+        PluginBrokenError: the Config is not an attrs class that extends the kind's section class.
     """
     section = import_object(kind.section)
     if cls.Config is PluginSection:
@@ -97,10 +97,10 @@ def config_of(cls: type[Plugin], kind: Kind) -> type[PluginSection]:
 
 
 def check_config(config: object, kind: Kind, title: str) -> type[PluginSection]:
-    """Check that something is a Config class for a kind.
+    """Check that an object is a Config class for a kind, and return the class.
 
     Raises:
-        PluginBrokenError: the class is not an attrs class that extends the section of its kind.
+        PluginBrokenError: the object is not an attrs class that extends the kind's section class.
     """
     section = import_object(kind.section)
     if config is PluginSection:

@@ -1,4 +1,4 @@
-"""Installed distributions that declare `dovetail.*` entry points, one each, without importing any of them."""
+"""The installed distributions that declare `dovetail.*` entry points, found without importing them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Installed:
     version: str
     requires_python: str | None
     entry_points: tuple[importlib.metadata.EntryPoint, ...]
-    """Only those of `dovetail.*` groups."""
+    """The entry points of `dovetail.*` groups."""
     metadata: importlib.metadata.Distribution
 
 
 def installed_distributions() -> tuple[list[Installed], list[str]]:
-    """Return all distributions with `dovetail.*` entry points, and a complaint for each that can't be read.
+    """Return all distributions with `dovetail.*` entry points, and a message for each distribution that can't be read.
 
-    Where one name lies on sys.path several times (stray egg-info makes such doubles), the first place wins.
+    If sys.path has a distribution several times, for example through a stray egg-info, the first copy counts.
     """
     seen: dict[str, importlib.metadata.Distribution] = {}
     problems = []

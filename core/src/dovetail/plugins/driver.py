@@ -1,4 +1,4 @@
-"""The one place that uses stevedore: it loads exactly the entry point that the index chose."""
+"""Loads exactly the entry point that the plugin index chose, with stevedore."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stevedore.driver import DriverManager
 
 
 class ChosenDriver(DriverManager):  # type: ignore[misc]
-    """A driver manager that sees one entry point.
+    """A stevedore driver manager that sees only the entry point that the plugin index chose.
 
-    Left to itself, stevedore reads a cache on disk that can be stale, forgets which distribution an entry
-    point came from, and fails where two claim one name; the index has settled all that before.
+    By default, stevedore reads a disk cache that can be stale, forgets an entry point's distribution, and fails if
+    two distributions use the same name.
     """
 
     def __init__(self, chosen: EntryPoint) -> None:
@@ -24,5 +24,5 @@ class ChosenDriver(DriverManager):  # type: ignore[misc]
 
 
 def load_entry_point(chosen: EntryPoint) -> object:
-    """Import the target of an entry point; exceptions of the import are raised unchanged."""
+    """Import and return the target of an entry point; exceptions of the import are raised unchanged."""
     return ChosenDriver(chosen).extensions[0].plugin

@@ -1,4 +1,4 @@
-"""PluginEntry: one plugin as the index knows it, and the gates that decide its state."""
+"""PluginEntry: a plugin in the index; and the checks that decide its state."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True)
 class PluginEntry:
-    """One plugin that an installed distribution declares."""
+    """A plugin that an installed distribution declares, with its state."""
 
     kind: str
     name: str
     distribution: str
     version: str
     target: str
-    """`module:Class`."""
+    """`module:Class` of the plugin."""
     state: State
     reason: str | None = None
-    """Why it is not compatible."""
+    """Why the plugin is not compatible; None if it is."""
     fix: str | None = None
-    """How to make it compatible."""
+    """How to make the plugin compatible."""
     manifest: PluginManifest | None = None
     entry_point: importlib.metadata.EntryPoint | None = None
-    """Its entry point; None where only the manifest lists the plugin."""
+    """Entry point of the plugin; None if only the manifest lists the plugin."""
 
     @property
     def title(self) -> str:
@@ -54,17 +54,17 @@ class PluginEntry:
 
     @property
     def usable(self) -> bool:
-        """Whether its interface fits, so that a config may select it."""
+        """Whether the plugin is compatible, so that a config may select it."""
         return self.state == "compatible"
 
     @property
     def interface(self) -> str:
-        """The range of interface versions that it works with; empty where unknown."""
+        """The range of interface versions that the plugin works with; empty if unknown."""
         return self.manifest.api if self.manifest else ""
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Further names that select it."""
+        """Further names that select the plugin."""
         return self.manifest.aliases if self.manifest else ()
 
     @property
@@ -74,16 +74,16 @@ class PluginEntry:
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """Its needs, judged in this environment."""
+        """The packages that the plugin needs, checked against this environment."""
         return judge(self.manifest.needs) if self.manifest else ()
 
     @property
     def install_command(self) -> str:
-        """The command that installs the needs that this environment does not meet."""
+        """The command that installs the needed packages that this environment lacks."""
         return install_command(self.distribution, self.needs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, as `plugins list --json` gives them."""
+        """Return the entry as JSON values, as `plugins list --json` prints it."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -104,7 +104,7 @@ class PluginEntry:
 
 
 class Rejection(Exception):
-    """A gate's verdict: the state, the reason and the fix."""
+    """The refusal of a plugin by a check: the plugin's state, the reason and the fix."""
 
     def __init__(self, state: State, reason: str, fix: str | None) -> None:
         super().__init__(reason)
@@ -114,11 +114,11 @@ class Rejection(Exception):
 
 
 def entries_of(distribution: Installed, kinds: Mapping[str, Kind]) -> list[PluginEntry]:
-    """Return every plugin of one distribution, gated.
+    """Return an entry for every plugin of a distribution, each with its state.
 
     Args:
         distribution: the installed distribution.
-        kinds: all kinds, by name.
+        kinds: all kinds of plugin, by name.
     """
     manifests: dict[str, DistributionManifest | ManifestError] = {}
     entries = []

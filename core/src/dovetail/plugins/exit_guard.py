@@ -1,4 +1,4 @@
-"""`os._exit` in code of the user that runs in the run's own process: it would end the run with nothing saved, and with status 0."""
+"""Guards against `os._exit` in user code in the run's own process, which would end the run with status 0 and nothing saved."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _here = threading.local()
 
 
 def guard_exit() -> None:
-    """Replace `os._exit` in this process, for good: in threads other than the main one it raises RuntimeError.
+    """Replace `os._exit` in this process permanently, so that it raises RuntimeError outside the main thread.
 
-    To be called before the first file of the user is run, which may keep what it finds. Reward functions never run in the main
-    thread. A process that is forked from this one exits as ever.
+    Call this before the first user file runs, since a file may keep a reference to `os._exit`. Reward functions never run in the
+    main thread. In forked processes `os._exit` works as usual.
     """
     global _guarded  # noqa: PLW0603 - of the process that calls
     _replace()

@@ -1,4 +1,4 @@
-"""A Python file in place of a package: its attribute loaded under the same checks as an installed plugin."""
+"""Loads a plugin from a Python file instead of a package, under the same checks as an installed plugin."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def resolve(path: str) -> Path:
 
 
 def content_hash(path: Path) -> str:
-    """Return SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 digest of a file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -70,8 +70,8 @@ def load_file_attribute(path: str, attribute: str) -> Any:
     """Run a Python file and return one of its attributes; a file with unchanged content is run once.
 
     Raises:
-        PluginNotFoundError: the file or the attribute does not exist; names the nearest.
-        PluginBrokenError: the file fails; names the line.
+        PluginNotFoundError: the file or the attribute does not exist; the error names the nearest one.
+        PluginBrokenError: the file raises an error; the message names the line.
     """
     place = resolve(path)
     module = _module(place)
@@ -87,14 +87,14 @@ def load_file_attribute(path: str, attribute: str) -> Any:
 
 
 def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
-    """Return the plugin class that an attribute of a file is; for a plain function, the class that wraps it.
+    """Return the plugin class that an attribute of a file holds; for a plain function, a class that wraps the function.
 
-    The class need not set `name`, which is the attribute's by default, or `api`, which is this core's.
+    A class without `name` gets the attribute's name. A class without `api` gets this core's interface version.
 
     Raises:
         PluginNotFoundError: the file or the attribute does not exist.
         PluginBrokenError: the file fails, or the kind can't use the attribute.
-        PluginIncompatibleError: its `api` leaves this core out.
+        PluginIncompatibleError: the `api` of the class excludes this core's interface version.
     """
     found = load_file_attribute(path, attribute)
     title = f"{attribute} of {resolve(path)}"
@@ -240,10 +240,10 @@ def _maker(kind: Kind) -> Callable[..., type[Plugin]] | None:
 def file_and_attribute(
     kind: str, path: object, attribute: object, name: object = None
 ) -> tuple[str, str]:
-    """Check the `path` and `attribute` of a config section; the default attribute of a reward function is `compute_score`.
+    """Check and return `path` and `attribute` of a config section. For a reward function, `attribute` defaults to `compute_score`.
 
     Raises:
-        ConfigError: the section names a plugin as well, or no attribute.
+        ConfigError: the section also names an installed plugin, or lacks a path or an attribute.
     """
     if not isinstance(path, str) or not path:
         raise ConfigError(f"`path` must be the path of a Python file, not {path!r}")

@@ -1,4 +1,4 @@
-"""PluginIndex: which plugins are installed, found without importing any, and which one a name selects."""
+"""PluginIndex: the installed plugins, found without importing them, and the plugin that a name selects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PluginIndex:
 
     Attributes:
         all_entries: every declared plugin, by kind and name.
-        problems: messages about distributions that can't be read at all.
+        problems: messages about distributions that can't be read.
         distributions: the distributions with plugins or extensions.
         kinds: the kinds of plugin, by name: core's, and those of installed packages.
     """
@@ -44,7 +44,7 @@ class PluginIndex:
 
     @classmethod
     def discover(cls) -> PluginIndex:
-        """Index what is installed now, without importing a plugin; a broken plugin is listed as such."""
+        """Index the installed plugins without importing them. Broken plugins are listed with their state."""
         distributions, problems = installed_distributions()
         kinds, complaints = _kinds_of(distributions)
         entries = [e for distribution in distributions for e in entries_of(distribution, kinds)]
@@ -56,14 +56,14 @@ class PluginIndex:
         return cls(tuple(entries), (*problems, *complaints), tuple(distributions), kinds)
 
     def entries(self, kind: str | None = None) -> tuple[PluginEntry, ...]:
-        """Return every plugin, or those of one kind, whatever their state."""
+        """Return the plugins of a kind in every state; without a kind, all plugins."""
         return tuple(entry for entry in self.all_entries if kind in (None, entry.kind))
 
     def kind(self, name: str) -> Kind:
-        """Return a kind of plugin.
+        """Return the kind of plugin with this name.
 
         Raises:
-            PluginNotFoundError: there is no such kind; names the nearest.
+            PluginNotFoundError: the kind does not exist; the error names the nearest one.
         """
         if name in self.kinds:
             return self.kinds[name]
@@ -77,9 +77,9 @@ class PluginIndex:
         """Return the plugin that a name (`name`, an alias, or `name@distribution`) selects.
 
         Raises:
-            PluginNotFoundError: no installed plugin has this name; lists the existing ones and what to install.
+            PluginNotFoundError: no installed plugin has this name; the error lists the existing names and what to install.
             PluginConflictError: several distributions claim the name.
-            PluginIncompatibleError: the plugin is made for another interface version, or its manifest is wrong.
+            PluginIncompatibleError: the plugin is made for another interface version, or has a wrong manifest.
         """
         self.kind(kind)
         bare, _, distribution = name.partition("@")
@@ -156,7 +156,7 @@ class PluginIndex:
 
 @functools.cache
 def default_index() -> PluginIndex:
-    """Return the index of this process, discovered once; `default_index.cache_clear()` forgets it."""
+    """Return the plugin index of this process, discovered once; `default_index.cache_clear()` discards it."""
     return PluginIndex.discover()
 
 

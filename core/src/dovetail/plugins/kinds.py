@@ -1,4 +1,4 @@
-"""The kinds of plugin: entry-point group, interface and its version, the base of its config. Packages declare further ones."""
+"""The kinds of plugin, each with entry-point group, interface, version and base class of configs. Packages declare further kinds."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ GROUP_PREFIX = "dovetail."
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of plugin. Strings throughout, so that the table imports nothing."""
+    """A kind of plugin. All fields are strings, so that the table of kinds imports nothing."""
 
     name: str
     interface: str
     """`module:Class` of the interface."""
     api: str
-    """The interface's version here."""
+    """Version of the interface in this core."""
     section: str = "dovetail.sections:PluginSection"
     """`module:Class` that a plugin's Config extends."""
 
     @property
     def group(self) -> str:
-        """The entry-point group."""
+        """Entry-point group of the plugins of this kind."""
         return GROUP_PREFIX + self.name
 
 
@@ -66,11 +66,11 @@ KINDS_GROUP = "dovetail.kinds"
 """Entry-point group of a package's own kinds: `name = "module:Interface"`. The interface is a subclass of Plugin with `interface_api`,
 its version, and `Config`, the base of its plugins' Configs; the package's manifest holds both."""
 FUNCTIONS_GROUP = "dovetail.functions"
-"""Entry-point group: `kind = "module:function"`, which makes a plugin class from a Python function and a name for the class."""
+"""Entry-point group: `kind = "module:function"`. The function makes a plugin class from a Python function and a name for the class."""
 SUPERVISOR_GROUP = "dovetail.supervisor"
-"""Entry-point group: `name = "module:function"`, a supervisor, which trains in processes of its own and starts another where the
-infrastructure failed. Its arguments are the config, the run directory, the command's arguments, environment variables for the processes,
-and the file into which they write why they fail."""
+"""Entry-point group of supervisors: `name = "module:function"`. A supervisor trains in a child process, and starts another after a
+failure of the infrastructure. The function's arguments are the config, the run directory, the command's arguments, environment variables
+for the child processes, and the file into which these write why they fail."""
 EXTENSION_GROUPS = {
     KINDS_GROUP: "kinds of plugin",
     FUNCTIONS_GROUP: "what makes plugins of functions",

@@ -43,8 +43,8 @@ def ref_for(kind: str, section: PluginSection) -> PluginRef:
     """Return a reference to the plugin that a config section selects. Imports no plugin.
 
     Raises:
-        PluginError: no usable plugin has that name, or the file does not exist.
-        ConfigError: the section selects no plugin, or two.
+        PluginError: no usable plugin has the name, or the file does not exist.
+        ConfigError: the section selects no plugin, or two plugins.
     """
     default_index().kind(kind)
     if section.path is not None:
@@ -58,12 +58,12 @@ def ref_for(kind: str, section: PluginSection) -> PluginRef:
 
 
 def load_plugin_class(ref: PluginRef) -> type[Plugin]:
-    """Import the plugin of a reference, and check it against its interface and manifest.
+    """Import the plugin class that a reference names, and check the class against its interface and manifest.
 
     Raises:
-        PluginNotFoundError, PluginConflictError, PluginIncompatibleError: nothing usable has that name.
-        PluginNeedsError: its import fails because a package of its declared needs is missing.
-        PluginBrokenError: its import fails, or the class does not fulfil its interface or its manifest.
+        PluginNotFoundError, PluginConflictError, PluginIncompatibleError: no usable plugin has the name.
+        PluginNeedsError: the import fails because a package that the plugin needs is missing.
+        PluginBrokenError: the import fails, or the class contradicts its interface or manifest.
     """
     kind = default_index().kind(ref.kind)
     if ref.path is not None:
@@ -76,14 +76,14 @@ def find(ref: PluginRef) -> PluginEntry:
     """Return the installed plugin that a reference names.
 
     Raises:
-        PluginError: nothing usable has that name.
+        PluginError: no usable plugin has the name.
     """
     exact = ref.name if ref.distribution is None else f"{ref.name}@{ref.distribution}"
     return default_index().find(ref.kind, exact)
 
 
 def load_entry(entry: PluginEntry) -> type[Plugin]:
-    """Import an entry of the index and check its class. For errors see `load_plugin_class`."""
+    """Import the plugin of an index entry, and check its class. For errors see `load_plugin_class`."""
     kind = default_index().kind(entry.kind)
     cls = check_class(_import(entry), kind, f"{entry.target} of {entry.title}")
     if entry.manifest is None:
@@ -101,15 +101,15 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
 
 
 def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -> Plugin:
-    """Construct the plugin of a reference, on the host where it will run.
+    """Construct the plugin that a reference names, on the host where the plugin runs.
 
     Args:
         ref: the plugin's reference.
-        context: role, rank, model and settings of the process that it runs in.
-        needs: whether its needs must be met here; False for a plugin that is only asked for its columns, and for preflight rules.
+        context: role, rank, model and settings of the plugin's process.
+        needs: whether the plugin's needed packages must be installed here; False to read the plugin's columns, and for preflight rules.
 
     Raises:
-        PluginNeedsError: a package that it needs is missing here, and it does not join an engine that runs already.
+        PluginNeedsError: a package that the plugin needs is missing. Not raised for a plugin that joins a running engine.
         PluginError: the plugin can't be loaded, or its config is of another class.
     """
     # What an engine needs that runs already is for where it runs.
@@ -125,11 +125,11 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
 
 
 def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
-    """Return the Config class of the plugin that a raw section selects; imports the plugin's config module only.
+    """Return the Config class of the plugin that a raw section selects; only the plugin's config module is imported.
 
     Raises:
-        PluginError: nothing usable has that name, or its config module fails.
-        ConfigError: the section selects nothing, or two things.
+        PluginError: no usable plugin has the name, or its config module fails.
+        ConfigError: the section selects no plugin, or two plugins.
     """
     known = default_index().kind(kind)
     name, path = section.get("name"), section.get("path")
@@ -154,15 +154,15 @@ def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
 
 
 def plugin_section(kind: str, name: str, **settings: Any) -> Any:
-    """Return a section of an installed plugin's own Config.
+    """Return a config section that selects an installed plugin: an instance of the plugin's Config.
 
     Args:
         kind: the kind of the plugin.
         name: the name of the plugin.
-        settings: fields of its Config; a field that selects a plugin accepts the plugin's name.
+        settings: fields of the Config; a field that selects a plugin accepts the plugin's name.
 
     Raises:
-        PluginError: nothing usable has that name, or its config module fails.
+        PluginError: no usable plugin has the name, or its config module fails.
     """
     config = config_class(kind, {"name": name})
     fields = attrs.fields_dict(config)
@@ -212,7 +212,7 @@ def _import(entry: PluginEntry) -> object:
 
 
 def cause_of(error: BaseException, own: Path = Path(__file__).parent) -> str:
-    """Return the message of an error, and the line of the plugin that caused it: the last one outside the folder `own`."""
+    """Return an error's message with file and line of the cause: the last frame of the traceback outside the folder `own`."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = [
         frame

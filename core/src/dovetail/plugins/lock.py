@@ -1,4 +1,4 @@
-"""The plugin lock, `plugins.lock.json`: exactly which plugins a run used, and what has changed since."""
+"""The plugin lock, `plugins.lock.json`: the plugins that a run used, for comparison with the current ones."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ SCHEMA = 1
 def lock_for(
     refs: Iterable[PluginRef], environments: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Describe these plugins as they are now: versions, interface ranges, and hashes of what can change.
+    """Return a lock of these plugins as installed now: versions, interface ranges, and hashes of code that can change.
 
-    A released wheel is pinned by its version; an editable install and a file by the SHA-256 of their content. What the
-    plugins' distributions depend on is in `packages`, with the versions that are here.
+    The version pins a released wheel; the SHA-256 of the content pins an editable install or a file. `packages` holds the
+    installed versions of the plugins' dependencies.
 
     Args:
         refs: the plugins.
-        environments: role → path of the environment that its processes run in, as in `runtime.environments`. One that
-            is not on this machine is described by its path alone.
+        environments: the path of the environment of each role's processes, as in `runtime.environments`. An environment
+            that is not on this machine is described by its path alone.
 
     Raises:
-        PluginError: one of the plugins is no longer there.
+        PluginError: a plugin no longer exists.
     """
     hashes: dict[str, str] = {}
     return _assembled([pinned(ref, hashes) for ref in refs], environments or {})
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the current lock of the same plugins and environments, and the reasons why some no longer exist."""
+    """Return a current lock of an old lock's plugins and environments, and why plugins no longer exist, by `kind/name`."""
     plugins, gone = [], {}
     hashes: dict[str, str] = {}
     for ref in refs_of(old):
@@ -67,7 +67,7 @@ def refs_of(lock: Mapping[str, Any]) -> list[PluginRef]:
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Read a lock file, or the one in a run directory.
+    """Read a lock file, or the lock file in a run directory.
 
     Raises:
         PluginError: the file does not exist or can't be read.
@@ -90,7 +90,7 @@ def read_lock(path: Path) -> dict[str, Any]:
 
 
 def write_lock(path: Path, lock: Mapping[str, Any]) -> None:
-    """Write a lock as JSON."""
+    """Write a lock to a JSON file."""
     path.write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What has changed between two plugin locks, each difference by itself."""
+"""The differences between two plugin locks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class LockDifference:
     what: What
     was: str | None
     now: str | None
-    """None where it is missing."""
+    """The new value, after the old value `was`; either is None if the subject is missing."""
     text: str
     """Description of the difference."""
     refused: bool = False
     """Whether a run can't continue with this difference, since the installed plugin may read the saved state differently."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the difference as JSON values."""
         return dict(vars(self))
 
 
@@ -53,7 +53,7 @@ def differences(
     Args:
         old: the earlier lock.
         new: the current lock.
-        gone: why plugins of the old one are not in the new one, by `kind/name`: they are refused.
+        gone: the reasons why plugins of the old lock no longer exist, by `kind/name`; each is an error.
     """
     missing = gone or {}
     before, after = _by_key(old), _by_key(new)
@@ -80,7 +80,7 @@ def differences(
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the differences as text: warnings, and errors."""
+    """Return the differences between two locks as text: the warnings, and the errors."""
     found = differences(old, new)
     return [d.text for d in found if not d.refused], [d.text for d in found if d.refused]
 

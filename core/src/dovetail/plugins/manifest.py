@@ -1,4 +1,4 @@
-"""The manifest of a distribution, `dovetail-plugin.json`: what is known of its plugins without importing them."""
+"""The manifest of a distribution, `dovetail-plugin.json`: a description of its plugins that needs no import."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ManifestError(PluginIncompatibleError):
 
 @dataclass(frozen=True)
 class PluginManifest:
-    """One plugin, as its distribution describes it."""
+    """A plugin as the manifest of its distribution describes it."""
 
     kind: str
     name: str
@@ -46,43 +46,43 @@ class PluginManifest:
     api: str
     """Range of interface versions."""
     config: str
-    """`module:Class` of its Config."""
+    """`module:Class` of the plugin's Config."""
     aliases: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     requires: tuple[str, ...] | None = ()
-    """Columns that it reads under its default config; None where it has no default config."""
+    """Columns that the plugin reads under its default config; None if it has no default config."""
     provides: tuple[str, ...] | None = ()
-    """Columns that it can write under its default config; None where it has no default config."""
+    """Columns that the plugin can write under its default config; None if it has no default config."""
     columns: tuple[Mapping[str, Any], ...] = ()
-    """Columns of its own: name, dtype, shape, meaning, owner; `along` and `inner` where they have them."""
+    """Columns that the plugin defines: name, dtype, shape, meaning, owner, and `along` and `inner` if given."""
     config_schema: Mapping[str, Any] | None = None
-    """`{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
+    """Description of the Config: `{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
     doc: str = ""
-    """The class's docstring; empty in manifests made before they carried it."""
+    """The class's docstring; empty in manifests of earlier versions."""
     settings: Mapping[str, Any] | None = None
     """Settings that a preset makes under its default config; None for other kinds."""
     facts: Mapping[str, Any] | None = None
-    """Further facts that its kind declares: `aggregation` of a policy loss or an estimator, `action` of a sample filter,
-    `min_group_size` of an estimator under its default config; None where there are none."""
+    """Further facts, which depend on the kind: `aggregation` of a policy loss or an estimator, `action` of a sample filter,
+    `min_group_size` of an estimator under its default config; None if there are none."""
     needs: tuple[tuple[str, ...], ...] = ()
-    """Any-of lists of requirements, all of which must be met where the plugin runs."""
+    """Lists of alternative requirements; the plugin's environment must meet one requirement of each list."""
     isolated: bool = False
-    """Whether its needs rarely fit the environment of other plugins, so that its role gets its own
+    """Whether the plugin's needs rarely fit the environment of other plugins, so that its role gets an environment of its own
     (`runtime.environments`). From `[tool.dovetail] isolated = true` in pyproject.toml."""
 
 
 @dataclass(frozen=True)
 class DistributionManifest:
-    """What one distribution declares about its plugins."""
+    """The manifest of a distribution: its plugins and its kinds of plugin."""
 
     path: Path
     distribution: str
     plugins: tuple[PluginManifest, ...]
     kinds: tuple[Kind, ...] = ()
-    """Kinds of plugin that it brings."""
+    """Kinds of plugin that the distribution adds."""
 
     def get(self, kind: str, name: str) -> PluginManifest | None:
-        """Return the plugin of that kind and name, where the manifest has it."""
+        """Return the plugin of a kind and a name; None if the manifest does not list it."""
         for plugin in self.plugins:
             if (plugin.kind, plugin.name) == (kind, name):
                 return plugin
@@ -90,14 +90,14 @@ class DistributionManifest:
 
 
 def normalised(distribution: str) -> str:
-    """Return a distribution's name as package indexes compare it."""
+    """Return a distribution's name in the form in which package indexes compare names."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def package_directories(package: str) -> list[Path]:
-    """Return the directories of a top-level package, without importing it; empty where there is no such package.
+    """Return the directories of a top-level package, without importing the package; empty if it does not exist.
 
-    Works for wheels and for editable installs, which RECORD and `importlib.resources` do not.
+    Works for wheels and editable installs, unlike RECORD and `importlib.resources`.
     """
     try:
         spec = importlib.util.find_spec(package)
@@ -109,10 +109,10 @@ def package_directories(package: str) -> list[Path]:
 
 
 def read_manifest(package: str, distribution: str) -> DistributionManifest:
-    """Read the manifest that lies in a top-level package.
+    """Read the manifest of a distribution from one of its top-level packages.
 
     Raises:
-        ManifestError: there is no manifest, it can't be read, or it belongs to another distribution.
+        ManifestError: the manifest is missing, can't be read, or belongs to another distribution.
     """
     places = package_directories(package)
     if not places:
@@ -132,10 +132,10 @@ def read_manifest(package: str, distribution: str) -> DistributionManifest:
 
 
 def read_manifest_file(path: Path, distribution: str) -> DistributionManifest:
-    """Read the `dovetail-plugin.json` of a distribution.
+    """Read the `dovetail-plugin.json` of a distribution from this path.
 
     Raises:
-        ManifestError: it can't be read, or it belongs to another distribution.
+        ManifestError: the manifest can't be read, or belongs to another distribution.
     """
     remake = f"make it anew in the source folder of {distribution}: {COMMAND}"
     try:

@@ -1,4 +1,4 @@
-"""Needs of a plugin: packages that must be installed where it runs, judged apart from whether it fits."""
+"""Needs of a plugin: packages that must be installed in the plugin's environment."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pathlib import Path
 from dovetail.errors import PluginNeedsError
 
 ISOLATED = "DOVETAIL_ENVIRONMENT"
-"""Environment variable of processes in another environment than the controller's: that environment's path, as in the config."""
+"""Environment variable of processes outside the controller's Python environment: the path of their environment, as in the config."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """One any-of list of requirements, and whether this environment meets it."""
+    """A list of alternative requirements, and whether this environment meets one of them."""
 
     any_of: tuple[str, ...]
     met: bool
     found: str
-    """The installed packages: `vllm 0.24.1`, `vllm 0.20 (too old or new)` or `nothing of it`."""
+    """The installed packages: `vllm 0.24.1`, `vllm 0.20, which is outside >=0.24`, or `not installed`."""
 
     def __str__(self) -> str:
         return " or ".join(self.any_of)
 
 
 def judge(needs: Iterable[tuple[str, ...]]) -> tuple[Need, ...]:
-    """Check whether this environment meets needs, without importing the packages."""
+    """Check whether this environment meets needs, without importing packages. Each need is a list of alternative requirements."""
     return tuple(_judge(tuple(any_of)) for any_of in needs)
 
 
@@ -61,10 +61,10 @@ def _judge(any_of: tuple[str, ...]) -> Need:
 
 
 def install_command(distribution: str, needs: Iterable[Need]) -> str:
-    """Return the command that installs the missing needs: the distribution's own engine extras where it has them.
+    """Return the command that installs the missing needs, through the distribution's engine extras if it has any.
 
-    In a process of an environment of its own (`ISOLATED` is set) the command names that environment's interpreter. An index
-    beside PyPI comes from the project URL `Package index` of the distribution.
+    In a role's own environment (`ISOLATED` is set), the command names the environment's interpreter. The distribution's project
+    URL `Package index` gives an index to use beside PyPI.
     """
     unmet = [need for need in needs if not need.met]
     pip = f"{sys.executable} -m pip" if ISOLATED in os.environ else "pip"
@@ -98,7 +98,7 @@ def _package_index(distribution: str) -> str | None:
 
 
 def engine_extras(distribution: str) -> list[str]:
-    """Return the extras of an installed distribution called `engine` or `engine-…`: they bring an engine."""
+    """Return the extras of a distribution that install an engine, named `engine` or `engine-…`."""
     try:
         metadata = importlib.metadata.metadata(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -108,10 +108,10 @@ def engine_extras(distribution: str) -> list[str]:
 
 
 def require(plugin: str, distribution: str, needs: Iterable[tuple[str, ...]]) -> None:
-    """Raise an error where a need is missing.
+    """Raise an error if this environment does not meet a need.
 
     Raises:
-        PluginNeedsError: names every unmet need and the command that installs it.
+        PluginNeedsError: a need is not met; the error names every unmet need and the install command.
     """
     unmet = [need for need in judge(needs) if not need.met]
     if unmet:
@@ -125,7 +125,7 @@ def require(plugin: str, distribution: str, needs: Iterable[tuple[str, ...]]) ->
 def packages_of(distributions: Iterable[str]) -> dict[str, str]:
     """Return the installed versions of these distributions' direct dependencies, engine extras included.
 
-    What is not installed is left out.
+    Packages that are not installed are left out.
     """
     from packaging.requirements import Requirement
 
@@ -148,7 +148,7 @@ def packages_of(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def torch_build() -> str | None:
-    """Return the build of the installed torch: `cpu`, `cuda 13.0` or `rocm 7.1`; None where torch is absent."""
+    """Return the build of the installed torch: `cpu`, `cuda 13.0` or `rocm 7.1`; None if torch is absent."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None

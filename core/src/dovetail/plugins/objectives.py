@@ -1,4 +1,4 @@
-"""objective_spec: an objective by name and settings, as workers get it; and the loss aggregation that an objective selects."""
+"""Builds the spec of an objective from its name and settings, and the loss aggregation that an objective selects."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def objective_spec(
     """Return the spec of an objective that a stage sends to an engine: plugin, config, columns, outputs.
 
     Args:
-        plugin: its name (`name@distribution` settles a conflict), or a section that selects it by name or by file.
+        plugin: the objective's name (`name@distribution` settles a conflict), or a section that selects the objective.
         scalars: weights that differ from their defaults.
-        settings: fields of its Config.
+        settings: fields of the objective's Config.
 
     Raises:
         PluginError: the plugin can't be found or loaded.
@@ -50,11 +50,11 @@ def loss_aggregation(section: PluginSection | None, context: PluginContext) -> L
     """Construct an objective's loss aggregation: the selected one, or `token_mean`.
 
     Args:
-        section: the section that selects it.
+        section: the section that selects the aggregation; None for `token_mean`.
         context: the context of the objective; its seed is the aggregation's.
 
     Raises:
-        PluginError: it can't be found, loaded or constructed.
+        PluginError: the aggregation can't be found, loaded or constructed.
     """
     ref = ref_for("loss_aggregation", section or PluginSection(name="token_mean"))
     return cast("LossAggregation", make_plugin(ref, PluginContext(seed=context.seed)))

@@ -1,4 +1,4 @@
-"""One plugin as it is here: its version, and the hash of its code where that can change without a new version."""
+"""The lock entry of a plugin: its version, and the hash of its code if the code can change without a new version."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dovetail.plugins.manifest import normalised, package_directories
 
 
 def pinned(ref: PluginRef, hashes: dict[str, str]) -> dict[str, Any]:
-    """Return a plugin's entry in a lock: its identity, its version, and the SHA-256 of what a version does not pin.
+    """Return a plugin's entry in a lock: its identity, its version, and the SHA-256 of code that a version does not pin.
 
     Args:
         ref: the plugin.
-        hashes: package → SHA-256 of its files; missing packages are hashed and added.
+        hashes: the SHA-256 of each package's files, by package; missing packages are hashed and added.
 
     Raises:
-        PluginError: the plugin is no longer there.
+        PluginError: the plugin no longer exists.
     """
     if ref.path is not None:
         place = resolve(ref.path)

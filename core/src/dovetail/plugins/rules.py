@@ -13,25 +13,25 @@ from dovetail.interfaces.preflight import PreflightRule
 from dovetail.plugins.index import default_index
 
 GROUP = "dovetail.preflight"
-"""`name = "module"`, all of whose public functions are rules, or `name = "module:function"`."""
+"""Entry-point group: `name = "module"` for a module whose public functions are all rules, or `name = "module:function"`."""
 
 
 @dataclass(frozen=True)
 class InstalledRule:
-    """A rule of an installed package."""
+    """A preflight rule of an installed package."""
 
     name: str
-    """Its id: the function's name."""
+    """Id of the rule: the name of its function."""
     distribution: str
     doc: str
-    """Its docstring; for a rule that can't be imported, the reason."""
+    """Docstring of the rule; the reason if the rule can't be imported."""
     check: PreflightRule
 
 
 def installed_rules() -> list[InstalledRule]:
-    """Import the rules of every installed package and return them by name.
+    """Import the preflight rules of all installed packages, and return them in order of name.
 
-    An entry point that can't be imported counts as one rule of its name, which raises the import's error.
+    An entry point that can't be imported becomes a rule of the same name, which raises the import error.
     """
     rules = []
     for entry_point, distribution in default_index().extensions(GROUP):

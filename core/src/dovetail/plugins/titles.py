@@ -1,4 +1,4 @@
-"""How messages name a plugin that runs: its kind and name, and the distribution and version that it comes from."""
+"""The name of a running plugin in messages: kind, name, distribution and version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def title_of(kind: str, plugin: Plugin) -> str:
-    """Return `advantage/grpo (dovetail-algorithms 0.1.0)`, or the class and the file of a plugin that no distribution brought."""
+    """Return a plugin's name for messages: `advantage/grpo (dovetail-algorithms 0.1.0)`. Without a distribution: class and file."""
     cls = type(plugin)
     name = getattr(cls, "name", cls.__name__)
     for entry in default_index().entries(kind):
@@ -34,8 +34,7 @@ def called(title: Callable[[], str], method: Callable[..., Any], *arguments: obj
     """Call a plugin's method and return its result.
 
     Raises:
-        PluginBrokenError: the method raised an error that is not one of Dovetail's; names the plugin by `title`, and
-            the file and line.
+        PluginBrokenError: the method raised an error other than a DovetailError; the message has `title`, file and line.
     """
     try:
         return method(*arguments)
@@ -51,7 +50,7 @@ def called(title: Callable[[], str], method: Callable[..., Any], *arguments: obj
 
 
 def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrokenError:
-    """Return the error for a plugin, selected by a config section, that violates its interface."""
+    """Return the error for a plugin, selected by `section`, that violates its interface."""
     if section.path is not None or section.name is None:
         title, hint = f"{kind} {section.attribute} of {section.path}", "correct the file"
     else:
@@ -61,7 +60,7 @@ def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrok
 
 
 def describe(value: object) -> str:
-    """Describe a value: dtype and shape of an array, or its type."""
+    """Describe a value: dtype and shape of an array, the type of another value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return type(value).__name__
