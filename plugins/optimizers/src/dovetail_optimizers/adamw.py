@@ -34,9 +34,7 @@ class AdamW(Optimizer):
 def adamw(
     config: PluginConfig, parameters: Collection[Tensor], lr: float | None = None
 ) -> torch.optim.AdamW:
-    """Make torch's AdamW with a config's `betas`, `eps` and `weight_decay`, and its `lr` unless `lr` is given, for parameters of any
-    shape.
-    """
+    """Make torch's AdamW from a config, for parameters of any shape; `lr` overrides the config's."""
     return torch.optim.AdamW(
         list(parameters),
         lr=config.lr if lr is None else lr,
