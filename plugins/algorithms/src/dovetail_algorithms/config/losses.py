@@ -32,12 +32,12 @@ class PpoClipConfig(PluginSection):
     clip_high: float = attrs.field(default=0.2, validator=_NOT_NEGATIVE)
     """How far above 1 the probability ratio may rise before its gradient is cut."""
     dual_clip: float | None = attrs.field(default=3.0, validator=_absent_or_above_one)
-    """Cap of the ratio where the advantage is negative (dual clip); None for none, as in the papers of PPO, GRPO and DAPO."""
+    """Cap of the ratio where the advantage is negative (dual clip); None for no cap, as in the papers of PPO, GRPO and DAPO."""
 
 
 @attrs.frozen(kw_only=True)
 class GspoConfig(PluginSection):
-    """One clipped ratio a sequence."""
+    """One clipped ratio per sequence."""
 
     clip_low: float = attrs.field(default=3e-4, validator=_SHARE)
     """How far below 1 the sequence's ratio may fall before its gradient is cut."""

@@ -14,7 +14,7 @@ from dovetail_stages import whiten
 def following(
     values_K: Float64[np.ndarray, "K"], lengths_N: Int64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "K"]:
-    """Return x_{k+1} within runs of these lengths, float64 [K]; 0 after a run's last."""
+    """Return the next value x_{k+1} within each run of values, float64 [K]; 0 at a run's last value."""
     following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
     following_K[(np.cumsum(lengths_N) - 1)[lengths_N > 0]] = 0
     return following_K
@@ -25,7 +25,7 @@ def discounted_sums(
     lengths_N: Int64[np.ndarray, "N"],
     decay: float | Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "K"]:
-    """Compute S_k = x_k + decay_k · S_{k+1} within runs of these lengths, float64 [K]; the decay is a scalar or [K]."""
+    """Compute S_k = x_k + decay_k · S_{k+1} within each run of values, float64 [K]; the decay is a scalar or [K]."""
     sums_K = values_K.copy()
     decay_K = np.broadcast_to(decay, sums_K.shape)
     # One step back at a time, in all runs at once that are long enough: the longest stand first.
@@ -40,7 +40,7 @@ def discounted_sums(
 
 @attrs.frozen(eq=False)
 class PolicyTokens:
-    """The tokens that the policy wrote, one sample after another. Tokens of tools between them are no steps: they are not discounted.
+    """The tokens that the policy wrote, one sample after another. Tool tokens between them are not steps and are not discounted.
 
     Attributes:
         mask: ragged bool, `response_mask`.
@@ -54,7 +54,7 @@ class PolicyTokens:
 
     @classmethod
     def of(cls, mask: Ragged) -> PolicyTokens:
-        """Return the policy's tokens of a mask: bool, ragged [T], True on them."""
+        """Return the tokens on which a mask, bool, ragged [T], is True."""
         place_K = np.flatnonzero(mask.values)
         return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
 
@@ -69,7 +69,7 @@ class PolicyTokens:
         return self.mask.with_values(values_T)
 
     def following(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
-        """Return x_{k+1} at each token, float64 [K]; 0 after a sample's last."""
+        """Return the next token's value x_{k+1} at each token, float64 [K]; 0 at a sample's last token."""
         return following(values_K, self.lengths_N)
 
     def discounted_sums(

@@ -25,10 +25,10 @@ from dovetail_stages import on_device
 
 
 class ImplicitPrm(ResponseObjective):
-    """Trains the sum of a response's log-ratios to predict whether it is right. Samples without a policy token have no effect.
+    """Trains the sum of a response's log-ratios to predict whether the response is right. Samples without a policy token have no effect.
 
-    Metrics, which take the role's name: `prm/loss`, and `prm/accuracy`, the share of samples whose reward is above 0 where the outcome is
-    above ½ and below where not.
+    Metrics, prefixed by the role's name: `prm/loss`; and `prm/accuracy`, the share of samples whose reward is above 0 exactly if the
+    outcome is above ½.
     """
 
     name = "implicit_prm"

@@ -39,19 +39,19 @@ from dovetail_stages import (
 
 @attrs.frozen
 class Perplexity:
-    """exp of a mean negative log-likelihood, kept as its sum in nats and the number of tokens; NaN for none."""
+    """Perplexity, kept as the summed negative log-likelihood in nats and the number of tokens; NaN without tokens."""
 
     total: float
     tokens: float
 
     @property
     def value(self) -> float:
-        """The perplexity, at least 1; infinite where the mean is above 709 nats."""
+        """The perplexity, at least 1; infinite if the mean negative log-likelihood is above 709 nats."""
         mean = self.total / self.tokens if self.tokens else math.nan
         return math.exp(mean) if not mean > 709 else math.inf
 
     def merge(self, other: Perplexity) -> Perplexity:
-        """Return the perplexity over the tokens of both."""
+        """Return the perplexity over the tokens of this one and the other."""
         return Perplexity(self.total + other.total, self.tokens + other.tokens)
 
 

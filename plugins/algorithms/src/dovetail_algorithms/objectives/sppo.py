@@ -46,7 +46,7 @@ class Sppo(ResponseObjective):
         """Prepare the mini-batch, as `Objective` says.
 
         Raises:
-            ColumnError: advantages are those of single tokens.
+            ColumnError: advantages are per token; expected one per sample.
         """
         if isinstance(mini_batch["advantages"], Ragged):
             raise ColumnError(
