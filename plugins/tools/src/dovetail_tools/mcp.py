@@ -84,7 +84,7 @@ class Mcp(Tool):
             self._tools = {name: self._tools[name] for name in self.config.functions}
 
     def close(self) -> None:
-        """Disconnect, and end the servers that were started here."""
+        """Disconnect, and end the servers that this tool started."""
         loop, self._loop = self._loop, None
         if loop is not None:
             with suppress(TimeoutError):

@@ -22,7 +22,7 @@ _TYPES = {
 
 
 class Tagged(ToolParser):
-    """Base of parsers of functions and parameters that are tags."""
+    """Base of parsers for calls whose function and parameters are written as tags."""
 
     call: ClassVar[str]
     """The text that begins a function's tag."""
