@@ -12,9 +12,9 @@ from dovetail.errors import DataError
 
 
 class ExampleProcess:
-    """A process that serves calls of a function. It ends when its input ends, as when this process is killed.
+    """A child process that runs calls of a function. It ends when its input closes, also if this process is killed.
 
-    multiprocessing is not used: its children run the main script of the user again.
+    multiprocessing is not used, since its children run the user's main script again.
 
     Args:
         make: the pickled function, which the process calls with each call's arguments.

@@ -31,12 +31,12 @@ def tokenised(
 def texts_of(
     encoder: TextEncoder, examples: Sequence[RawExample], ends: TurnEnds
 ) -> list[AnswerText]:
-    """Return the text of every answer with its prompt, to be encoded; errors as of `load_examples`.
+    """Return the text of every answer with its prompt, to be encoded; for errors see `load_datasets`.
 
     Args:
         encoder: the encoder of a tokenizer with a chat template, unless all examples are texts.
-        examples: rows.
-        ends: the ends of the tokenizer's template.
+        examples: the rows to render.
+        ends: adds the end-of-turn tokens that the tokenizer's template lacks.
     """
     conversations = [each for example in examples for each in conversations_of(example)]
     texts = templated(encoder, conversations, ends)

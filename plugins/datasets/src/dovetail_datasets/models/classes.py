@@ -13,7 +13,7 @@ from dovetail_datasets.models.config import read_config
 
 
 def text_config(path: str | Path, section: ModelSection) -> Any:
-    """Return the transformers config of a model's text part; None where it is not on this machine or can't be read."""
+    """Return the transformers config of a model's text part; None if it is not on this machine or can't be read."""
     try:
         found = read_config(attrs.evolve(section, path=str(path)), local_files_only=True)
         return found.get_text_config()

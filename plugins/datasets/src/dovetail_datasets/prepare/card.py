@@ -22,7 +22,7 @@ class Origin:
 
     folder: Path
     command: str
-    """The command that prepares them."""
+    """The command that prepares the dataset."""
 
 
 def card(recipe: DataRecipe, origin: Origin, output: Path, written: WrittenSplits) -> str:

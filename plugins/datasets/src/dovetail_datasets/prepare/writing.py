@@ -63,7 +63,7 @@ class RecipeWriter:
 
         Raises:
             DataError: a file is missing, a row or column is wrong, splits overlap, or there are too few rows.
-            PluginBrokenError: the recipe raised, or returned what is not a row.
+            PluginBrokenError: the recipe raised an error of its own, or returned something other than a row.
         """
         splits = [split for split in _ORDER if split in self._recipe.patterns()]
         kept = {split: self._survey(split) for split in splits}
