@@ -25,7 +25,7 @@ _CLOSE_SECONDS = 20.0
 class Mcp(Tool):
     """Tool whose functions are the tools of an MCP server. Each episode has its own connection and, with `command`, its own server.
 
-    Connections are on an event loop in a separate thread.
+    Connections run on an event loop in a separate thread.
     """
 
     name = "mcp"

@@ -103,7 +103,7 @@ class Tagged(ToolParser):
 
 
 class Qwen3Coder(Tagged):
-    """`<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
+    """Parses `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
 
     name = "qwen3_coder"
     aliases = ("qwen3_xml",)
@@ -118,7 +118,7 @@ class Qwen3Coder(Tagged):
 
 
 class Xml(Tagged):
-    """`<invoke name="f"><parameter name="x">1</parameter></invoke>`, in tags of any name that ends in `tool_call` or `function_calls`."""
+    """Parses `<invoke name="f"><parameter name="x">1</parameter></invoke>`, in tags whose name ends in `tool_call` or `function_calls`."""
 
     name = "xml"
     aliases = ("minimax_m2",)
