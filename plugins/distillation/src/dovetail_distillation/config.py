@@ -17,7 +17,7 @@ _NEGATIVE: Validator = attrs.validators.optional(attrs.validators.lt(0))
 
 @attrs.frozen(kw_only=True)
 class ServeSection:
-    """Servers that the run starts for a teacher, in processes of the runtime beside those of training and rollout."""
+    """Servers that the run starts for a teacher, in their own processes of the runtime."""
 
     engine: Literal["vllm", "sglang"] = "vllm"
     """The engine of the servers."""

@@ -132,7 +132,7 @@ class TestDistillByToken(TestDistill):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ ½ d² / T with d = log π − log π_teacher [T]."""
+        """Return c Σ ½ d² / T and its gradient [T], with d = log π − log π_teacher."""
         shown_T = mini_batch["response_mask"].values
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch[LOG_PROBS].values
         away_T = np.where(shown_T, away_T, 0) * self.config.coef / shown_T.sum()

@@ -54,8 +54,8 @@ def divergence(
 
     Args:
         name: a name of `DIVERGENCES`.
-        teacher_TJ: log P, the teacher's, from `events`.
-        student_TJ: log Q, the student's, of the same tokens.
+        teacher_TJ: the teacher's log-probabilities, log P, from `events`.
+        student_TJ: the student's log-probabilities, log Q, of the same words.
         beta: the mixture weight of `jsd`.
     """
     if name == "forward_kl":

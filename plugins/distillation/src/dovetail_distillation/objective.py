@@ -115,8 +115,8 @@ class Distill(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`, `actor/divergence`, nats a token, `actor/distill_loss`,
-        `actor/teacher_mass`, the probability of the teacher's words, and the metrics of the objective in `plus`.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, `actor/divergence`, in nats per token,
+        `actor/distill_loss`, `actor/teacher_mass`, the probability of the teacher's words, and the metrics of the objective in `plus`.
         """
         by_words = self.config.divergence in DIVERGENCES
         student = outputs["log_probs_at" if by_words else "log_probs"]
