@@ -11,7 +11,7 @@ __all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse"]
 
 
 class BaseTool:
-    """Base of verl's tools."""
+    """Stand-in for the base class of verl's tools."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         self.config = config
