@@ -132,10 +132,10 @@ class ExampleShards:
                 yield attrs.evolve(shard.example(place), dataset=name)
 
     def follow(self, rows: np.ndarray) -> None:
-        """Make the shards of rows ahead, and close all others.
+        """Start to make the shards of the next rows, and close all others.
 
         Args:
-            rows: int64 [R], in the order in which they will be taken.
+            rows: the next rows, int64 [R], in the order in which they will be taken.
         """
         shards = np.searchsorted(self._firsts, rows, side="right") - 1
         needed = {*np.unique(shards).tolist()}
@@ -287,10 +287,10 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         return found
 
     def follow(self, rows: np.ndarray) -> None:
-        """Make the shards of rows ahead, and close all others.
+        """Start to make the shards of the next rows, and close all others.
 
         Args:
-            rows: int64 [R], in the order in which they will be taken.
+            rows: the next rows, int64 [R], in the order in which they will be taken.
         """
         self.shards.follow(rows)
 
@@ -300,7 +300,7 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
 
 
 class ShardMaker:
-    """Makes shards, and writes them to the cache where possible.
+    """Makes shards, and writes them to the cache if possible.
 
     Args:
         datasets: for each dataset, the maker of its examples and the folder of its shards.

@@ -38,7 +38,7 @@ _BARS = frozenset("|｜")
 
 
 class Marked(str):
-    """A text in which parts from the data are marked. Control tokens outside them are encoded as control tokens."""
+    """A text in which parts from the data are marked. Control tokens outside these parts are encoded as control tokens."""
 
     __slots__ = ()
 

@@ -81,7 +81,7 @@ class ExampleProcess:
 
 
 def main() -> None:
-    """Answer calls until the input ends."""
+    """Run the parent's calls, read from standard input, until the input closes."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is not an answer
     make: Any = None

@@ -51,7 +51,7 @@ LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainedResponse:
-    """The tokens that follow a prompt, with the mask of those that are trained on."""
+    """The tokens that follow a prompt, with the mask of the trained tokens."""
 
     ids: np.ndarray
     """Token ids, int64 [T]; the last one is trained on."""

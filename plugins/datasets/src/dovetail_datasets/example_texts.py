@@ -79,7 +79,9 @@ def conversations_of(example: RawExample) -> list[TrainedConversation]:
 def templated(
     encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
-    """Yield the text of each conversation: by the template's `{% generation %}` blocks, else by the prefix method."""
+    """Yield the text of each conversation, split into parts by the template's `{% generation %}` blocks, or else by rendering each turn's
+    prefix.
+    """
     templates = [template_with_blocks(encoder.tokenizer, each.tools) for each in conversations]
     pairs = list(zip(conversations, templates, strict=True))
     by_prefix = _by_prefix(encoder, [each for each, template in pairs if template is None], ends)

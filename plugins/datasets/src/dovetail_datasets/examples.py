@@ -134,7 +134,7 @@ class ExampleMaker:
         }
 
     def shard(self, rows: Sequence[NumberedRow]) -> tuple[ShardFacts, list[Example]]:
-        """Return the examples of rows, and the faults of the others; for errors see `load_examples`."""
+        """Return facts about rows, with the faults of bad ones, and the examples of the others; for errors see `load_datasets`."""
         self.left_out.tally, spelled, self._pictures = Tally(), self._spelled, False
         made = made_or_bad(self, rows, self._encoders, self._section.max_bad_rows)
         examples = [each for each in made if isinstance(each, Example)]

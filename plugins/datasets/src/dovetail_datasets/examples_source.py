@@ -68,7 +68,7 @@ _SIDES = ("chosen", "rejected")
 
 @attrs.frozen(eq=False)
 class StepExamples:
-    """The examples of a step, as its experience."""
+    """The examples of a step, as the experience that the step trains on."""
 
     examples: Sequence[Example]
     closing: Closing | None = None
@@ -119,7 +119,7 @@ class StepExamples:
 
 
 class ExamplesSource(ExperienceSource):
-    """Takes each step's examples, of the kind that the trainer's `examples` names, from the dataset."""
+    """Takes each step's examples from the dataset; the trainer's `examples` names their kind."""
 
     name = "examples"
     api = ">=2.0,<3"
@@ -212,7 +212,7 @@ class ExamplesSource(ExperienceSource):
         self._validation = self._batch(self._held_out) if self._held_out else None
 
     def collect(self, step: StepContext, ask: StepAsk) -> StepExamples:
-        """Take the next examples, first those that a failed step gave back."""
+        """Take the next examples; examples returned by a failed step come first."""
         config = self._site.config
         issued: Any = self._site.loader.next_batch(ask.groups - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]

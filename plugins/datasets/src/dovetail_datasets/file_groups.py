@@ -28,7 +28,7 @@ _MAGIC = b"PAR1"
 
 @attrs.frozen(kw_only=True)
 class DataFile:
-    """A file with rows."""
+    """A file of a dataset, decompressed if it was compressed."""
 
     name: str
     """The file's name in messages."""
@@ -241,7 +241,7 @@ _READERS: Mapping[str, type[_Reader]] = {
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raise an error of the operating system as a DataError that names the file."""
+    """Convert an operating-system error in the block to a DataError that names the file."""
     try:
         yield
     except OSError as error:

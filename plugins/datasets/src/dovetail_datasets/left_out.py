@@ -52,7 +52,7 @@ class Tally:
         self.first = other.first | self.first
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each kind of part that is left out, with its rows; empty where nothing is."""
+        """Return a note for each kind of part that is left out, with its rows; empty if no part is."""
         notes = []
         for what, number in self.rows.items():
             where = f"in {number:,} of {self.total:,} rows (the first: {self.first[what]})"

@@ -157,7 +157,7 @@ def refuse_no_files(section: DataSection) -> None:
 
 
 def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:
-    """Return files and section of each training dataset, by its name in the mixture; without a mixture, of the only dataset."""
+    """Return the files and the section of each training dataset, by its name in the mixture; without a mixture, there is one dataset."""
     if not section.mixture:
         return {"": (section.train_files, section)}
     return {

@@ -40,7 +40,7 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 def message_form(tokenizer: Tokenizer, tools: Tools = None) -> MessageForm:
-    """Return the message form of the tokenizer's chat template, which may be another template for messages with tools.
+    """Return the message form of the tokenizer's chat template; some tokenizers have another template for messages with tools.
 
     Args:
         tokenizer: a tokenizer with a chat template.
@@ -195,7 +195,7 @@ class MessageForm:
         return tail if found else None
 
     def rendered(self, messages: Sequence[Message]) -> str:
-        """Return the unchanged messages rendered as text; empty where the template raises."""
+        """Return the unchanged messages rendered as text; empty if the template raises."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(

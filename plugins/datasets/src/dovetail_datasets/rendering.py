@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 
 
 def check_template_args(section: DataSection) -> None:
-    """Refuse arguments of the chat template where plain prompts bypass it.
+    """Refuse arguments of the chat template if plain prompts bypass it.
 
     Raises:
         ConfigError: `data.chat_template_args` is set.

@@ -25,7 +25,7 @@ Files = Mapping[Split, Rows]
 
 
 class DataRecipeConformance(PluginConformance):
-    """Conformance suite for data recipes: subclass it and set `plugin` and `rows`. A recipe that makes its rows needs no `rows`."""
+    """Conformance suite for data recipes: subclass it and set `plugin` and `rows`. A recipe that generates its rows needs no `rows`."""
 
     kind = "data_recipe"
     plugin: ClassVar[type[DataRecipe]]

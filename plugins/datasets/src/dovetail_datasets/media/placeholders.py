@@ -22,8 +22,8 @@ def produced_placeholders(
 
     Args:
         model: the transformers model whose `forward` runs within the block.
-        ids_BL: int64 [B, L].
-        shown_BL: bool [B, L], True where tokens may be image placeholders.
+        ids_BL: the token ids, int64 [B, L].
+        shown_BL: a mask, bool [B, L], True where tokens may be image placeholders.
         token: the placeholder token.
 
     Yields:

@@ -12,7 +12,7 @@ from dovetail_datasets.prepare.recipe import RecipeSection
 
 @attrs.frozen(kw_only=True)
 class PairsConfig(RecipeSection):
-    """Settings of preference pairs."""
+    """Settings of recipes for preference pairs."""
 
     overlap: Literal["error", "drop"] = "drop"
     """Treatment of training rows whose prompt is also a validation row's: raise an error, or drop and count them. Short questions may

@@ -45,7 +45,7 @@ class WrittenSplits:
 
 
 class RecipeWriter:
-    """Writes the rows that a recipe makes of a dataset.
+    """Writes the rows that a recipe makes from a dataset as Parquet files.
 
     Args:
         recipe: the started recipe.
