@@ -104,9 +104,9 @@ class SapoPreset(_Published):
 class RlooPreset(_Published):
     """RLOO (arXiv 2402.14740): REINFORCE with the mean reward of the group's other samples as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
-    tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
-    choose `algorithm.policy_loss=ppo_clip`.
+    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The mean over all
+    tokens has the direction of the paper's sum over each response's tokens. Meant for one update per rollout; for
+    several, choose `algorithm.policy_loss=ppo_clip`.
     """
 
     name = "rloo"
@@ -116,8 +116,8 @@ class RlooPreset(_Published):
 class ReinforcePlusPlusPreset(_Published):
     """REINFORCE++ (arXiv 2501.03262): returns whitened over the batch, without critic or groups.
 
-    Ratios clipped to 1 ± 0.2, the mean over all tokens, and a KL penalty per token (k1) in the reward; its coefficient
-    is the customary 0.001.
+    Ratios clipped to 1 ± 0.2, the mean over all tokens, and a KL penalty per token (k1) in the reward, with the customary coefficient
+    0.001.
     """
 
     name = "reinforce_plus_plus"
@@ -127,9 +127,9 @@ class ReinforcePlusPlusPreset(_Published):
 class RemaxPreset(_Published):
     """ReMax (arXiv 2310.10505): REINFORCE with the reward of the greedy response as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
-    tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
-    choose `algorithm.policy_loss=ppo_clip`.
+    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The mean over all
+    tokens has the direction of the paper's sum over each response's tokens. Meant for one update per rollout; for
+    several, choose `algorithm.policy_loss=ppo_clip`.
     """
 
     name = "remax"

@@ -59,11 +59,11 @@ class PolicyTokens:
         return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
 
     def take(self, column: Ragged) -> Float64[np.ndarray, "K"]:
-        """Return the values that a column has at these tokens, float64 [K]."""
+        """Return a column's values at the policy's tokens, float64 [K]."""
         return column.values[self.place_K].astype(np.float64)
 
     def column(self, values_K: Float64[np.ndarray, "K"]) -> Ragged:
-        """Return a ragged float32 column [T] with these values, and 0 on all other tokens."""
+        """Return a ragged float32 column [T] with these values on the policy's tokens, and 0 on all others."""
         values_T = np.zeros(len(self.mask.values), np.float32)
         values_T[self.place_K] = values_K
         return self.mask.with_values(values_T)
@@ -83,7 +83,7 @@ class PolicyTokens:
         return discounted_sums(values_K[::-1], self.lengths_N[::-1], 1.0)[::-1]
 
     def whitened(self, column: Ragged, reduction: Reduction) -> Ragged:
-        """Compute (x − mean) / √(variance + 1e-8) of a float32 column [T], over these tokens of all ranks."""
+        """Compute (x − mean) / √(variance + 1e-8) of a float32 column [T], over the policy's tokens of all ranks."""
         return self.mask.with_values(whiten(column.values, self.mask.values, reduction))
 
     @property

@@ -56,7 +56,7 @@ class BradleyTerry(Objective):
         return columns | {"margin"} if config.margin else columns
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch, as `Objective` says.
+        """Check the mini-batch and return it unchanged.
 
         Raises:
             ColumnError: a pair does not have one chosen and one rejected response, or a sample not exactly one token with mask 1.
@@ -75,9 +75,10 @@ class BradleyTerry(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`; `actor/accuracy`, the share of pairs whose chosen response has
-        the higher score, with ties as half; `actor/margin`, the mean of r_w − r_l; `actor/brier`, the mean of (1 − σ(r_w − r_l))², which
-        is smallest if σ is the share of people who prefer the chosen response (Brier, 1950); and `actor/score`, the mean of all scores.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`; `actor/accuracy`, the share of pairs whose chosen response
+        has the higher score, with ties as half; `actor/margin`, the mean score difference r_w − r_l of chosen and rejected;
+        `actor/brier`, the mean of (1 − σ(r_w − r_l))², which is smallest if σ is the share of people who prefer the chosen response
+        (Brier, 1950); and `actor/score`, the mean of all scores.
         """
         values_T = outputs["values"]
         places_N = np.flatnonzero(micro_batch["response_mask"].values)

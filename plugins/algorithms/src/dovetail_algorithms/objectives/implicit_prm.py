@@ -44,7 +44,7 @@ class ImplicitPrm(ResponseObjective):
         return frozenset({"response_mask", OUTCOMES, REFERENCE})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch, as `Objective` says.
+        """Check the mini-batch and return it unchanged.
 
         Raises:
             ColumnError: a score is not in [0, 1].

@@ -86,7 +86,9 @@ class NegativeLogLikelihood(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`, nats, and `actor/perplexity`, exp of the mean −log π of a token."""
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, in nats, and `actor/perplexity`, exp of the mean −log π
+        per token.
+        """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()
         nll_T = -outputs["log_probs"].masked_fill(~mask_T, 0)

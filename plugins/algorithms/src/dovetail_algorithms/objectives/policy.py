@@ -139,7 +139,7 @@ class PolicyObjective(Objective):
         return frozenset(columns)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch as `Objective.prepare` says; the columns of the loss are named `prepared.…`.
+        """Add the columns that the policy loss prepares, under the names `prepared.…`; see `Objective.prepare`.
 
         Raises:
             ColumnError: a column that the loss makes is not ragged over response tokens.
@@ -165,8 +165,8 @@ class PolicyObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`, `actor/entropy`,
-        and the metrics of the policy loss and of the correction.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`,
+        `actor/entropy`, and the metrics of the policy loss and of the correction.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()

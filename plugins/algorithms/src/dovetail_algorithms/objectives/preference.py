@@ -106,7 +106,7 @@ class PreferenceObjective(Objective):
         return torch.where(tail_T, self.tail_weight, 1.0)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch, as `Objective` says.
+        """Check the mini-batch and return it unchanged.
 
         Raises:
             ColumnError: a pair does not have one chosen and one rejected response.
@@ -128,9 +128,10 @@ class PreferenceObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics, means over pairs: `actor/loss`; `actor/accuracy`, the share whose chosen response has the higher
-        reward, with ties as half; `actor/margin`, r_w − r_l; `actor/chosen_reward`, `actor/rejected_reward`; and `actor/chosen_log_prob`,
-        `actor/rejected_log_prob`, the log-probability of a whole response in nats.
+        """Compute the loss term (see `Objective.term`). Metrics, means over pairs: `actor/loss`; `actor/accuracy`, the share whose chosen
+        response has the higher reward, with ties as half; `actor/margin`, the reward difference of chosen and rejected;
+        `actor/chosen_reward`, `actor/rejected_reward`; and `actor/chosen_log_prob`, `actor/rejected_log_prob`, the log-probability of a
+        whole response in nats.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()

@@ -58,7 +58,7 @@ class ResponseObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `<prefix>/loss`, and the means of the values that `losses` returns."""
+        """Compute the loss term (see `Objective.term`). Metrics: `<prefix>/loss`, and the means of the values that `losses` returns."""
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()
         log_probs_T = outputs["log_probs"].masked_fill(~mask_T, 0)
