@@ -1,4 +1,4 @@
-"""Scores by `data_source`: those of Dovetail's rules."""
+"""Scores by `data_source`, from Dovetail's reward functions."""
 
 from __future__ import annotations
 
