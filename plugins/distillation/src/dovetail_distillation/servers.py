@@ -1,7 +1,7 @@
 """Teacher servers that the run starts: vLLM or SGLang, each run by a process of the runtime, which forwards requests to it.
 
 A process and its server are on one machine, so that the server listens on the loopback interface alone, and requests travel as the
-runtime's calls. They are those of vLLM's `/v1/completions`; what SGLang understands and answers is translated here.
+runtime's calls. Requests have the form of vLLM's `/v1/completions`; for SGLang, requests and answers are converted.
 """
 
 from __future__ import annotations
