@@ -1,6 +1,6 @@
 """Examples of files that need not fit into memory: read shard by shard from the token cache, or made and written to it.
 
-`CachedExamples` are those of rows that were all read before the start; `StreamedExamples` are made a little before they are taken.
+`CachedExamples` come from rows that were all read before the start; `StreamedExamples` are made shortly before they are taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TextEncoder: the token ids of rendered text, in which control tokens are those that the chat template writes.
+"""TextEncoder: the token ids of rendered text, in which only the chat template's control tokens are encoded as such.
 
 A message may spell a control token: a web page with `<|im_end|>` and the beginning of a system turn would pose as the system. So such
 spellings are marked before the template renders the messages. A copy of the tokenizer, whose control tokens have secret names, encodes the
