@@ -1,6 +1,6 @@
 """Presets: what a paper combines, under one name. Their settings are in `config/presets.py`.
 
-Where a preset leaves a setting of its parts alone, that part's own default holds.
+A setting that a preset does not set keeps its plugin's default.
 """
 
 from __future__ import annotations

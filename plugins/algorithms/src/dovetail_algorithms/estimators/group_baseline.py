@@ -16,7 +16,7 @@ EPSILON = 1e-6
 
 
 class GroupBaseline(AdvantageEstimator):
-    """A sample-level estimator that compares a sample's reward with those of its group.
+    """A sample-level estimator that compares a sample's reward with the rewards of its group.
 
     A sample alone in its group has advantage 0, and a metric counts such groups. A trajectory of several sequences counts once.
     """

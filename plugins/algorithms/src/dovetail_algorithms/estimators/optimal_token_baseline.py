@@ -1,4 +1,4 @@
-"""Optimal token baseline: one for every position, weighted by the energy of the paths that lead there.
+"""Optimal token baseline: a baseline for every position, weighted by the energy of the paths up to that position.
 
 Legend: K tokens of the policy, N samples, G groups, J trajectories.
 """

@@ -14,7 +14,7 @@ from dovetail_stages import whiten
 def following(
     values_K: Float64[np.ndarray, "K"], lengths_N: Int64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "K"]:
-    """Return the next value x_{k+1} within each run of values, float64 [K]; 0 at a run's last value."""
+    """Return each value's successor x_{k+1} in its run, float64 [K]; 0 for the last value of a run. Runs have `lengths_N` values."""
     following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
     following_K[(np.cumsum(lengths_N) - 1)[lengths_N > 0]] = 0
     return following_K
@@ -25,7 +25,7 @@ def discounted_sums(
     lengths_N: Int64[np.ndarray, "N"],
     decay: float | Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "K"]:
-    """Compute S_k = x_k + decay_k · S_{k+1} within each run of values, float64 [K]; the decay is a scalar or [K]."""
+    """Compute S_k = x_k + decay_k · S_{k+1} within runs of `lengths_N` values, float64 [K]; the decay is a scalar or [K]."""
     sums_K = values_K.copy()
     decay_K = np.broadcast_to(decay, sums_K.shape)
     # One step back at a time, in all runs at once that are long enough: the longest stand first.
@@ -69,7 +69,7 @@ class PolicyTokens:
         return self.mask.with_values(values_T)
 
     def following(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
-        """Return the next token's value x_{k+1} at each token, float64 [K]; 0 at a sample's last token."""
+        """Return the value x_{k+1} of the next policy token at each token, float64 [K]; 0 at a sample's last token."""
         return following(values_K, self.lengths_N)
 
     def discounted_sums(

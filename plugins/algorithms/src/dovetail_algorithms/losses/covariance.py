@@ -1,7 +1,7 @@
 """The covariance of a token's advantage with its log-probability, over a mini-batch, and choosing tokens by it.
 
-Tokens with a high covariance are what lowers the entropy (arXiv 2505.22617). It is taken from `old_log_probs`, before
-the mini-batch is cut, so that micro-batches, ranks and order change nothing. N samples and T tokens of this rank.
+Tokens with a high covariance are what lowers the entropy (arXiv 2505.22617). The covariance is taken from `old_log_probs`, before the
+mini-batch is split, so that micro-batches, ranks and order change nothing. N samples and T tokens of this rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The probability ratio of the policy to an older one, PPO's loss of it, and their metrics.
 
-Masked tokens hold 0 in all that a loss reads, hence log-ratio 0 and advantage 0 here. T tokens, N samples.
+Masked tokens hold 0 in all inputs of a loss, so that their log-ratio and advantage are 0. T tokens, N samples.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     L = −Σ_t m_t log π(y_t | x, y_<t) / D
 
-where m is 1 on the tokens that are trained on and D is the loss aggregation's: their number in the whole mini-batch by default, so that
-it is the cross-entropy of a token (Radford et al., 2018, "Improving Language Understanding by Generative Pre-Training", equation 1; for
-responses to instructions arXiv 2203.02155, section 3.5). Legend: N samples, T response tokens, packed end to end.
+where m is 1 on the trained tokens and D is the loss aggregation's denominator. By default D is the number of trained tokens in the whole
+mini-batch, so that L is the cross-entropy per token (Radford et al., 2018, "Improving Language Understanding by Generative Pre-Training",
+equation 1; for responses to instructions arXiv 2203.02155, section 3.5). Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations

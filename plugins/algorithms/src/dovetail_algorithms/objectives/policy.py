@@ -2,8 +2,8 @@
 
     loss = Σ w · policy loss / D  +  c_kl · Σ KL / D  −  c_entropy · Σ entropy / D
 
-where Σ is the loss aggregation's total over tokens, D its denominator over the whole mini-batch, and w the weights of
-the rollout correction, where there is one. Legend: N samples, T response tokens, packed end to end.
+where Σ is the loss aggregation's total over tokens, D its denominator over the whole mini-batch, and w the weights of the rollout
+correction, if there is one. Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations

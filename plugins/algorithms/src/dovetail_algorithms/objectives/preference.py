@@ -5,7 +5,8 @@ Each gives a response the implicit reward r of the policy, and minimises a loss 
     L = 1/P Σ_p ℓ(r_w, r_l) + c/T_w Σ_t∈w −log π(y_t | x, y_<t)
 
 where w is a pair's chosen response, l its rejected one. The second term, the negative log-likelihood of the chosen responses, has a
-weight c that is 0 where nothing is said of it. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen responses.
+weight c, which is 0 unless stated. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen
+responses.
 """
 
 from __future__ import annotations
@@ -273,7 +274,7 @@ class Cpo(PreferenceObjective):
 
         r = β Σ_t log π(y_t)        ℓ = −log σ(r_w − r_l),  or max(0, 1 − (r_w − r_l)) with `loss: hinge`
 
-    (arXiv 2401.08417, equations 3 to 5; c is `nll_coef`).
+    (arXiv 2401.08417, equations 3 to 5). The negative log-likelihood has weight `nll_coef`.
     """
 
     name = "cpo"
@@ -300,9 +301,9 @@ class Cpo(PreferenceObjective):
 class Orpo(PreferenceObjective):
     """Odds ratio preference optimization: fine-tuning on the chosen responses, with the log odds ratio as a penalty.
 
-        r = log p/(1 − p),  p = exp(1/|y| Σ_t log π(y_t))        ℓ = −β log σ(r_w − r_l),  c = 1
+        r = log p/(1 − p),  p = exp(1/|y| Σ_t log π(y_t))        ℓ = −β log σ(r_w − r_l)
 
-    (arXiv 2403.07691, equations 6 and 7, where β is called λ).
+    (arXiv 2403.07691, equations 6 and 7, where β is called λ). The negative log-likelihood has weight 1.
     """
 
     name = "orpo"

@@ -1,4 +1,4 @@
-"""MismatchedResponses: what policy and reference make of responses to other prompts, from which KTO estimates their divergence."""
+"""MismatchedResponses: log-ratios of policy and reference for responses to other prompts, from which KTO estimates the divergence."""
 
 from __future__ import annotations
 
