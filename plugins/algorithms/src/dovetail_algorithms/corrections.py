@@ -36,12 +36,12 @@ from dovetail_stages import (
 
 
 class CorrectionByRatio(RolloutCorrection):
-    """Weighs tokens by r = π_train / π_rollout within bounds, and rejects where r is too far from 1.
+    """Weighs tokens by r = π_train / π_rollout within bounds, and rejects tokens whose r is too far from 1.
 
-    w_t = min(r_t, upper) for `weights: token`, w = min(Π_t r_t, upper) for `weights: sequence`; beyond its bounds a
-    ratio weighs as much as the bound (truncated importance sampling) or nothing (`weight_outside: zero`: IcePop, arXiv
-    2510.18855). Every criterion of `reject` must be met for a token to keep its loss. Weights are 0 on tokens that do
-    not, and `normalize_weights` scales those of the others to a mean of 1. A subclass is a preset: a name and defaults.
+    w_t = min(r_t, upper) for `weights: token`, w = min(Π_t r_t, upper) for `weights: sequence`. A ratio beyond a bound counts as the
+    bound (truncated importance sampling) or as 0 (`weight_outside: zero`: IcePop, arXiv 2510.18855). A token keeps its loss only if it
+    meets every criterion of `reject`; rejected tokens have weight 0. `normalize_weights` scales the weights of all other tokens to a mean
+    of 1. A subclass is a preset: a name and defaults.
     """
 
     api = ">=1.0,<2"
@@ -62,7 +62,7 @@ class CorrectionByRatio(RolloutCorrection):
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
-        """Return the columns that a correction before the update adds; empty for one within the update."""
+        """Return the columns that the correction adds before the update; empty if it is computed within the update."""
         if config.mode != "decoupled":
             return frozenset()
         weights = {"rollout_is_weights"} if config.weights is not None else set()

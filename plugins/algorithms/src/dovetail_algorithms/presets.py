@@ -1,6 +1,6 @@
 """Presets: what a paper combines, under one name. Their settings are in `config/presets.py`.
 
-Where a preset leaves a setting of its parts alone, that part's own default holds.
+A setting that a preset does not set keeps its plugin's default.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class PpoPreset(_Published):
     """PPO (arXiv 1707.06347) as it is used for language models (1909.08593).
 
     Advantages by GAE from a critic, ratios clipped to 1 ± 0.2, four epochs over each rollout, values clipped to
-    ± 0.2, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. GAE's γ and λ are both
-    1, its defaults here: returns without discount, as is customary where one reward comes at the end.
-    PPO's paper has γ = 0.99 and λ = 0.95: `algorithm.advantage.lam=0.95`.
+    ± 0.2, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. GAE's γ and λ keep their default of 1:
+    returns have no discount, as is customary with one reward at the end. PPO's paper has γ = 0.99 and λ = 0.95:
+    `algorithm.advantage.lam=0.95`.
 
     `actor.mini_batch_size` divides an epoch into several updates.
     """
@@ -32,9 +32,8 @@ class PpoPreset(_Published):
 class GrpoPreset(_Published):
     """GRPO (DeepSeekMath, arXiv 2402.03300).
 
-    Rewards relative to their group in units of its standard deviation, ratios clipped to 1 ± 0.2, the mean over
-    responses of the mean over each one's tokens, and a KL penalty (k3) in the loss. The paper's coefficient is 0.04;
-    this is the customary 0.001.
+    Rewards relative to their group in units of its standard deviation, ratios clipped to 1 ± 0.2, the mean over responses of each
+    response's token mean, and a KL penalty (k3) in the loss. Its coefficient is the customary 0.001; the paper has 0.04.
     """
 
     name = "grpo"
@@ -59,9 +58,9 @@ class DapoPreset(_Published):
     - Dynamic sampling: groups whose rewards are all equal are left out and replaced, in up to 10 rounds of
       generation a step.
     - Soft overlong punishment: a penalty up to 1 on the reward within the last fifth of data.max_response_length,
-      the paper's 4,096 of 20,480 tokens. It is made for rewards of ± 1; `overlong_share: null` leaves it out.
-    - Overlong filtering, with `mask_truncated: true`: truncated responses have no loss. The paper tries it before
-      the punishment takes its place, so that it is off.
+      the paper's 4,096 of 20,480 tokens. The penalty is made for rewards of ± 1; `overlong_share: null` omits it.
+    - Overlong filtering, with `mask_truncated: true`: truncated responses have no loss. Off by default, since the paper replaces it by
+      the punishment.
 
     There is no KL penalty.
     """
@@ -73,8 +72,8 @@ class DapoPreset(_Published):
 class GspoPreset(_Published):
     """GSPO (arXiv 2507.18071): the importance ratio of the whole sequence, clipped to (1 − 3e-4, 1 + 4e-4).
 
-    GRPO's advantages, the mean over responses, no KL penalty. With one update a rollout every ratio is 1 and nothing
-    is clipped; the paper takes four mini-batches (`actor.mini_batch_size`).
+    Uses GRPO's advantages and the mean over responses, without a KL penalty. With one update per rollout every ratio is 1 and nothing is
+    clipped; the paper uses four mini-batches (`actor.mini_batch_size`).
     """
 
     name = "gspo"
@@ -84,9 +83,8 @@ class GspoPreset(_Published):
 class CispoPreset(_Published):
     """CISPO (MiniMax-M1, arXiv 2506.13585): a policy gradient whose importance weights are clipped and detached.
 
-    GRPO's advantages, the mean over all tokens, no KL penalty. The paper takes dynamic sampling and a length penalty
-    over from DAPO: `algorithm.sample_filters=[equal_rewards]`, `algorithm.max_generation_rounds` and
-    `algorithm.overlong_penalty` add them.
+    Uses GRPO's advantages and the mean over all tokens, without a KL penalty. The paper also uses DAPO's dynamic sampling and length
+    penalty: `algorithm.sample_filters=[equal_rewards]`, `algorithm.max_generation_rounds` and `algorithm.overlong_penalty` add them.
     """
 
     name = "cispo"
@@ -96,7 +94,7 @@ class CispoPreset(_Published):
 class SapoPreset(_Published):
     """SAPO (arXiv 2511.20347): a sigmoid gate on the ratio of each token in place of clipping.
 
-    GRPO's advantages, the mean over responses of the mean over each one's tokens, no KL penalty.
+    Uses GRPO's advantages and the mean over responses of each response's token mean, without a KL penalty.
     """
 
     name = "sapo"
@@ -106,9 +104,9 @@ class SapoPreset(_Published):
 class RlooPreset(_Published):
     """RLOO (arXiv 2402.14740): REINFORCE with the mean reward of the group's other samples as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
-    tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
-    choose `algorithm.policy_loss=ppo_clip`.
+    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The mean over all
+    tokens has the direction of the paper's sum over each response's tokens. Meant for one update per rollout; for
+    several, choose `algorithm.policy_loss=ppo_clip`.
     """
 
     name = "rloo"
@@ -118,8 +116,8 @@ class RlooPreset(_Published):
 class ReinforcePlusPlusPreset(_Published):
     """REINFORCE++ (arXiv 2501.03262): returns whitened over the batch, without critic or groups.
 
-    Ratios clipped to 1 ± 0.2, the mean over all tokens, and a KL penalty per token (k1) in the reward; its coefficient
-    is the customary 0.001.
+    Ratios clipped to 1 ± 0.2, the mean over all tokens, and a KL penalty per token (k1) in the reward, with the customary coefficient
+    0.001.
     """
 
     name = "reinforce_plus_plus"
@@ -129,9 +127,9 @@ class ReinforcePlusPlusPreset(_Published):
 class RemaxPreset(_Published):
     """ReMax (arXiv 2310.10505): REINFORCE with the reward of the greedy response as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward; its coefficient is the customary 0.001. The mean over all
-    tokens has the direction of the paper's sum over each response's tokens. For one update a rollout; with several,
-    choose `algorithm.policy_loss=ppo_clip`.
+    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The mean over all
+    tokens has the direction of the paper's sum over each response's tokens. Meant for one update per rollout; for
+    several, choose `algorithm.policy_loss=ppo_clip`.
     """
 
     name = "remax"
@@ -141,8 +139,8 @@ class RemaxPreset(_Published):
 class OpoPreset(_Published):
     """OPO (arXiv 2505.23585): the plain policy gradient with the length-weighted baseline of least variance.
 
-    Exactly on-policy: one epoch, one update a rollout. Neither clipping nor a KL penalty. The mean over all tokens has
-    the direction of the paper's sum over each response's tokens.
+    Exactly on-policy (one epoch, one update per rollout), with neither clipping nor a KL penalty. The mean over all tokens has the
+    direction of the paper's sum over each response's tokens.
     """
 
     name = "opo"
@@ -152,8 +150,8 @@ class OpoPreset(_Published):
 class GpgPreset(_Published):
     """GPG (arXiv 2504.02546): the plain policy gradient with rewards relative to their group's mean.
 
-    Advantages are scaled up by the share of groups that teach nothing, the loss is the mean over all tokens, and
-    there is neither clipping nor a KL penalty.
+    Advantages are scaled up to make up for groups without a gradient, the loss is the mean over all tokens, and there is neither clipping
+    nor a KL penalty.
     """
 
     name = "gpg"
@@ -163,7 +161,7 @@ class GpgPreset(_Published):
 class GmpoPreset(_Published):
     """GMPO (arXiv 2507.20673): the geometric mean of a response's token ratios, each clipped to e^±0.4.
 
-    GRPO's advantages, the mean over responses, no KL penalty.
+    Uses GRPO's advantages and the mean over responses, without a KL penalty.
     """
 
     name = "gmpo"

@@ -1,6 +1,6 @@
 """Examples of files that need not fit into memory: read shard by shard from the token cache, or made and written to it.
 
-`CachedExamples` are those of rows that were all read before the start; `StreamedExamples` are made a little before they are taken.
+`CachedExamples` come from rows that were all read before the start; `StreamedExamples` are made shortly before they are taken.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class ExampleRows:
     rows: RowGroups
     make: ExampleMaker
     folder: ShardFolder | None
-    """The folder of the dataset's shards; None where they are not kept."""
+    """The folder of the dataset's shards in the token cache; None if shards are not cached."""
 
 
 class ExampleShards:
-    """The shards of datasets: opened from the cache, or made from the rows. An example depends on its row alone.
+    """The shards (tokenised examples of consecutive rows) of datasets, opened from the cache or made from the rows.
 
     Args:
         datasets: the datasets, in the order of their rows' numbers.
@@ -97,7 +97,7 @@ class ExampleShards:
         )
 
     def spread(self) -> list[int]:
-        """Return the first shard of each dataset and some at equal distances."""
+        """Return the numbers of some shards of each dataset: the first, and others at equal distances."""
         chosen: set[int] = set()
         for dataset in range(len(self.datasets)):
             own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
@@ -105,14 +105,14 @@ class ExampleShards:
         return sorted(chosen)
 
     def read(self, numbers: Iterable[int] | None = None) -> list[tuple[int, Shard]]:
-        """Return shards, each preceded by its dataset's number; by default all of them."""
+        """Return the shards of these numbers, by default all, each with the number of its dataset."""
         wanted = range(len(self._parts)) if numbers is None else [*numbers]
         for number in wanted:
             self._ask(number)
         return [(self._parts[number].dataset, self._shard(number)) for number in wanted]
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return the example of a row, counted over all datasets; None where it is too long.
+        """Return the example of a row, numbered over all datasets; None if the example is too long.
 
         Raises:
             DataError: the row's file has changed, or the row is bad and no bad row is allowed.
@@ -125,17 +125,17 @@ class ExampleShards:
         return found
 
     def opened(self) -> Iterator[Example]:
-        """Yield the examples of shards that are open."""
+        """Yield the examples of all open shards."""
         for number in sorted(self._open):
             shard, name = self._open[number], self.datasets[self._parts[number].dataset].shape.name
             for place in range(len(shard.rows)):
                 yield attrs.evolve(shard.example(place), dataset=name)
 
     def follow(self, rows: np.ndarray) -> None:
-        """Make the shards of rows ahead, and close all others.
+        """Start to make the shards of the next rows, and close all others.
 
         Args:
-            rows: int64 [R], in the order in which they will be taken.
+            rows: the next rows, int64 [R], in the order in which they will be taken.
         """
         shards = np.searchsorted(self._firsts, rows, side="right") - 1
         needed = {*np.unique(shards).tolist()}
@@ -218,7 +218,7 @@ class CachedExamples(IndexedPrompts):
     Args:
         shards: the shards of the datasets.
         rows: int64 [E], the row at each position.
-        digests: texts that differ where the examples do.
+        digests: texts that change with the examples.
     """
 
     def __init__(self, shards: ExampleShards, rows: np.ndarray, digests: Iterable[str]) -> None:
@@ -287,10 +287,10 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         return found
 
     def follow(self, rows: np.ndarray) -> None:
-        """Make the shards of rows ahead, and close all others.
+        """Start to make the shards of the next rows, and close all others.
 
         Args:
-            rows: int64 [R], in the order in which they will be taken.
+            rows: the next rows, int64 [R], in the order in which they will be taken.
         """
         self.shards.follow(rows)
 
@@ -300,7 +300,7 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
 
 
 class ShardMaker:
-    """Makes shards, and writes them to the cache where possible.
+    """Makes shards, and writes them to the cache if possible.
 
     Args:
         datasets: for each dataset, the maker of its examples and the folder of its shards.

@@ -34,14 +34,14 @@ def with_arguments(
 ) -> str:
     """Return a chat template with default values for these arguments.
 
-    Each becomes a line before the template, `{%- set NAME = NAME if NAME is defined else VALUE %}`: a tokenizer that is saved
-    with it renders in the same way wherever it is loaded.
+    Each argument becomes a line before the template, `{%- set NAME = NAME if NAME is defined else VALUE %}`, so that a saved tokenizer
+    renders in the same way wherever it is loaded.
 
     Args:
         template: a Jinja template.
         arguments: JSON values by name.
         of: the template's owner, for the error.
-        special: names of the tokenizer's special tokens, which transformers gives to the template.
+        special: names of the tokenizer's special tokens, which transformers passes to the template.
 
     Raises:
         ConfigError: the template does not read one of the arguments, or is not a Jinja template.
@@ -70,7 +70,7 @@ def with_arguments(
 def set_arguments(tokenizer: Tokenizer, arguments: Mapping[str, Any], *, of: str) -> None:
     """Set default values for arguments of a tokenizer's chat template. A tokenizer without a template is unchanged.
 
-    Of several named templates, every one gets them, and `default` has to read them.
+    If there are several named templates, all get the defaults, and the one named `default` must read the arguments.
 
     Raises:
         ConfigError: see `with_arguments`.

@@ -17,21 +17,21 @@ from dovetail_datasets.tokenizer import stop_tokens
 
 @attrs.frozen(eq=False)
 class Closing:
-    """The token after a response, for objectives that are trained at the response's end."""
+    """The tokens that close a response, for objectives that are trained at the response's end, such as a reward model's."""
 
     tail: tuple[int, ...]
     """Tokens that the chat template writes after a response that is trained on."""
     added: int
-    """The number of tokens at the end of such a response that the template does not write."""
+    """The number of tokens at the end of a trained response that the template does not write."""
     token: int
-    """The token at which the model is trained; its value is that of everything before it."""
+    """The token at which the model is trained; the value at this token is that of the whole text before it."""
 
     @classmethod
     def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:
-        """Return the token that the run's objectives need at the end of a response; None where they are trained at tokens.
+        """Return the closing tokens that the run's objectives need; None if the objectives are trained at every token.
 
         Raises:
-            ConfigError: some are trained at tokens and others at the end.
+            ConfigError: some objectives are trained at every token and others at the end.
         """
         places = {
             plugin.cls.trained_at: plugin.title

@@ -14,7 +14,7 @@ class FilesConfig(PluginSection):
     """Parquet, JSONL, JSON arrays and Arrow files, also compressed by gzip or zstd."""
 
     format: Literal["auto", "parquet", "jsonl"] = "auto"
-    """Format of the files; auto recognises it by their names, then by their first bytes. `jsonl` includes JSON arrays."""
+    """Format of the files; `auto` recognises it by a file's name, then by its first bytes. `jsonl` includes JSON arrays."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""TextEncoder: the token ids of rendered text, in which control tokens are those that the chat template writes.
+"""TextEncoder: the token ids of rendered text, in which only the chat template's control tokens are encoded as such.
 
 A message may spell a control token: a web page with `<|im_end|>` and the beginning of a system turn would pose as the system. So such
 spellings are marked before the template renders the messages. A copy of the tokenizer, whose control tokens have secret names, encodes the
@@ -38,17 +38,17 @@ _BARS = frozenset("|｜")
 
 
 class Marked(str):
-    """A text in which parts from the data are marked. Control tokens outside them are encoded as control tokens."""
+    """A text in which parts from the data are marked. Control tokens outside these parts are encoded as control tokens."""
 
     __slots__ = ()
 
 
 class TextEncoder:
-    """Renders messages with the chat template, with control tokens in their texts marked, and encodes the result.
+    """Renders messages with the chat template and encodes the result; control tokens that a message spells are encoded as plain text.
 
-    Control tokens are the tokenizer's special tokens, and those of its other added tokens that its chat template names. Of the others, an
-    assistant's messages keep all, since rows have thoughts and calls inline (`<think>`); messages of `system`, `developer` and `user` keep
-    those without a bar (`<think>`, but not `<｜User｜>`), tools' results none (`</tool_response>`).
+    Control tokens are the tokenizer's special tokens, and other added tokens that the chat template names. Tokens of the second kind keep
+    their meaning in an assistant's messages, since rows have thoughts and calls inline (`<think>`). In messages of `system`, `developer`
+    and `user`, only those without a bar do (`<think>`, but not `<｜User｜>`); in tool results, none (`</tool_response>`).
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -84,12 +84,12 @@ class TextEncoder:
         generate: bool = False,
         begun: bool = False,
     ) -> list[str]:
-        """Render conversations with the chat template, with marks.
+        """Render conversations with the chat template, with spelled control tokens marked.
 
         Args:
-            conversations: the messages of each, and its tools.
+            conversations: the messages and the tools of each conversation.
             generate: whether the assistant's next turn begins after the last message.
-            begun: whether the last message is the beginning of a turn, so that the text ends within it.
+            begun: whether the last message is the beginning of a turn, so that the text ends within that turn.
 
         Raises:
             DataError: see `messages`.
@@ -107,7 +107,7 @@ class TextEncoder:
         return texts
 
     def prompts(self, conversations: Sequence[tuple[Sequence[Message], Tools]]) -> list[str]:
-        """Render conversations as `texts` does, up to where the policy continues: in a new turn, or in the last one where it is the
+        """Render conversations as `texts` does, up to the point where the policy continues: a new turn, or the last turn if it is the
         assistant's.
         """
         return [
@@ -119,7 +119,7 @@ class TextEncoder:
         ]
 
     def messages(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return messages for the chat template, in the form that it takes, in which spelled control tokens are marked.
+        """Return messages in the form that the chat template takes, with spelled control tokens marked.
 
         Raises:
             DataError: the arguments of a call are not a JSON object, and the template takes nothing else.
@@ -128,11 +128,11 @@ class TextEncoder:
         return [self.given(message, message.get("role")) for message in taken]
 
     def given(self, value: T, role: str | None = "system") -> T:
-        """Return text, or lists and mappings with text, in which spelled control tokens are marked.
+        """Mark spelled control tokens in text, or in lists and mappings with text.
 
         Args:
             value: text, or containers with text, for a template or for encoding.
-            role: the role of the message that has it.
+            role: the role of the message with this text.
         """
         found: Any = value
         if isinstance(value, str):
@@ -212,10 +212,10 @@ class TextEncoder:
         return list(chain.from_iterable(ids))
 
     def parts(self, texts: Sequence[Sequence[str]]) -> list[Parts]:
-        """Return the token ids of texts in parts.
+        """Return the token ids of texts that are given in parts.
 
-        A prompt has the ids that it has alone, as in generation. Where a token of the whole text would reach from one part into the next,
-        the parts are encoded one by one.
+        A prompt has the same ids as if it were encoded alone, as in generation. If a token of the whole text would span two parts, the
+        parts are encoded one by one.
         """
         self._count(chain.from_iterable(texts))
         prompts = self._ids([first for first, *_ in texts])
@@ -283,9 +283,7 @@ def unmarked(text: str) -> str:
 
 
 def with_beginning(tokenizer: Tokenizer, text: str) -> str:
-    """Return a text that is not rendered by a template, with the beginning-of-sequence token where the tokenizer adds one and the text
-    lacks it.
-    """
+    """Add the beginning-of-sequence token to a text that no template rendered, if the tokenizer adds one and the text lacks it."""
     bos = getattr(tokenizer, "bos_token", None) or ""
     writes = bos and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
     return bos + text if writes and not text.startswith(bos) else text

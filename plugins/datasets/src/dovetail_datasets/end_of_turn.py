@@ -30,8 +30,8 @@ _TURNS: Mapping[bool, tuple[dict[str, Any], dict[str, Any]]] = {
 class TurnEnds:
     """Adds the end-of-turn token to turns whose template writes nothing after them.
 
-    The token with which the next message begins ends such a turn where generation stops at it, as `<|user|>` and `<|observation|>`
-    of GLM; else, at the end of a text, the tokenizer's end of sequence.
+    The token added is the first token of the next message if generation stops at it, such as GLM's `<|user|>` and `<|observation|>`;
+    otherwise, at the end of a text, the tokenizer's end-of-sequence token.
 
     Args:
         tokenizer: a tokenizer with a chat template.
@@ -44,11 +44,11 @@ class TurnEnds:
         self._found: dict[tuple[bool, bool], tuple[str, str, str] | None] = {}
 
     def ended(self, text: str, following: str | None, tools: Tools, *, calls: bool) -> str:
-        """Return a text that ends with an assistant's turn, up to the end of that turn.
+        """Return the text up to the end of its last turn, an assistant's, including the end-of-turn token.
 
         Args:
             text: the text of the messages up to the turn.
-            following: the text including the messages after the turn; None where these are left out.
+            following: the text including the messages after the turn; None if these are left out.
             tools: the functions of the conversation.
             calls: whether the turn has tool calls.
         """

@@ -16,7 +16,7 @@ OBJECTIVES: dict[Examples, str] = {
     "preferences": "dpo",
     "unpaired_preferences": "kto",
 }
-"""The objective that messages suggest for each kind."""
+"""The objective that error messages suggest for each kind."""
 LABELS: dict[Examples, frozenset[str]] = {
     "preferences": frozenset({"pair_id", "chosen", "margin"}),
     "unpaired_preferences": frozenset({"desirable"}),
@@ -25,7 +25,7 @@ LABELS: dict[Examples, frozenset[str]] = {
 
 
 def advice_on_column(column: str, kind: Examples) -> str | None:
-    """Return the setting that trains on examples with a column that this kind does not have; None where no kind has it."""
+    """Return the setting that selects the kind of example with this column, which `kind` does not have; None if no kind has it."""
     for other, labels in LABELS.items():
         if column in labels and other != kind:
             return (

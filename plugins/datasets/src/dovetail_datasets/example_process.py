@@ -12,9 +12,9 @@ from dovetail.errors import DataError
 
 
 class ExampleProcess:
-    """A process that serves calls of a function. It ends when its input ends, as when this process is killed.
+    """A child process that runs calls of a function. It ends when its input closes, also if this process is killed.
 
-    multiprocessing is not used: its children run the main script of the user again.
+    multiprocessing is not used, since its children run the user's main script again.
 
     Args:
         make: the pickled function, which the process calls with each call's arguments.
@@ -81,7 +81,7 @@ class ExampleProcess:
 
 
 def main() -> None:
-    """Answer calls until the input ends."""
+    """Run the parent's calls, read from standard input, until the input closes."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is not an answer
     make: Any = None

@@ -51,7 +51,7 @@ LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainedResponse:
-    """The tokens that follow a prompt, with the mask of those that are trained on."""
+    """The tokens that follow a prompt, with the mask of the trained tokens."""
 
     ids: np.ndarray
     """Token ids, int64 [T]; the last one is trained on."""
@@ -68,13 +68,13 @@ class Example(Prompt):
     answers: tuple[TrainedResponse, ...]
     """The answers: one for a conversation; the chosen and the rejected one for a preference pair."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """The row's labels of the answers, by the batch's column."""
+    """The row's labels of the answers, by column of the batch."""
     lost: int = 0
     """The number of tokens beyond a limit that were cut off."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """The prompt's token ids, int64 [P], and for each answer int64 [T] token ids and bool [T], True on trained tokens."""
+        """The prompt's token ids, int64 [P]; then each answer's token ids, int64 [T], and loss mask, bool [T]."""
         return (
             self.prompt_ids,
             *(values for each in self.answers for values in (each.ids, each.mask)),
@@ -88,15 +88,15 @@ class RawExample:
     prompt: Turns | str
     responses: tuple[Turns | str, ...]
     last_only: bool = False
-    """Train only on the last of the turns of each response that would otherwise be trained on."""
+    """Whether to train only on the last trained turn of each response."""
     tools: list[dict[str, Any]] | None = None
     """The functions that the chat template describes."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """The row's labels of the responses, by the batch's column."""
+    """The row's labels of the responses, by column of the batch."""
     images: tuple[RawImage, ...] = ()
     """Images of the messages up to the last turn that is trained on, in order."""
     folder: str | None = None
-    """Folder of the file that holds the row, where it is known."""
+    """Folder of the file that holds the row; None if unknown."""
 
     def trained(self, response: Turns) -> list[int]:
         """Return the turns that are trained on, as indices into the prompt's and the response's messages together."""
@@ -108,7 +108,7 @@ class RawExample:
 def row_parser(
     files: Sequence[FileRows], kind: Examples, section: DataSection
 ) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
-    """Return a function that checks one row, given its place for messages and the folder of its relative paths.
+    """Return a function that checks one row, given the row, its file and number for messages, and the folder of its relative paths.
 
     Args:
         files: the files, with the columns of all rows.

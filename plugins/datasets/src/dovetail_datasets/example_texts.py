@@ -31,12 +31,12 @@ def tokenised(
 def texts_of(
     encoder: TextEncoder, examples: Sequence[RawExample], ends: TurnEnds
 ) -> list[AnswerText]:
-    """Return the text of every answer with its prompt, to be encoded; errors as of `load_examples`.
+    """Return the text of every answer with its prompt, to be encoded; for errors see `load_datasets`.
 
     Args:
         encoder: the encoder of a tokenizer with a chat template, unless all examples are texts.
-        examples: rows.
-        ends: the ends of the tokenizer's template.
+        examples: the rows to render.
+        ends: adds the end-of-turn tokens that the tokenizer's template lacks.
     """
     conversations = [each for example in examples for each in conversations_of(example)]
     texts = templated(encoder, conversations, ends)
@@ -79,7 +79,9 @@ def conversations_of(example: RawExample) -> list[TrainedConversation]:
 def templated(
     encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
-    """Yield the text of each conversation: by the template's `{% generation %}` blocks, else by the prefix method."""
+    """Yield the text of each conversation, split into parts by the template's `{% generation %}` blocks, or else by rendering each turn's
+    prefix.
+    """
     templates = [template_with_blocks(encoder.tokenizer, each.tools) for each in conversations]
     pairs = list(zip(conversations, templates, strict=True))
     by_prefix = _by_prefix(encoder, [each for each, template in pairs if template is None], ends)

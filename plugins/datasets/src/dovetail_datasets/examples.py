@@ -75,7 +75,7 @@ class ExampleMaker:
 
     Args:
         files: the files, each with its first rows, from which the columns are known.
-        tokenizer: see `load_examples`, as for the arguments below.
+        tokenizer: a Hugging Face tokenizer.
         section: the section with the limits and the columns.
         model: the model's path, for messages.
         kind: the kind of example.
@@ -124,7 +124,7 @@ class ExampleMaker:
         return make, self._given
 
     def follows_from(self) -> dict[str, Any]:
-        """Return the inputs of an example besides its row, the tokenizer and the code; they key the cache."""
+        """Return the inputs that key the cache of examples, besides the rows, the tokenizer and the code."""
         files, _, section, _, kind, _ = self._given
         return {
             **{key: getattr(section, key) for key in _SETTINGS},
@@ -134,7 +134,7 @@ class ExampleMaker:
         }
 
     def shard(self, rows: Sequence[NumberedRow]) -> tuple[ShardFacts, list[Example]]:
-        """Return the examples of rows, and the faults of the others; for errors see `load_examples`."""
+        """Return facts about rows, with the faults of bad ones, and the examples of the others; for errors see `load_datasets`."""
         self.left_out.tally, spelled, self._pictures = Tally(), self._spelled, False
         made = made_or_bad(self, rows, self._encoders, self._section.max_bad_rows)
         examples = [each for each in made if isinstance(each, Example)]

@@ -68,7 +68,7 @@ _SIDES = ("chosen", "rejected")
 
 @attrs.frozen(eq=False)
 class StepExamples:
-    """The examples of a step, as its experience."""
+    """The examples of a step, as the experience that the step trains on."""
 
     examples: Sequence[Example]
     closing: Closing | None = None
@@ -82,7 +82,7 @@ class StepExamples:
     """Reasons for prompts that are not trained on: none, since all examples are."""
 
     def batch(self) -> Batch:
-        """Return the columns: a row for each answer, those of a pair adjacent."""
+        """Return the columns, one row per answer; the answers of a pair are adjacent."""
         rows = [(e, answer) for e in self.examples for answer in e.answers]
         examples = [example for example, _ in rows]
         responses = [_response(example, answer, self.closing) for example, answer in rows]
@@ -119,7 +119,7 @@ class StepExamples:
 
 
 class ExamplesSource(ExperienceSource):
-    """Takes each step's examples, of the kind that the trainer's `examples` names, from the dataset."""
+    """Takes each step's examples from the dataset; the trainer's `examples` names their kind."""
 
     name = "examples"
     api = ">=2.0,<3"
@@ -212,7 +212,7 @@ class ExamplesSource(ExperienceSource):
         self._validation = self._batch(self._held_out) if self._held_out else None
 
     def collect(self, step: StepContext, ask: StepAsk) -> StepExamples:
-        """Take the next examples, first those that a failed step gave back."""
+        """Take the next examples; examples returned by a failed step come first."""
         config = self._site.config
         issued: Any = self._site.loader.next_batch(ask.groups - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]
@@ -242,14 +242,14 @@ class ExamplesSource(ExperienceSource):
         self._given_back = self._taken.pop(step, self._given_back)
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Return the loss of each role on the held-out examples, all as one mini-batch."""
+        """Return the loss of each role on the held-out examples, computed as one mini-batch."""
         if self._validation is None:
             return {}
         with self._site.phase("validation"):
             return dict(measure(self._validation))
 
     def fixed(self) -> Sequence[Batch]:
-        """Return all examples, where the run sees them more than once. Examples of streamed files need not fit into memory."""
+        """Return all examples, held-out ones included, if the run sees them more than once and they are not streamed; else nothing."""
         config, examples = self._site.config, self._site.loader.prompts
         size, steps = config.data.train_batch_size, self._site.plan.counts.steps
         if self._site.data.train.streamed or steps * size <= len(examples):

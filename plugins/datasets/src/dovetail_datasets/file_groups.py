@@ -28,18 +28,18 @@ _MAGIC = b"PAR1"
 
 @attrs.frozen(kw_only=True)
 class DataFile:
-    """A file with rows."""
+    """A file of a dataset, decompressed if it was compressed."""
 
     name: str
     """The file's name in messages."""
     path: Path
-    """The path of the file's content, which is another file where the original is compressed."""
+    """The path of the file's content, which is another file if the original is compressed."""
     format: str
     """The file's format: `parquet`, `jsonl`, `json` or `arrow`."""
 
 
 class FileGroups(RowGroups):
-    """Groups of files, in order.
+    """The row groups of files, in order.
 
     Args:
         files: the files, at least one.
@@ -241,7 +241,7 @@ _READERS: Mapping[str, type[_Reader]] = {
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raise an error of the operating system as a DataError that names the file."""
+    """Convert an operating-system error in the block to a DataError that names the file."""
     try:
         yield
     except OSError as error:
@@ -279,7 +279,7 @@ def unpack(name: str, compression: str, target: Path) -> None:
 
 
 def arrow_rows(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of a table or record batch of Arrow; messages and `tools` without the keys that Arrow filled."""
+    """Return the rows of an Arrow table or record batch, without the keys that Arrow filled in messages and `tools`."""
     filled = [field.name for field in table.schema if _may_be_filled(field)]
     rows: list[dict[str, Any]] = table.to_pylist()
     for name in filled:

@@ -62,7 +62,7 @@ class FilesSource(DatasetSource):
         return rows
 
     def stream(self, paths: Sequence[str]) -> FileGroups:
-        """Return the rows of these files in groups."""
+        """Return the rows of these files in row groups."""
         return FileGroups([self._file(name) for path in paths for name in _expand(path)])
 
     @classmethod

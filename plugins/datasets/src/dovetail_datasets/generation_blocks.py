@@ -28,7 +28,8 @@ Span = tuple[int, int]
 def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
     """Check that all `generation` blocks can be located in rendered text. A tokenizer without a chat template passes.
 
-    transformers counts what a template has written when a block begins, and text that is only captured is not written yet.
+    transformers locates a block by the length of the text written before it. Captured text is not written yet, so a block in it can't be
+    located.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -51,7 +52,7 @@ def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
 
 
 def template_with_blocks(tokenizer: Tokenizer, tools: object) -> str | None:
-    """Return the chat template for messages with these tools where it has blocks, else None."""
+    """Return the chat template for messages with these tools if it has `generation` blocks, else None."""
     template: str = tokenizer.get_chat_template(tools=tools)
     return template if _has_blocks(template) else None
 

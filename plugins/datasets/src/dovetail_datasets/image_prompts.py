@@ -31,7 +31,7 @@ class ImageRenderer:
 
     Args:
         tokenizer: the tokenizer of the run.
-        section: the section with the rendering of plain prompts.
+        section: the data section, with the handling of plain prompts.
         model: the model whose processor counts an image's tokens.
 
     Raises:
@@ -88,7 +88,7 @@ class ImageRenderer:
         return self._prompts.image_token or -1
 
     def raw(self, text: str) -> str:
-        """Return a text without a chat template in which the model's placeholders stand for images."""
+        """Return a text for use without a chat template: each `<image>` becomes the model's image placeholder."""
         return text.replace(PLACEHOLDER, self._prompts.placeholder)
 
     def expanded(
@@ -107,12 +107,12 @@ class ImageRenderer:
             folder: see `RawImage.read`.
 
         Returns:
-            The answers with as many tokens for each image as it has in the model, and the images.
+            The answers with each placeholder repeated to its image's number of tokens, and the images.
 
         Raises:
             DataError: see `__call__`.
-            ModelError: the template does not write one placeholder for each image, or the processor expands it within a
-                text differently from alone.
+            ModelError: the template does not write one placeholder for each image, or the processor tokenises text and images together
+                differently than apart.
         """
         found, pictures = self._read(images, folder)
         for parts in answers:

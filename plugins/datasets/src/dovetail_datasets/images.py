@@ -40,7 +40,7 @@ class RawImage:
     path: str | None = None
 
     def read(self, folder: str | None) -> FoundImage:
-        """Return the bytes, and the file where there is one.
+        """Return the image's bytes, and its file if it has one.
 
         Args:
             folder: the folder of the dataset's file. A relative path counts from there, or from the working directory.
@@ -80,7 +80,7 @@ class FoundImage:
     path: Path | None
 
     def kept(self, directory: Path) -> MediaRef:
-        """Return a reference to the image's file, or to a copy of the bytes in this directory where it has none."""
+        """Return a reference to the image's file; if it has none, to a copy of the bytes in this directory."""
         return (
             keep(directory, self.data) if self.path is None else reference_to(self.path, self.data)
         )
@@ -157,7 +157,7 @@ def with_images(
         where: the row, for messages.
 
     Raises:
-        DataError: there are more or fewer placeholders than images, images are given twice, or a part is of no known type.
+        DataError: the numbers of placeholders and images differ, images are given twice, or a part is of no known type.
     """
     if isinstance(prompt, str):
         _check_count(prompt.count(PLACEHOLDER) if images else 0, len(images), where)
@@ -183,7 +183,7 @@ def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def in_parts(text: str) -> list[dict[str, Any]]:
-    """Return a text in parts, one for each image that it refers to."""
+    """Return a text as typed parts, with an image part in place of each `<image>`."""
     parts: list[dict[str, Any]] = []
     for number, between in enumerate(text.split(PLACEHOLDER)):
         parts += [{"type": "image"}] if number else []

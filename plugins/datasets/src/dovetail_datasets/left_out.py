@@ -52,7 +52,7 @@ class Tally:
         self.first = other.first | self.first
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each kind of part that is left out, with its rows; empty where nothing is."""
+        """Return a note for each kind of part that is left out, with its rows; empty if no part is."""
         notes = []
         for what, number in self.rows.items():
             where = f"in {number:,} of {self.total:,} rows (the first: {self.first[what]})"
@@ -63,9 +63,9 @@ class Tally:
 class LeftOut:
     """Detects parts of rows that the rendered text does not contain.
 
-    It does not search for the row's own text, which templates may trim, escape or translate, but renders a copy of the first row of each
-    kind with marks in place of contents, reasoning, calls and function names. In trained turns, the marks must be in the trained part,
-    followed by an end of turn. Reasoning of other turns may be left out, as many templates do by design.
+    Templates may trim, escape or translate a row's text, so the text itself is not searched for. Instead, a copy of the first row of each
+    kind is rendered with marks in place of contents, reasoning, calls and function names. In trained turns, the marks must be in the
+    trained part, followed by an end of turn. Reasoning of other turns may be left out, as many templates do by design.
 
     Args:
         render: a function that renders a conversation.

@@ -37,7 +37,7 @@ class Truncation:
 
     @classmethod
     def of(cls, lost: Iterable[int], tokens: int) -> Truncation:
-        """Return the counts for rows.
+        """Return the counts over rows.
 
         Args:
             lost: the number of tokens that were cut off from each row.
@@ -49,7 +49,7 @@ class Truncation:
 
 
 def truncates(section: DataSection) -> bool:
-    """Return whether rows beyond the limits are cut."""
+    """Return whether rows beyond the limits are truncated."""
     return section.overlong_prompts.startswith("truncate")
 
 
@@ -57,8 +57,8 @@ def kept_places(length: int, limit: int, how: str) -> np.ndarray:
     """Return the indices of the tokens that remain, int64 [limit], ascending.
 
     Args:
-        length: tokens of a row, more than `limit`.
-        limit: tokens that remain.
+        length: the number of tokens of a row, more than `limit`.
+        limit: the number of tokens that remain.
         how: `truncate_left`, `truncate_right` or `truncate_middle`: where tokens are removed. With the
             middle removed, limit // 2 tokens remain before it.
     """
@@ -74,8 +74,7 @@ def check_truncation(section: DataSection, kind: str) -> None:
         kind: the kind of example.
 
     Raises:
-        ConfigError: the examples are preferences; or another part than the end would be cut, and there is no limit on the whole
-            example.
+        ConfigError: the examples are preferences, or truncation is not at the end and `data.max_length` is not set.
     """
     how = section.overlong_prompts
     if truncates(section) and kind != "conversations":
@@ -91,11 +90,11 @@ def check_truncation(section: DataSection, kind: str) -> None:
 
 
 def truncated(example: Example, section: DataSection, *, images: bool) -> Example:
-    """Return a conversation cut to its limits; unchanged where it is short enough, or where cutting would leave nothing to train on or drop
-    an image.
+    """Return a conversation cut to its limits; unchanged if it is short enough, or if cutting would leave nothing to train on or drop an
+    image.
 
-    The end of a conversation is cut after the last trained token. Where its beginning or middle is cut, the tokens before the first trained
-    token become the prompt, at least one.
+    The result ends with a trained token. If the beginning or middle is cut, the tokens before the first trained one become the prompt, at
+    least one.
 
     Args:
         example: the example of one answer.
@@ -139,7 +138,7 @@ def _without_end(example: Example, answer: TrainedResponse, limit: int) -> Examp
 
 
 def beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] | None:
-    """Return the part of an example that is too long, its number of tokens, and the limit by key and value; None where none is."""
+    """Return the part of an example that is too long, its number of tokens, and the limit's key and value; None if no part is too long."""
     prompt = len(example.prompt_ids)
     response = max(len(answer.ids) for answer in example.answers)
     if section.max_length is not None:

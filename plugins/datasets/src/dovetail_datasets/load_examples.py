@@ -29,7 +29,7 @@ from dovetail_datasets.rows import CheckedGroups, FileRows, by_file, check_bad_r
 from dovetail_datasets.shards import SHARD_ROWS, ShardFolder, cache_folder
 
 STREAMED_FROM = 2**26
-"""Characters of rows from which `data.streaming: auto` is on: a process tokenises about a million a second."""
+"""Characters of rows from which `data.streaming: auto` streams; a process tokenises about a million characters per second."""
 HEADS, HEAD = 4, 256
 """The number of groups, and of first rows in each, from which a dataset's columns are determined."""
 PROCESSES_FROM = 8 * SHARD_ROWS
@@ -42,7 +42,7 @@ class ExampleSet(PromptSet):
     """Examples of a dataset or of a mixture."""
 
     heads: tuple[Prompt, ...]
-    """One example of each dataset of which any was read."""
+    """One example of each dataset from which at least one was read."""
     images: bool
     """Whether any example that was read has an image."""
 
@@ -77,7 +77,7 @@ def load_datasets(
     kind: Examples,
     media_dir: Path | None = None,
 ) -> PromptSet:
-    """Read, check, render and tokenise every row; of streamed rows only the first ones, the others when they are taken.
+    """Read, check, render and tokenise every row; streamed rows after the first ones are processed when they are taken.
 
     Args:
         source: the dataset source that reads the files.
@@ -92,13 +92,11 @@ def load_datasets(
         The set of examples; `prompts` holds them.
 
     Raises:
-        DataError: a file, column or image is bad, or more rows than `section.max_bad_rows`: the chat template writes earlier turns anew, an
-            example has a token that the model has no embedding for, or is too long where that is refused; or no row is left, or the
-            template's blocks mark nothing.
-        ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the model
-            takes none.
-        ConfigError: the chat template has arguments, and raw texts do not go through it; what it marks can't be found; or
-            preferences are to be truncated.
+        DataError: a file, a column or an image is bad, more than `section.max_bad_rows` rows are bad, no row is left, or the template's
+            blocks mark nothing. A row is bad if the template rewrites its earlier turns, if the model has no embedding for one of its
+            tokens, or if it is too long and such rows are refused.
+        ModelError: the tokenizer lacks a chat template for messages, or the model takes no images and rows have some.
+        ConfigError: template arguments are set for raw texts, the template's blocks can't be located, or preferences are to be truncated.
     """
     groups = {name: CheckedGroups(source, paths) for name, (paths, _) in datasets.items()}
     heads = {name: _head(groups[name], paths) for name, (paths, _) in datasets.items()}

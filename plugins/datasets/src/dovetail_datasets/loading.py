@@ -48,7 +48,7 @@ def data_of(
         tokenizer: the tokenizer of the run.
         train: the training rows.
         val: the held-out rows, or None.
-        section: the section from which they were read.
+        section: the data section of these rows.
         rows_are: the plural noun for rows, for messages.
         limits: the length limits, as text for messages.
     """
@@ -143,7 +143,7 @@ def refuse_no_files(section: DataSection) -> None:
     """Refuse a section that names no training files, or names them twice.
 
     Raises:
-        ConfigError: no files are named, or files beside a mixture.
+        ConfigError: no files are named, or both files and a mixture are.
     """
     if section.train_files and section.mixture:
         raise ConfigError(
@@ -157,7 +157,7 @@ def refuse_no_files(section: DataSection) -> None:
 
 
 def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:
-    """Return files and section of each training dataset, by its name in the mixture; without a mixture, of the only dataset."""
+    """Return the files and the section of each training dataset, by its name in the mixture; without a mixture, there is one dataset."""
     if not section.mixture:
         return {"": (section.train_files, section)}
     return {

@@ -40,7 +40,7 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 def message_form(tokenizer: Tokenizer, tools: Tools = None) -> MessageForm:
-    """Return the message form of the tokenizer's chat template, which may be another template for messages with tools.
+    """Return the message form of the tokenizer's chat template; some tokenizers have another template for messages with tools.
 
     Args:
         tokenizer: a tokenizer with a chat template.
@@ -65,8 +65,8 @@ class MessageForm:
     def taken(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages in this form.
 
-        Texts become lists of text parts, or the reverse, where the template reads only one of the two; likewise arguments of calls,
-        mappings or JSON text. Reasoning in a field that the template does not read moves to the field that it reads.
+        Texts become lists of text parts, or the reverse, if the template reads only one of these forms. Likewise, call arguments become
+        mappings or JSON text. Reasoning in a field that the template does not read moves to a field that it reads.
 
         Raises:
             DataError: the arguments of a call are not a JSON object, and the template accepts nothing else.
@@ -189,13 +189,13 @@ class MessageForm:
 
     @cached_property
     def tail(self) -> str | None:
-        """The text that the template writes after the assistant's text at the end of a conversation; None where it is unknown."""
+        """The text that the template writes after the assistant's text at the end of a conversation; None if unknown."""
         turn = {"role": "assistant", "content": SENTINEL}
         _, found, tail = self.rendered(self.taken([self._question, turn])).rpartition(SENTINEL)
         return tail if found else None
 
     def rendered(self, messages: Sequence[Message]) -> str:
-        """Return the unchanged messages rendered as text; empty where the template raises."""
+        """Return the unchanged messages rendered as text; empty if the template raises."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(

@@ -47,7 +47,7 @@ def share_metrics(
     """Return each dataset's share of a step's prompts and tokens: `data/<name>/prompt_share`, `data/<name>/token_share`.
 
     Args:
-        counted: prompts or examples, each with its tokens.
+        counted: prompts or examples, each with its number of tokens.
         names: the names of all datasets.
     """
     prompts, tokens = Counter[str](), Counter[str]()

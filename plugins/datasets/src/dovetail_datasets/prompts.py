@@ -93,11 +93,10 @@ def load_prompts(
             each row.
 
     Raises:
-        DataError: a file, column, row or image is bad, a prompt has a token that the model has no embedding for, or is too long
-            where that is refused, or none is left.
-        ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
-            model takes none.
-        ConfigError: the chat template has arguments or tools, and raw prompts do not go through it.
+        DataError: a file, a column, a row or an image is bad, no prompt is left, the model has no embedding for a prompt's token, or a
+            prompt is too long and such prompts are refused.
+        ModelError: the tokenizer lacks a chat template for messages, or the model takes no images and rows have some.
+        ConfigError: template arguments or tools are set for raw prompts, which use no chat template.
     """
     rows = read_rows(source, paths)
     check_columns(rows, section.prompt_key, paths)
@@ -228,7 +227,7 @@ def read_rows(source: DatasetSource, paths: Sequence[str]) -> list[NumberedRow]:
 
 
 def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -> None:
-    """Refuse a file without the prompt's column; and files of which some have columns that others lack, where rows then mean something else."""
+    """Refuse files without the prompt's column, and files of which only some have a column that changes a row's meaning."""
     files = by_file(rows, paths)
     for file in files:
         check_column(file.rows, key, file.columns, file.path)

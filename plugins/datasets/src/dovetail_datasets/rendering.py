@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 
 
 def check_template_args(section: DataSection) -> None:
-    """Refuse arguments of the chat template where plain prompts bypass it.
+    """Refuse arguments of the chat template if plain prompts bypass it.
 
     Raises:
         ConfigError: `data.chat_template_args` is set.
@@ -91,7 +91,7 @@ def in_batches(
     Args:
         render: a function that converts several rows.
         parsed: the rows.
-        place: a function that returns the place of a row, by its number, for messages.
+        place: a function that returns a row's file and number, by its index, for messages.
         at_once: the number of rows that are rendered together.
 
     Raises:

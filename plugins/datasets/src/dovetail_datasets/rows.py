@@ -30,7 +30,7 @@ class NumberedRow(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class FileRows:
-    """The rows of one file, or the first ones."""
+    """All rows of one file, or the first ones."""
 
     path: str
     rows: Sequence[Mapping[str, Any]]
@@ -45,12 +45,12 @@ def check_bad_rows(row: BadRow, count: int, most: int) -> None:
     """Refuse a dataset with more bad rows than allowed.
 
     Args:
-        row: the last one, for the error.
+        row: the last bad row, for the error.
         count: the number of bad rows.
         most: the limit (`data.max_bad_rows`).
 
     Raises:
-        DataError: there are more than `most`.
+        DataError: more than `most` rows are bad.
     """
     if count > most:
         many = f" ({count:,} rows are bad so far; data.max_bad_rows={most:,})" if most else ""
@@ -65,9 +65,9 @@ class CheckedGroups(RowGroups):
         paths: the paths of its files.
 
     Raises:
-        DataError: there are no rows; and see `DatasetSource.read`, also for reading.
-        PluginBrokenError: the source raised an error of its own, or yielded something other than rows; names it with
-            its version.
+        DataError: there are no rows; for further errors see `DatasetSource.read`.
+        PluginBrokenError: the source raised an error of its own, or yielded something other than rows; the message names it with its
+            version.
     """
 
     def __init__(self, source: DatasetSource, paths: Sequence[str]) -> None:
@@ -143,7 +143,7 @@ def by_file(rows: Iterable[NumberedRow], paths: Sequence[str]) -> list[FileRows]
 
     Args:
         rows: the rows in order.
-        paths: the files, for rows that do not name theirs.
+        paths: the files, for rows that do not name their file.
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -170,5 +170,5 @@ def unfilled(value: Any) -> Any:
 
 
 def is_nan(value: object) -> bool:
-    """Return whether a value is NaN, which pandas has where a row lacks a value."""
+    """Return whether a value is NaN, as in pandas for a missing value."""
     return isinstance(value, float) and math.isnan(value)

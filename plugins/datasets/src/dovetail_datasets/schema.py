@@ -63,8 +63,7 @@ def parse_row(
     """Check one row.
 
     Raises:
-        DataError: the row can't be read; or the prompt is missing, null, of a wrong type, or has a bad message; its
-            images do not match its placeholders; another column has a wrong type. Names the row.
+        DataError: the row can't be read, or its prompt, its images or another column is invalid; the message names the row.
     """
     if isinstance(row, DataError):
         raise row
@@ -111,7 +110,7 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
     """Check that the value of a column is a text or messages, and return it.
 
     Raises:
-        DataError: the value is null, empty or of another type, or has a bad message; names the row.
+        DataError: the value is null, empty or of another type, or has a bad message; the error names the row.
     """
     if isinstance(value, str):
         if not value.strip():
@@ -223,7 +222,7 @@ def _is_call(call: object) -> bool:
 
 
 def tools_of(value: object, where: str) -> list[dict[str, Any]] | None:
-    """Return the functions of a row: a list of JSON schemas, or its JSON text.
+    """Return the functions of a row as JSON schemas, from a list or from the list's JSON text.
 
     Raises:
         DataError: the value is neither of them.
@@ -251,7 +250,7 @@ def check_column(
     *,
     hint: str | None = None,
 ) -> None:
-    """Refuse rows of which none has the column; the default hint is about the prompt's column.
+    """Refuse rows if none of them has the column; the default hint is about the prompt's column.
 
     Raises:
         DataError: no row has the column; the message names the columns present, and the nearest.

@@ -31,7 +31,7 @@ from dovetail_datasets.limits import Truncation
 _OWN = ("raw", "where", "data_source", "labels", "lost")
 """What an example has beside its tokens."""
 SHARD_ROWS = 1024
-"""The most rows of a shard, which also ends with its group."""
+"""Maximum rows of a shard; a shard also ends with its row group."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,11 +70,11 @@ class Shard:
         return any(example.media for example in self._examples)
 
     def example(self, place: int) -> Example:
-        """Return the example at a place of `rows`."""
+        """Return the example at an index into `rows`."""
         return self._examples[place]
 
     def get(self, row: int) -> Example | BadRow | None:
-        """Return the example of a row; None where it is too long."""
+        """Return the example of a row; None if the example is too long."""
         place = int(np.searchsorted(self.rows, row))
         if place < len(self.rows) and self.rows[place] == row:
             return self.example(place)
@@ -82,7 +82,7 @@ class Shard:
 
 
 class ShardFile(Shard):
-    """A shard in a file, of which only the requested examples are read.
+    """A shard in a file; only the requested examples are read.
 
     Args:
         path: the path of the file.
@@ -141,7 +141,7 @@ class ShardFolder:
         return number in self._files
 
     def open(self, number: int, size: int) -> ShardFile | None:
-        """Return an existing shard of `size` rows; None where there is none, or it is damaged."""
+        """Return an existing shard of `size` rows; None if there is none, or it is damaged."""
         import pyarrow as pa
 
         path = self._files.get(number)
@@ -156,7 +156,7 @@ class ShardFolder:
         return None
 
     def write(self, number: int, facts: ShardFacts, examples: Sequence[Example]) -> Path | None:
-        """Write a shard and return its file; None where a row has images, whose files are kept elsewhere, or it can't be written."""
+        """Write a shard and return its file; None if a row has images, which are in other files, or if writing fails."""
         if facts.images:
             return None
         content = _written(facts, examples)

@@ -25,7 +25,7 @@ Files = Mapping[Split, Rows]
 
 
 class DataRecipeConformance(PluginConformance):
-    """Conformance suite for data recipes: subclass it and set `plugin` and `rows`. A recipe that makes its rows needs no `rows`."""
+    """Conformance suite for data recipes: subclass it and set `plugin` and `rows`. A recipe that generates its rows needs no `rows`."""
 
     kind = "data_recipe"
     plugin: ClassVar[type[DataRecipe]]
@@ -37,12 +37,12 @@ class DataRecipeConformance(PluginConformance):
     """Columns of the dataset that the recipe does not read."""
 
     def write(self, path: Path, rows: Rows) -> None:
-        """Write rows as a file of the dataset holds them: as Parquet, unless a suite overrides it."""
+        """Write rows in the dataset's file format: Parquet, unless a suite overrides this method."""
         pq.write_table(pa.Table.from_pylist([*rows]), path)
 
     def file_of(self, split: Split) -> str:
-        """Return the name of a split's file below the repository: the `*` of its pattern becomes `part`, and `.parquet` is added where it
-        has no ending.
+        """Return the name of a split's file below the repository: the `*` of its pattern becomes `part`, and `.parquet` is added to a
+        name without an ending.
         """
         name = self.make().patterns()[split].replace("*", "part")
         return name if Path(name).suffix else f"{name}.parquet"

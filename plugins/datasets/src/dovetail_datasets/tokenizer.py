@@ -26,23 +26,21 @@ TOKENIZER_FILES = (
     "tekken.json",
     "spiece.model",
 )
-"""Names of files of which a tokenizer's directory has at least one."""
+"""File names, at least one of which is in a tokenizer's directory."""
 
 
 def load_tokenizer(
     model: ModelSection, *, chat_template_args: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the Hugging Face tokenizer of a model section, with the section's `chat_template` where set.
+    """Return the Hugging Face tokenizer of a model section, with the section's `chat_template` if set.
 
     Args:
         model: the model's section.
-        chat_template_args: `data.chat_template_args`; they become defaults of its chat template
-            (`data/chat_template.py`).
+        chat_template_args: `data.chat_template_args`, which become default values in the chat template.
 
     Raises:
         ConfigError: the chat template does not read one of the arguments.
-        ModelError: the directory is missing or holds no tokenizer, the hub id can't be reached, or the
-            chat template is not a template.
+        ModelError: the directory is missing or holds no tokenizer, the hub id can't be reached, or the chat template is invalid.
     """
     from transformers import AutoTokenizer
 
@@ -85,7 +83,7 @@ def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
         tokenizer: the tokenizer of the run.
 
     Returns:
-        The tokens; empty where there are no such files.
+        The tokens; empty if neither config can be read.
     """
     from transformers import GenerationConfig
 

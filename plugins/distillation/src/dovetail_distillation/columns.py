@@ -1,4 +1,4 @@
-"""The columns that a teacher gives. Legend: T response tokens, K words."""
+"""The columns that a teacher gives. Legend: T response tokens, K of the teacher's most likely words."""
 
 from __future__ import annotations
 

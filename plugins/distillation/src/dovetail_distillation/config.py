@@ -11,20 +11,20 @@ import attrs
 from dovetail.sections import ABOVE_ZERO, NOT_NEGATIVE, PluginSection, Validator, plugin_field
 
 DEFAULT = "default"
-"""Key that stands for every `data_source` that is not named."""
+"""Key for every `data_source` that has no key of its own."""
 _NEGATIVE: Validator = attrs.validators.optional(attrs.validators.lt(0))
 
 
 @attrs.frozen(kw_only=True)
 class ServeSection:
-    """Servers that the run starts for a teacher, in processes of the runtime beside those of training and rollout."""
+    """Servers that the run starts for a teacher, in their own processes of the runtime."""
 
     engine: Literal["vllm", "sglang"] = "vllm"
     """The engine of the servers."""
     replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """The number of servers; a request goes to the one with the fewest running requests."""
+    """The number of servers; a request goes to the server with the fewest running requests."""
     accelerators: int = attrs.field(default=1, validator=NOT_NEGATIVE)
-    """Accelerators of each server, in addition to those of the pools; its model is divided over them by tensor parallelism. 0: on CPUs."""
+    """Accelerators per server, in addition to the pools' accelerators; tensor parallelism divides the model over them. 0: run on CPUs."""
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """CPUs that each server reserves."""
     python: str | None = None
@@ -37,7 +37,7 @@ class ServeSection:
 
 @attrs.frozen(kw_only=True)
 class EndpointSection:
-    """A teacher behind servers with vLLM's `/v1/completions`: one that runs (`url`), or those that the run starts (`serve`)."""
+    """A teacher behind vLLM's `/v1/completions`: a running server (`url`), or servers that the run starts (`serve`)."""
 
     url: str | None = None
     """Address of the running server, without `/v1`, such as `http://127.0.0.1:8000`."""
@@ -48,7 +48,7 @@ class EndpointSection:
     auth_env: str | None = None
     """Environment variable that holds the server's key."""
     concurrency: int = attrs.field(default=32, validator=attrs.validators.ge(1))
-    """Maximum concurrent requests; a request is a sample."""
+    """Maximum concurrent requests, one per sample."""
     timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
     """Seconds for one request."""
     retries: int = attrs.field(default=3, validator=NOT_NEGATIVE)
@@ -97,13 +97,15 @@ class DistillConfig(PluginSection):
     """A divergence between teacher and student at each token."""
 
     divergence: Literal["forward_kl", "reverse_kl", "jsd", "k1+", "k2", "k3", "k3+"] = "forward_kl"
-    """`forward_kl`, `reverse_kl` and `jsd` compare the teacher's `top_k` words; the others estimate the reverse KL from the
-    token alone."""
+    """`forward_kl`, `reverse_kl` and `jsd` compare the teacher's `top_k` words; the others estimate the reverse KL from the sampled token
+    alone.
+    """
     top_k: int = attrs.field(default=32, validator=attrs.validators.ge(1))
-    """Words of the teacher that are compared at each token."""
+    """Number of the teacher's most likely words (vocabulary tokens) that are compared at each token."""
     tail: Literal["bucket", "renormalize"] = "bucket"
     """Treatment of all other words: `bucket` counts them as one word with the remaining probability; `renormalize` drops them and
-    normalises both sides without them."""
+    rescales both distributions to sum to 1.
+    """
     beta: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.lt(1)]
     )
@@ -117,4 +119,4 @@ class DistillConfig(PluginSection):
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
     """Aggregation of the tokens' divergences into one number."""
     plus: PluginSection | None = plugin_field("objective", None)
-    """A further objective whose loss is added, such as `policy` or `nll`; absent: there is none."""
+    """A further objective whose loss is added, such as `policy` or `nll`; absent: none."""

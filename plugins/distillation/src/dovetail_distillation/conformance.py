@@ -22,7 +22,7 @@ STEP = 1e-5
 def plain_divergence(
     name: str, tail: str, beta: float, teacher_TK: np.ndarray, student_TK: np.ndarray
 ) -> np.ndarray:
-    """Return the divergence of each token in float64 [T], from log-probabilities of the teacher's words [T, K], by its definition."""
+    """Compute each token's divergence by its definition, float64 [T], from log-probabilities of the teacher's words, [T, K]."""
 
     def whole(log_probs_TK: np.ndarray) -> np.ndarray:
         pi_TK: np.ndarray = np.exp(log_probs_TK)
@@ -42,7 +42,7 @@ def plain_divergence(
 
 
 def slope(loss: Callable[[np.ndarray], np.ndarray], at_TK: np.ndarray) -> np.ndarray:
-    """Return the derivative [T, K] of each token's loss [T] by its own K numbers, by central differences."""
+    """Return the derivative, [T, K], of each token's loss by the token's own K inputs, from central differences."""
     slopes = np.zeros_like(at_TK)
     for word in range(at_TK.shape[1]):
         moved = np.zeros_like(at_TK)
@@ -52,14 +52,14 @@ def slope(loss: Callable[[np.ndarray], np.ndarray], at_TK: np.ndarray) -> np.nda
 
 
 def random_log_probs(tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Return float32 [T, K]: log-probabilities of the first words of a random distribution over V."""
+    """Return log-probabilities of the first K words of random distributions over V words, float32 [T, K]."""
     logits_TV = rng.normal(size=(tokens, VOCABULARY))
     log_pi_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
     return np.asarray(log_pi_TV[:, :WORDS].astype(np.float32))
 
 
 class TestDistill(ObjectiveConformance):
-    """The objective `distill` with forward KL over the teacher's words, all others as a bucket."""
+    """The objective `distill` with forward KL over the teacher's words and one bucket for all other words."""
 
     plugin = Distill
     config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, coef=0.7)
@@ -83,7 +83,7 @@ class TestDistill(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ D / T, and its slope by the student's log-probabilities [T, K]."""
+        """Return c Σ D / T, and its gradient by the student's log-probabilities, [T, K]."""
         config, shown_T = self.config, mini_batch["response_mask"].values
         teacher_TK = mini_batch[TOP_LOG_PROBS].values.astype(np.float64)[shown_T]
         student_TK = outputs["log_probs_at"].astype(np.float64)
@@ -132,7 +132,7 @@ class TestDistillByToken(TestDistill):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ ½ d² / T with d = log π − log π_teacher [T]."""
+        """Return c Σ ½ d² / T and its gradient [T], with d = log π − log π_teacher."""
         shown_T = mini_batch["response_mask"].values
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch[LOG_PROBS].values
         away_T = np.where(shown_T, away_T, 0) * self.config.coef / shown_T.sum()

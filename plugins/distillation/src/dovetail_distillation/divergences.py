@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 TAIL_FLOOR = 1e-6
-"""Least probability of the bucket, below which float32 can't distinguish it from rounding; at this floor it has no gradient."""
+"""Floor of the bucket's probability, below which it is lost in float32 rounding; at the floor the bucket has no gradient."""
 
 DIVERGENCES = ("forward_kl", "jsd", "reverse_kl")
 """The divergences that compare the teacher's words."""
@@ -31,11 +31,11 @@ DIVERGENCES = ("forward_kl", "jsd", "reverse_kl")
 def events(
     log_probs_TK: Float[Tensor, "T K"], tail: Literal["bucket", "renormalize"]
 ) -> Float[Tensor, "T J"]:
-    """Return the log-probabilities of the K words as a complete distribution: with the rest as a bucket, or normalised.
+    """Return the log-probabilities of the K words as a complete distribution: with one bucket for all other words, or normalised.
 
     Args:
-        log_probs_TK: float32, nats; may carry the gradient.
-        tail: the treatment of all other tokens.
+        log_probs_TK: log-probabilities of the K words, float32, nats; may carry the gradient.
+        tail: the treatment of all other words.
     """
     if tail == "renormalize":
         return log_probs_TK.log_softmax(-1)
@@ -54,8 +54,8 @@ def divergence(
 
     Args:
         name: a name of `DIVERGENCES`.
-        teacher_TJ: log P, the teacher's, from `events`.
-        student_TJ: log Q, the student's, of the same tokens.
+        teacher_TJ: the teacher's log-probabilities, log P, from `events`.
+        student_TJ: the student's log-probabilities, log Q, of the same words.
         beta: the mixture weight of `jsd`.
     """
     if name == "forward_kl":

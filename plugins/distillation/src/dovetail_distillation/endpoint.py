@@ -49,13 +49,12 @@ class _RetryableError(Exception):
 
 
 class Endpoint:
-    """The model of one server.
+    """A client of the teacher behind one endpoint.
 
     Args:
         name: the name of the endpoint in the config, for messages.
         section: the endpoint's section.
-        context: the context of the stage, whose runtime starts the servers where the section asks for some; for errors
-            see `TeacherServers`.
+        context: the context of the stage; its runtime starts the servers if the section has `serve` (errors: see `TeacherServers`).
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Endpoint:
         self._url = f"{(section.url or '').rstrip('/')}/v1/completions"
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Score a few words, and compare their texts between the server and the run's tokenizer.
+        """Score a few words, and compare the words' texts at the server with those of the run's tokenizer.
 
         Raises:
             TeacherError: the server can't be reached, has no such model, or gives no log-probabilities of prompts.
@@ -88,18 +87,18 @@ class Endpoint:
                 )
 
     async def score(self, batch: Batch, top_k: int) -> Batch:
-        """Score samples: each token's log-probability, and the most likely words at its position.
+        """Score samples: each token's log-probability, and the K most likely words at each position.
 
         Args:
             batch: N samples with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
-            top_k: K; 0 for none.
+            top_k: the number K of most likely words; 0 for none.
 
         Returns:
-            The columns of a teacher [T] and [T, K]; masked tokens hold 0.
+            The teacher's columns, [T] and [T, K]; masked tokens hold 0.
 
         Raises:
             TeacherError: a request failed on every try.
-            ConfigError: samples were drawn at another temperature than 1.
+            ConfigError: samples were drawn at a temperature other than 1.
         """
         wrong = batch["temperature"][batch["temperature"] != 1]
         if wrong.size:

@@ -45,7 +45,7 @@ from dovetail_stages import (
 )
 
 PLUS = "plus."
-"""Prefix of the further objective's denominators."""
+"""Prefix of the denominators of the objective in `plus`."""
 
 
 class Distill(Objective):
@@ -67,7 +67,7 @@ class Distill(Objective):
 
     @classmethod
     def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
-        """Return the spec as `Objective` does, with the unit and the columns of the further objective, too."""
+        """Return the spec as `Objective` does, with the unit and the columns of the objective in `plus` added."""
         own, plus = super().spec(plugin, scalars), _plus(plugin.config)
         if plus is None:
             return own
@@ -75,10 +75,10 @@ class Distill(Objective):
 
     @classmethod
     def outputs(cls, config: DistillConfig) -> tuple[OutputSpec, ...]:
-        """Return `log_probs_at` of the teacher's words, or `log_probs`; and those of the further objective.
+        """Return `log_probs_at` of the teacher's words, or `log_probs`, and the outputs of the objective in `plus`.
 
         Raises:
-            ConfigError: the further objective computes `log_probs_at` of other words.
+            ConfigError: the objective in `plus` computes `log_probs_at` of other words.
         """
         own = OUTPUTS["log_probs"]
         if config.divergence in DIVERGENCES:
@@ -115,8 +115,8 @@ class Distill(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`, `actor/divergence`, nats a token, `actor/distill_loss`, `actor/teacher_mass`, the
-        probability of the teacher's words, and those of the further objective.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, `actor/divergence`, in nats per token,
+        `actor/distill_loss`, `actor/teacher_mass`, the probability of the teacher's words, and the metrics of the objective in `plus`.
         """
         by_words = self.config.divergence in DIVERGENCES
         student = outputs["log_probs_at" if by_words else "log_probs"]

@@ -13,8 +13,9 @@ from dovetail_distillation.config import ScoreTeacherConfig
 def teachers_do_not_fit(config: Any, plan: Any) -> Iterator[Finding]:
     """Servers that the run starts for its teachers take more accelerators than this machine has beside the pools.
 
-    A cluster that the run starts has only this machine's accelerators; those of an existing cluster are known when the run starts there.
-    The finding is a warning, since the run may start on another machine; there the lack is an error before training.
+    A cluster that the run starts has only this machine's accelerators; an existing cluster's accelerators are known only when the run
+    starts. The finding is a warning, since the run may start on another machine. Missing accelerators are an error there, before
+    training.
     """
     if plan is None or config.runtime.shortage(plan.placement.pools) is not None:
         return  # the pools alone do not fit, which is for the runtime to say

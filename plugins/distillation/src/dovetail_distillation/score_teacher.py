@@ -97,7 +97,7 @@ class ScoreTeacher(Stage):
 
         Raises:
             TeacherError: a server can't be reached, or lacks a required feature.
-            ConfigError: an endpoint is not a sample's teacher.
+            ConfigError: an endpoint is not the teacher of any `data_source`.
         """
         if unused := sorted(self.config.endpoints.keys() - set(self.config.by_source.values())):
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Teacher servers that the run starts: vLLM or SGLang, each run by a process of the runtime, which forwards requests to it.
 
 A process and its server are on one machine, so that the server listens on the loopback interface alone, and requests travel as the
-runtime's calls. They are those of vLLM's `/v1/completions`; what SGLang understands and answers is translated here.
+runtime's calls. Requests have the form of vLLM's `/v1/completions`; for SGLang, requests and answers are converted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Place:
 
 
 class TeacherServers:
-    """The controller's handle of teacher servers: starts them, and sends each request to the one with the fewest requests.
+    """The controller's handle of teacher servers: starts them, and sends each request to the server with the fewest running requests.
 
     Args:
         name: the name of the endpoint, for messages.
@@ -49,7 +49,7 @@ class TeacherServers:
     Raises:
         ConfigError: the runtime starts no processes.
         PlacementError: the machines lack what the servers need.
-        WorkerError: a server did not start; the error ends with what it printed.
+        WorkerError: a server did not start; the message ends with the server's output.
     """
 
     def __init__(self, name: str, section: EndpointSection, context: PluginContext) -> None:
@@ -79,10 +79,10 @@ class TeacherServers:
         self._places = [_Place(worker) for worker in runtime.task_workers(spec)]
 
     async def post(self, request: Mapping[str, Any]) -> tuple[int, str]:
-        """Return status and body of an answer.
+        """Send a request to a server, and return status and body of the answer.
 
         Raises:
-            WorkerError: the server's process died, and has been started again.
+            WorkerError: the server's process died, and has been restarted.
         """
         place = min(self._places, key=lambda place: place.running)
         place.running += 1
@@ -109,7 +109,7 @@ class TeacherServers:
 
 
 def described(section: EndpointSection) -> str:
-    """Describe the servers to start, the share of the machines that they take, and the share that the weights fill."""
+    """Describe the servers to start, the accelerators that each takes, and the weights on each accelerator in GiB."""
     serve, directory = section.serve, Path(section.model).expanduser()
     assert serve is not None
     what = (
@@ -125,7 +125,7 @@ def described(section: EndpointSection) -> str:
 
 
 def without_processes(name: str, runtime: str) -> ConfigError:
-    """Return the problem of servers under a runtime that starts no processes."""
+    """Return the error for servers under a runtime that starts no processes."""
     return ConfigError(
         f"endpoint {name!r} of score_teacher is to be served by the run, and runtime.name={runtime} starts no further processes",
         hint="set runtime.name=ray; or make the teacher a role of the config, or give the url of a server",
@@ -153,7 +153,7 @@ class TeacherServer:
             raise
 
     async def call(self, payload: bytes) -> bytes:
-        """Forward a request, and return status and body of the answer; 503 where the server has died and is being restarted.
+        """Forward a request, and return status and body of the answer; status 503 if the server died and is being restarted.
 
         Raises:
             WorkerError: the server can't be restarted.
@@ -210,14 +210,14 @@ class TeacherServer:
 
 
 def serve(given: bytes, logger: Logger) -> TeacherServer:
-    """Run a server; called in a process of the runtime."""
+    """Start a server in this process of the runtime, from its JSON settings."""
     server = TeacherServer(json.loads(given))
     logger.info("a teacher's server is ready")
     return server
 
 
 def for_sglang(asked: bytes) -> bytes:
-    """Return a request for `/v1/completions` in the form of SGLang's `/generate`: for the log-probabilities of the prompt's tokens."""
+    """Convert a request for `/v1/completions` to one for SGLang's `/generate` that asks for the prompt tokens' log-probabilities."""
     request = json.loads(asked)
     top_k = request["prompt_logprobs"]
     return json.dumps(
@@ -234,8 +234,8 @@ def for_sglang(asked: bytes) -> bytes:
 
 
 def from_sglang(answered: bytes) -> bytes:
-    """Convert an answer of SGLang's `/generate` to one of `/v1/completions`: for each token of the prompt but the first its
-    log-probability, in nats, and those of the most likely words.
+    """Convert an answer of SGLang's `/generate` to one of `/v1/completions`: log-probabilities, in nats, of each prompt token but the
+    first, and of the most likely words at its position.
     """
     about = json.loads(answered)["meta_info"]
     own = about["input_token_logprobs"]

@@ -18,7 +18,7 @@ from dovetail_distillation.config import TeacherAdvantageConfig
 
 
 class TeacherAdvantage(Stage):
-    """Replaces `advantages` by one advantage for each token, with the teacher's term added."""
+    """Replaces `advantages` by per-token advantages, with the teacher's term added."""
 
     name = "teacher_advantage"
     api = ">=1.0,<2"
@@ -42,7 +42,9 @@ class TeacherAdvantage(Stage):
         )
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Add the teacher's advantages. The metric `distill/reverse_kl` is the mean of log π_old − log π_teacher in nats a token."""
+        """Add the teacher's term to the advantages. The metric `distill/reverse_kl` is the mean of log π_old − log π_teacher in nats a
+        token.
+        """
         mask: Ragged = batch["response_mask"]
         shown_T = mask.values
         least, most = self.config.min_log_prob, self.config.max_divergence

@@ -15,7 +15,7 @@ class Adafactor(Optimizer):
     """w ← w − lr_t · max(min_scale, RMS(w)) · u / max(1, RMS(u) / clip), u = g / √v̂, lr_t = min(lr, 1 / √t); for a matrix, v̂ is the
     product of the row and column averages of g², divided by their mean.
 
-    It does not declare `sharded`: torch's Adafactor refuses DTensors (an in-place power of a partial norm, as of 2.13).
+    Lacks the capability `sharded`: torch's Adafactor refuses DTensors (an in-place power of a partial norm, as of 2.13).
     """
 
     name = "adafactor"

@@ -12,8 +12,8 @@ from dovetail_optimizers.config import AdamWConfig
 
 
 class AdamW(Optimizer):
-    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − lr · (m̂ / (√v̂ + eps) + weight_decay · w), where m̂ and v̂ are
-    corrected for their start at zero.
+    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − lr · (m̂ / (√v̂ + eps) + weight_decay · w), where m̂ and v̂ are the
+    bias-corrected moments.
     """
 
     name = "adamw"
@@ -34,9 +34,7 @@ class AdamW(Optimizer):
 def adamw(
     config: PluginConfig, parameters: Collection[Tensor], lr: float | None = None
 ) -> torch.optim.AdamW:
-    """Make torch's AdamW with a config's `betas`, `eps` and `weight_decay`, and its `lr` unless `lr` is given, for parameters of any
-    shape.
-    """
+    """Make torch's AdamW from a config, for parameters of any shape; `lr` overrides the config's."""
     return torch.optim.AdamW(
         list(parameters),
         lr=config.lr if lr is None else lr,

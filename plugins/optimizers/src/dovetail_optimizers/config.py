@@ -25,9 +25,9 @@ class AdamWConfig(OptimSection):
 
 @attrs.frozen(kw_only=True)
 class AdamW8bitConfig(AdamWConfig):
-    """AdamW with moments of 8 bits in blocks of 256 (arXiv 2110.02861), torchao's: 2 bytes of state a parameter in place of 8.
+    """AdamW of torchao, with 8-bit moments in blocks of 256 (arXiv 2110.02861): 2 bytes of state per parameter in place of 8.
 
-    The moments of a parameter stay float32 where its shard has fewer than 4,096 elements, or a number of elements that 256 does not divide.
+    A parameter's moments stay float32 if its shard has fewer than 4,096 elements, or a number of elements that is not a multiple of 256.
     The kernels are compiled at the first step.
     """
 
@@ -60,16 +60,16 @@ class MuonConfig(OptimSection):
 
 @attrs.frozen(kw_only=True)
 class AdafactorConfig(OptimSection):
-    """Adafactor (arXiv 1804.04235), PyTorch's: of a matrix's second moments it keeps only the row and column averages."""
+    """PyTorch's Adafactor (arXiv 1804.04235), which keeps only row and column averages of a matrix's second moments."""
 
     lr: float = attrs.field(default=1e-3, validator=attrs.validators.ge(0))
     """Peak learning rate, relative to the root mean square of each parameter."""
     weight_decay: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """Decoupled weight decay: a step multiplies each weight by 1 − lr · weight_decay."""
     beta2_decay: float = attrs.field(default=-0.8, validator=attrs.validators.le(0))
-    """The second moments' decay at step t is 1 − t ** beta2_decay."""
+    """Exponent of the second moments' decay, which is 1 − t ** beta2_decay at step t."""
     min_scale: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
-    """Lower bound of the root mean square of a parameter by which its learning rate is scaled."""
+    """Lower bound of the factor by which a parameter's learning rate is scaled, its root mean square."""
     clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
     """Largest root mean square of a step before it is scaled."""
 
@@ -81,7 +81,7 @@ class SgdConfig(OptimSection):
     momentum: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
     )
-    """Decay of the sum of gradients; 0 keeps none."""
+    """Decay of the running sum of gradients; 0 for no momentum."""
     nesterov: bool = False
     """Look ahead by one step of momentum."""
 

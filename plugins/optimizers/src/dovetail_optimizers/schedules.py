@@ -9,7 +9,7 @@ from dovetail_optimizers.config import WsdConfig
 
 
 class Constant(Schedule):
-    """Constant learning rate: share = 1."""
+    """Constant learning rate, at the peak: share = 1."""
 
     name = "constant"
     api = ">=1.0,<2"
@@ -45,7 +45,7 @@ class Cosine(Schedule):
 
 
 class WarmupStableDecay(Schedule):
-    """share = 1 while x = (step / last − (1 − decay_share)) / decay_share is below 0, then the decay over x from 0 to 1."""
+    """The peak rate (share = 1) while x = (step / last − (1 − decay_share)) / decay_share is below 0, then the decay over x from 0 to 1."""
 
     name = "wsd"
     api = ">=1.0,<2"

@@ -12,9 +12,9 @@ from dovetail.errors import ToolError
 from dovetail.interfaces import Tool, ToolResult, ToolSchema
 
 MAX_LENGTH = 1000
-"""The most characters of an expression."""
+"""Maximum characters of an expression."""
 MAX_BITS = 14284
-"""The most bits of a whole number: those of 4300 digits, the most that Python writes; arithmetic on it takes microseconds."""
+"""Maximum bits of a whole number: 4300 digits, the most that Python converts to text. Arithmetic on such numbers takes microseconds."""
 
 _Number = int | float
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -74,7 +74,7 @@ _SCHEMA = {
 
 
 class Calculator(Tool):
-    """Arithmetic on numbers; whole ones are exact up to 4300 digits."""
+    """Arithmetic on numbers; whole numbers are exact up to 4300 digits."""
 
     name = "calculator"
     api = ">=2.0,<3"
@@ -87,7 +87,7 @@ class Calculator(Tool):
 
 
 def calculate(expression: str) -> str:
-    """Return the value of an expression, as Python writes it.
+    """Return the value of an arithmetic expression, as Python prints it.
 
     Raises:
         ToolError: the text is not arithmetic, has no value, or a number in it is too large.

@@ -46,7 +46,7 @@ class HttpConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class McpConfig(PluginSection):
-    """Settings of the tool `mcp`: a server that is started by a command, or one at an address."""
+    """Settings of the tool `mcp`: a server that is started by a command, or a server at an address."""
 
     command: str | None = None
     """The program of a server that communicates by standard input and output; it starts and ends with each episode."""
@@ -69,10 +69,11 @@ class McpConfig(PluginSection):
     restarted.
     """
     max_connections: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Maximum episodes that use the tool at once, unless it is shared; others wait, which counts toward their time."""
+    """Maximum episodes that use the tool at once, unless it is shared; further episodes wait, which counts toward their time limit."""
     fail_on: Literal["crash", "error", "never"] = "crash"
-    """Answers with `isError` that fail the episode; the others are shown to the policy. `crash`: unexpected exceptions of a tool, for which
-    servers of the Python SDK answer only `Error executing tool NAME`; `error`: all; `never`: none."""
+    """Answers with `isError` that fail the episode; other errors are shown to the policy. `crash`: unexpected exceptions of a tool, for
+    which servers of the Python SDK answer only `Error executing tool NAME`; `error`: all; `never`: none.
+    """
     start_timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
     """Seconds that connecting, or starting the server, may take."""
 

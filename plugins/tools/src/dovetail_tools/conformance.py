@@ -144,7 +144,7 @@ class TestLlama3Json(ToolParserConformance):
 
 
 class TestPlainJson(ToolParserConformance):
-    """The tool parser `plain_json`: JSON calls within text, without tags."""
+    """The tool parser `json`: JSON calls within text, without tags."""
 
     plugin = PlainJson
     examples = (
@@ -159,7 +159,7 @@ class TestPlainJson(ToolParserConformance):
 
 
 class TestMistral(ToolParserConformance):
-    """Calls in both forms that the parser reads."""
+    """The tool parser `mistral`: calls in both of its forms."""
 
     plugin = Mistral
     examples = (
@@ -175,7 +175,7 @@ class TestMistral(ToolParserConformance):
 
 
 class TestDeepSeekV3(ToolParserConformance):
-    """Calls in both forms that the parser reads."""
+    """The tool parser `deepseek_v3`: calls in both of its forms."""
 
     plugin = DeepSeekV3
     examples = (

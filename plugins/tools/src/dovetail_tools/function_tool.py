@@ -17,7 +17,7 @@ from dovetail.interfaces import Tool, ToolResult, ToolSchema, outcome_of
 
 
 class FunctionTool(Tool):
-    """A tool of one function."""
+    """A tool that calls one Python function."""
 
     function: Callable[..., Any]
     schema: ToolSchema

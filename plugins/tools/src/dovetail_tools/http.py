@@ -17,11 +17,11 @@ from dovetail_tools.config import HttpConfig
 
 MAX_REDIRECTS = 5
 MAX_URL = 8000
-"""The most characters of a URL; hosts close the connection at longer ones."""
+"""Maximum characters of a URL; hosts close the connection at longer URLs."""
 FIRST_PAUSE = 0.5
 """Seconds before the first retry; doubles with each."""
 LONGEST_PAUSE = 30.0
-"""The most seconds of `Retry-After`; a host that asks for more counts as down."""
+"""Maximum seconds of `Retry-After`; a host that asks for more counts as down."""
 REFUSED = (425, 429, 503)
 """Statuses of a host that did not process the request."""
 RETRIED = (408, 502, 504)
@@ -29,7 +29,7 @@ RETRIED = (408, 502, 504)
 
 
 class Http(Tool):
-    """GET and POST requests. Cookies are kept for an episode; the environment's proxies and `.netrc` are not used."""
+    """Makes GET and POST requests. Cookies are kept for an episode; the environment's proxies and `.netrc` are not used."""
 
     name = "http"
     api = ">=2.0,<3"

@@ -25,7 +25,7 @@ _CLOSE_SECONDS = 20.0
 class Mcp(Tool):
     """Tool whose functions are the tools of an MCP server. Each episode has its own connection and, with `command`, its own server.
 
-    Connections are on an event loop in a separate thread.
+    Connections run on an event loop in a separate thread.
     """
 
     name = "mcp"
@@ -84,7 +84,7 @@ class Mcp(Tool):
             self._tools = {name: self._tools[name] for name in self.config.functions}
 
     def close(self) -> None:
-        """Disconnect, and end the servers that were started here."""
+        """Disconnect, and end the servers that this tool started."""
         loop, self._loop = self._loop, None
         if loop is not None:
             with suppress(TimeoutError):

@@ -19,7 +19,7 @@ from dovetail_tools.config import VerlConfig
 
 
 class Verl(Tool):
-    """Makes a function of every tool in the file; an instance of each lives as long as an episode.
+    """Makes a function of every tool in the file; each episode has its own instance of each tool.
 
     `create` gets `extra_info.tools_kwargs[NAME].create_kwargs` of the row, `execute` its `execute_kwargs`. The second result of
     `execute` is the call's reward. `calc_reward` is not called: a reward function scores episodes.
@@ -38,7 +38,7 @@ class Verl(Tool):
         """Read the file and construct its tools.
 
         Raises:
-            PluginBrokenError: the file or a class is missing or fails; a tool is of another type than `native`.
+            PluginBrokenError: the file or a class is missing or fails, or a tool's type is not `native`.
         """
         file = Path(self.config.tools_config).expanduser()
         try:

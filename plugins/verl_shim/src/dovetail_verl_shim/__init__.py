@@ -1,1 +1,1 @@
-"""What files written for verl import from it, and its dataset classes as a dataset of Dovetail."""
+"""Stand-ins for what files written for verl import, and a dataset source for verl's dataset classes."""

@@ -15,7 +15,7 @@ class VerlDatasetConfig(PluginSection):
     """Selects a dataset class of verl."""
 
     file: str
-    """Python file that has the class (verl's `data.custom_cls.path`); it is run."""
+    """Python file that defines the class (verl's `data.custom_cls.path`); the file is executed."""
     class_name: str
     """The class (verl's `data.custom_cls.name`)."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)

@@ -18,9 +18,10 @@ _COLUMNS = ("prompt", "data_source", "reward_model", "extra_info", "ability", "i
 
 
 class VerlDataset(DatasetSource):
-    """Reads files by a class with verl's `RLHFDataset(data_files, tokenizer, config, processor)`.
+    """Reads files with a class that has the constructor of verl's `RLHFDataset(data_files, tokenizer, config, processor)`.
 
-    Rows are those of its `dataframe`, or what its own `__getitem__` returns; a `raw_prompt` is the prompt. Tensors are left out.
+    Rows come from the class's `dataframe`, or from its own `__getitem__`. The key `raw_prompt` is the prompt if present. Tensors are left
+    out.
 
     In a config:
 

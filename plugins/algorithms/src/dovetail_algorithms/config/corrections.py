@@ -38,14 +38,16 @@ _AT_LEAST_ONE: Validator = attrs.validators.optional(attrs.validators.ge(1))
 
 @attrs.frozen(kw_only=True)
 class RejectionSection:
-    """A criterion that rejects tokens, which then have no loss."""
+    """A criterion that excludes tokens from the loss."""
 
     by: CriterionName
-    """Divergence (k1 −log r, k2 ½ (log r)², k3 r − 1 − log r) of each token, or the sum, mean or worst over a sample; r = π_train / π_rollout."""
+    """Divergence to bound: k1 (−log r), k2 (½ (log r)²) or k3 (r − 1 − log r) of each token, or its sum, mean or worst over a sample; r =
+    π_train / π_rollout.
+    """
     upper: float = attrs.field(validator=attrs.validators.gt(0))
-    """Largest divergence that is kept; for k1 a ratio of probabilities, π_rollout / π_train, such as 2.0."""
+    """Largest divergence that is kept; for k1 the largest ratio π_rollout / π_train, such as 2.0."""
     lower: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Smallest ratio that is kept, for k1 only; 1 / upper where absent."""
+    """Smallest ratio π_rollout / π_train that is kept, for k1 only; absent: 1 / upper."""
 
     def __attrs_post_init__(self) -> None:
         if not self.by.endswith("k1"):
@@ -65,12 +67,12 @@ class RejectionSection:
 
 @attrs.frozen(kw_only=True)
 class RolloutCorrectionConfig(PluginSection):
-    """Importance weights and rejection; every preset has these keys, and defaults of its own."""
+    """Importance weights and token rejection. Every preset has these keys, with its own defaults."""
 
     mode: Mode = "decoupled"
-    """Three policies, rollout, old and current (decoupled); two, the rollout policy being the old one (bypass); or no correction (disabled)."""
+    """`decoupled`: three policies (rollout, old, current); `bypass`: the rollout policy is also the old one; `disabled`: no correction."""
     weights: WeightLevel | None = None
-    """Importance weights, by each token's ratio or by the product over its whole sample; None for none."""
+    """Importance weights: each token's ratio, or the product of the ratios over its sample; None for no weights."""
     weight_upper: float | None = attrs.field(default=2.0, validator=_AT_LEAST_ONE)
     """Largest ratio that is used unchanged as a weight; None for no bound."""
     weight_lower: float | None = attrs.field(default=None, validator=_AT_MOST_ONE)
@@ -78,9 +80,9 @@ class RolloutCorrectionConfig(PluginSection):
     weight_outside: Outside = "truncate"
     """Weight of a ratio beyond a bound: the bound (`truncate`, TIS), or 0 (`zero`, IcePop)."""
     normalize_weights: bool = False
-    """Scale the weights to a mean of 1 over the batch's tokens; not in bypass mode, where every micro-batch has its own."""
+    """Scale the weights to a mean of 1 over the batch's tokens; not in bypass mode, which computes weights per micro-batch."""
     reject: tuple[RejectionSection, ...] = ()
-    """Criteria that tokens must all meet to keep their loss."""
+    """Criteria, all of which a token must meet to keep its loss."""
 
     def __attrs_post_init__(self) -> None:
         if self.normalize_weights and self.weights is None:
@@ -132,7 +134,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "bypass_pg_geo_rs_seq_tis": {**_BYPASS, **_SEQUENCE, **_GEOMETRIC},
     "disabled": {"mode": "disabled"},
 }
-"""The presets by verl's names: the defaults in which each differs from `RolloutCorrectionConfig`."""
+"""For each preset, by its name in verl, the defaults that differ from `RolloutCorrectionConfig`."""
 
 _MODES = {
     "decoupled": "Decoupled",

@@ -46,20 +46,20 @@ class BiLevelGaeConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class MtGrpoConfig(PluginSection):
-    """The last turn's reward relative to its group, and each earlier turn's relative to the same turn of the group's other episodes."""
+    """The outcome's advantage in its group, plus each earlier turn's own advantage among the same turns of the group."""
 
     turn_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
-    """Weight λ of a turn's own advantage beside that of the outcome."""
+    """Weight λ of a turn's own advantage; the outcome's advantage has weight 1."""
     norm_by_std: bool = True
     """Divide by the standard deviation of the compared rewards or returns."""
 
 
 @attrs.frozen(kw_only=True)
 class GigpoConfig(PluginSection):
-    """Rewards of episodes relative to their group, and returns of turns relative to those that began in the same state."""
+    """Episode rewards relative to their group, plus turn returns relative to other turns that began in the same state."""
 
     step_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
-    """Weight ω of a turn's advantage among those that began in the same state."""
+    """Weight ω of a turn's advantage relative to turns that began in the same state."""
     gamma: float = attrs.field(default=0.95, validator=_SHARE)
     """Discount per turn."""
     norm_by_std: bool = True
@@ -68,7 +68,7 @@ class GigpoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class GrpoConfig(PluginSection):
-    """Rewards relative to their group, in units of its standard deviation."""
+    """Rewards relative to their group's mean, in units of the group's standard deviation."""
 
     norm_by_std: bool = True
     """Divide by the group's standard deviation; otherwise a group's weight grows with its spread."""
@@ -108,7 +108,7 @@ def _as_many_as_components(config: Any, _attribute: Any, weights: tuple[float, .
 
 @attrs.frozen(kw_only=True)
 class GdpoConfig(PluginSection):
-    """Every component of the reward normalised in its group, then summed and whitened."""
+    """Reward components, each normalised in its group, then summed and whitened."""
 
     components: tuple[str, ...] = ()
     """Names of the reward components to use; by default all that the samples have, in sorted order."""
@@ -128,8 +128,9 @@ class PrimeConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class WinRateConfig(PluginSection):
-    """Share of a sample's wins against the samples of its group."""
+    """A sample's win rate against the samples of its group."""
 
     comparison: Literal["wins", "bradley_terry"] = "wins"
-    """Probability that one sample is preferred to another: wins: 1 where its score is higher and ½ where both are equal; bradley_terry: σ of the
-    difference of their scores."""
+    """Probability that one sample is preferred to another. wins: 1 for the higher score, ½ for equal scores; bradley_terry: σ of the
+    difference of the scores.
+    """

@@ -14,7 +14,7 @@ class EqualRewardsConfig(PluginSection):
     """Leaves out groups whose rewards are all equal."""
 
     component: str | None = None
-    """Compare this named part of the reward; the whole reward where absent."""
+    """Reward component to compare; absent: the whole reward."""
     tolerance: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """Largest difference of rewards that count as equal."""
 
@@ -30,7 +30,7 @@ class ScoreRangeConfig(PluginSection):
     unit: Literal["group", "sample"] = "group"
     """Unit that is left out: a group by its mean reward, or each sample by its own reward."""
     component: str | None = None
-    """Judge by this named part of the reward; the whole reward where absent."""
+    """Reward component to judge by; absent: the whole reward."""
 
     def __attrs_post_init__(self) -> None:
         if self.lower is not None and self.upper is not None and self.lower > self.upper:

@@ -32,12 +32,12 @@ class PpoClipConfig(PluginSection):
     clip_high: float = attrs.field(default=0.2, validator=_NOT_NEGATIVE)
     """How far above 1 the probability ratio may rise before its gradient is cut."""
     dual_clip: float | None = attrs.field(default=3.0, validator=_absent_or_above_one)
-    """Cap of the ratio where the advantage is negative (dual clip); None for none, as in the papers of PPO, GRPO and DAPO."""
+    """Cap of the ratio where the advantage is negative (dual clip); None for no cap, as in the papers of PPO, GRPO and DAPO."""
 
 
 @attrs.frozen(kw_only=True)
 class GspoConfig(PluginSection):
-    """One clipped ratio a sequence."""
+    """One clipped ratio per sequence."""
 
     clip_low: float = attrs.field(default=3e-4, validator=_SHARE)
     """How far below 1 the sequence's ratio may fall before its gradient is cut."""
@@ -57,7 +57,7 @@ class CispoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class SapoConfig(PluginSection):
-    """A soft gate in place of the clip."""
+    """A soft gate on the ratio in place of PPO's clip."""
 
     tau_positive: float = attrs.field(default=1.0, validator=_POSITIVE)
     """Steepness of the gate around a ratio of 1 where the advantage is positive."""
@@ -77,7 +77,7 @@ class GmpoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class ClipCovConfig(PluginSection):
-    """PPO's loss without the gradient of a few tokens of high covariance."""
+    """PPO's loss without the gradient of a few tokens with a high covariance of advantage and log-probability."""
 
     clip_low: float = attrs.field(default=0.2, validator=_SHARE)
     """How far below 1 the probability ratio may fall before its gradient is cut."""
@@ -93,7 +93,7 @@ class ClipCovConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class KlCovConfig(PluginSection):
-    """A penalty on the few tokens of highest covariance."""
+    """A KL penalty on the few tokens with the highest covariance of advantage and log-probability."""
 
     share: float = attrs.field(default=2e-4, validator=_SHARE)
     """Share of the mini-batch's tokens that are penalised; rounded down, but at least one token unless 0."""
@@ -103,7 +103,7 @@ class KlCovConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class DppoConfig(PluginSection):
-    """A trust region by the divergence of probabilities."""
+    """A trust region on the divergence of token probabilities, in place of PPO's clip."""
 
     divergence: Literal["total_variation", "binary_kl"] = "total_variation"
     """Measure of the distance between the token's probability and the rollout policy's."""
@@ -115,7 +115,7 @@ class DppoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class DroConfig(PluginSection):
-    """A quadratic penalty in place of the clip."""
+    """A quadratic penalty on the log-ratio in place of PPO's clip."""
 
     beta: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
     """Weight of the squared log-ratio to the old policy."""

@@ -23,13 +23,13 @@ class PolicyConfig(PluginSection):
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
     """Aggregation of token losses into one number."""
     correction: PluginSection | None = plugin_field("rollout_correction", None)
-    """The rollout correction, where it is computed in every micro-batch from the current log-probabilities."""
+    """Rollout correction that is computed in every micro-batch from the current log-probabilities."""
     kl: str | None = None
     """Estimator of a KL penalty to the reference policy (`k1`, `k2`, `k3`, …), weighted by the scalar `kl_coef`."""
     entropy: bool = False
     """Compute the policy's entropy: for its metric, and for a bonus weighted by the scalar `entropy_coef`."""
     old_log_probs_from_current: bool = False
-    """One mini-batch a rollout: the old policy is the current one, so no pass of its own is needed."""
+    """Use the current log-probabilities as the old ones, for one mini-batch per rollout; saves a forward pass."""
     weighted: bool = False
     """Multiply each token's policy loss by the column `rollout_is_weights`, which is computed before the update."""
 
@@ -96,7 +96,7 @@ class DpoConfig(PluginSection):
     robust: bool = False
     """Correct for `label_smoothing` without bias, instead of smoothing the labels."""
     nll_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
-    """Weight of the negative log-likelihood of the chosen responses, a token; it keeps them from becoming less likely."""
+    """Weight of the chosen responses' negative log-likelihood per token, which keeps these responses from becoming less likely."""
 
 
 @attrs.frozen(kw_only=True)
@@ -126,7 +126,7 @@ class CpoConfig(PluginSection):
     loss: Literal["logistic", "hinge"] = "logistic"
     """The loss of a pair."""
     nll_coef: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
-    """Weight of the negative log-likelihood of the chosen responses, a token."""
+    """Weight of the chosen responses' negative log-likelihood per token."""
 
 
 @attrs.frozen(kw_only=True)
@@ -144,15 +144,16 @@ class KtoConfig(PluginSection):
     beta: float = attrs.field(default=0.1, validator=_POSITIVE)
     """Strength of the tie to the reference policy."""
     desirable_weight: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
-    """λ_D, the weight of a desirable response. If one kind is much more frequent, lower its weight, so that weight times number is
-    about equal for both."""
+    """λ_D, the weight of a desirable response. If one kind is much more frequent, lower its weight until weight times count is about
+    equal for both kinds.
+    """
     undesirable_weight: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
     """λ_U, the weight of an undesirable response."""
 
 
 @attrs.frozen(kw_only=True)
 class BradleyTerryConfig(PluginSection):
-    """The loss of preference pairs."""
+    """The Bradley–Terry loss of preference pairs."""
 
     margin: bool = False
     """Read the margin by which the chosen response should be ahead from the dataset's column `margin`."""

@@ -69,7 +69,7 @@ class DapoPresetConfig(PresetSection):
     """GRPO with a higher upper clip, token-level loss, dynamic sampling and a soft penalty on long responses."""
 
     overlong_share: float | None = attrs.field(default=0.2, validator=_SHARE)
-    """Part of data.max_response_length, at its end, in which the penalty on long responses grows; None for no penalty."""
+    """Share of data.max_response_length, at its end, over which the penalty on long responses grows; None for no penalty."""
     mask_truncated: bool = False
     """Also mask the loss of responses that were cut off at the length limit (overlong filtering)."""
 

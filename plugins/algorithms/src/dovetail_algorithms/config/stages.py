@@ -12,7 +12,8 @@ class ImplicitProcessRewardsConfig(PluginSection):
     """Rewards of single tokens by an implicit process reward model."""
 
     role: str = "prm"
-    """The role of the model, which has the objective `implicit_prm`."""
+    """The role of the process reward model, whose objective is `implicit_prm`."""
     reference: str | None = None
-    """The role of its frozen reference. Absent: the model below its adapter where it has one, else the run's reference policy, whose path must then
-    be the model's."""
+    """The role of the model's frozen reference. Absent: the model without its adapter if it has one, else the run's reference policy,
+    which must have the same path.
+    """

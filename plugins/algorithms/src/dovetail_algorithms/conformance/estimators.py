@@ -43,7 +43,7 @@ TestGrpoWithoutStd = AdvantageConformance.of(
 
 
 class TestGrpoWithRawSingletons(AdvantageConformance):
-    """GRPO with raw singletons."""
+    """The estimator `grpo` with `singleton: raw`."""
 
     plugin = GrpoEstimator
     config = GrpoConfig(name="grpo", singleton="raw")

@@ -48,7 +48,7 @@ class TestPolicyOfReinforce(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute Σ (−A log π + c/2 (log π − log π_ref)²) over the number of sequences; outputs and gradients are [T] each."""
+        """Compute Σ (−A log π + c/2 (log π − log π_ref)²), divided by the number of sequences; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         shown_T, sequences = mask.values, np.count_nonzero(mask.sum())
         advantages_T = mini_batch["advantages"].values.astype(np.float64)
@@ -72,7 +72,7 @@ class TestNegativeLogLikelihood(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute −Σ log π over the tokens with mask 1, over their number; outputs and gradients are [T] each."""
+        """Compute the mean of −log π over the tokens with mask 1; outputs and gradients are [T] each."""
         shown_T = mini_batch["response_mask"].values.astype(bool)
         log_probs_T = outputs["log_probs"].astype(np.float64)
         count = shown_T.sum()
@@ -92,7 +92,7 @@ class TestKto(ObjectiveConformance):
     config = KtoConfig(name="kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)
 
     def mini_batch(self, seed: int) -> Batch:
-        """Make mismatched responses likelier than under the reference, except for one seed."""
+        """Make samples whose mismatched responses are likelier than under the reference, except for one seed."""
         batch = super().mini_batch(seed)
         shift = np.float32(-3.0 if seed == 2 else 1.0)
         return batch.with_columns({"mismatched_log_ratios": batch["mismatched_log_ratios"] + shift})
@@ -116,7 +116,7 @@ class TestKto(ObjectiveConformance):
 
 
 class TestBradleyTerry(ObjectiveConformance):
-    """The objective `bradley_terry` with one scored token a response, margins, and scores pulled to 0."""
+    """The objective `bradley_terry` with one scored token per response, margins, and scores pulled to 0."""
 
     plugin = BradleyTerry
     config = BradleyTerryConfig(name="bradley_terry", margin=True, center_coef=0.1)
@@ -152,7 +152,7 @@ class TestBradleyTerry(ObjectiveConformance):
 
 
 class TestImplicitPrm(ObjectiveConformance):
-    """The implicit process reward model, with outcomes between wrong and right."""
+    """The objective `implicit_prm`, with outcomes between 0 (wrong) and 1 (right)."""
 
     plugin = ImplicitPrm
     config = ImplicitPrmConfig(name="implicit_prm", beta=0.3)

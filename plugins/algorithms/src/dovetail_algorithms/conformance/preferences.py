@@ -22,13 +22,14 @@ from dovetail_sdk.testing.conformance import ObjectiveConformance
 class PreferenceCases(ObjectiveConformance):
     """Shared tests of preference objectives. A subclass gives a pair's loss and its gradients from the paper's formulas.
 
-    Legend: s is the sum of a response's log-probabilities, f that of the reference, n its tokens; w chosen, l rejected.
+    Legend: s and f are sums of a response's log-probabilities under the policy and under the reference, n its number of tokens; w chosen,
+    l rejected.
     """
 
     nll_coef: ClassVar[float] = 0.0
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return a pair's loss, and its derivatives by s, [2]; s, f and n are [2] each, in the order w, l."""
+        """Return a pair's loss, and its derivatives by s, [2]; s, f and n are [2] each, chosen before rejected."""
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
@@ -77,20 +78,20 @@ class TestDpo(PreferenceCases):
     nll_coef = 0.3
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)); slopes [2]."""
+        """Compute −(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)), and its derivatives by s, [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
         slope = -0.9 * _sigma(-m) + 0.1 * _sigma(m)
         return 0.9 * np.log1p(np.exp(-m)) + 0.1 * np.log1p(np.exp(m)), 0.5 * slope * _SIDES
 
 
 class TestRobustDpo(PreferenceCases):
-    """The objective `dpo` with `robust`, for labels of which a fifth is wrong."""
+    """The objective `dpo` with `robust`, for 20% wrong labels."""
 
     plugin = Dpo
     config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.2, robust=True)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε); slopes [2]."""
+        """Compute (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε), and its derivatives by s, [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
         loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
         slope = (-0.8 * _sigma(-m) - 0.2 * _sigma(m)) / 0.6
@@ -98,7 +99,7 @@ class TestRobustDpo(PreferenceCases):
 
 
 class LossOfRewards(PreferenceCases):
-    """A loss of the two rewards of a pair, written from its paper; gradients are central differences in float64."""
+    """Base of suites for losses of a pair's two rewards, written from the papers; gradients are central differences in float64."""
 
     plugin = Dpo
     beta, noise = 0.5, 0.0
@@ -112,15 +113,15 @@ class LossOfRewards(PreferenceCases):
     settings: ClassVar[Mapping[str, Any]] = {}
 
     def ahead(self, u: np.ndarray) -> np.ndarray:
-        """Compute g(u), [2] as u."""
+        """Compute g(u) of the f-divergence; u and the result are [2] each."""
         return u
 
     def loss(self, a: float, b: float) -> float:
-        """Return the loss of the rewards of chosen and rejected response."""
+        """Return the loss from the rewards `a` of the chosen and `b` of the rejected response."""
         raise NotImplementedError
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the loss at β g(s − f), and its slopes [2]."""
+        """Return the loss at the rewards β g(s − f), and its derivatives by s, [2]."""
 
         def at(sums: np.ndarray) -> float:
             a, b = self.beta * self.ahead(sums - f)
@@ -179,7 +180,7 @@ class TestApoZero(LossOfRewards):
 
 
 class TestApoDown(LossOfRewards):
-    """APO-down: both log-probabilities fall, the rejected one's faster."""
+    """The loss `apo_down`, which lowers both responses, the rejected one faster."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_down"}
 
@@ -238,14 +239,14 @@ class TestAlphaDivergence(TestForwardKl):
 
 
 class TestCpo(PreferenceCases):
-    """The objective `cpo`, without a reference and with likelihood."""
+    """The objective `cpo`, with the likelihood of the chosen responses."""
 
     plugin = Cpo
     config = CpoConfig(name="cpo", beta=0.4, nll_coef=0.7)
     nll_coef = 0.7
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −log σ(m), m = β (s_w − s_l); slopes [2]."""
+        """Compute −log σ(m), m = β (s_w − s_l), and its derivatives by s, [2]."""
         m = 0.4 * float(_SIDES @ s)
         return float(np.log1p(np.exp(-m))), -0.4 * _sigma(-m) * _SIDES
 
@@ -257,7 +258,7 @@ class TestIpo(PreferenceCases):
     config = IpoConfig(name="ipo", beta=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute ((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))²; slopes [2]."""
+        """Compute ((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))², and its derivatives by s, [2]."""
         away = float(_SIDES @ ((s - f) / n)) - 1.0
         return away**2, 2 * away * _SIDES / n
 
@@ -269,20 +270,20 @@ class TestSimpo(PreferenceCases):
     config = SimpoConfig(name="simpo", beta=2.0, gamma=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −log σ(β (s_w/n_w − s_l/n_l) − γ); slopes [2]."""
+        """Compute −log σ(β (s_w/n_w − s_l/n_l) − γ), and its derivatives by s, [2]."""
         m = 2.0 * float(_SIDES @ (s / n)) - 0.5
         return float(np.log1p(np.exp(-m))), -2.0 * _sigma(-m) * _SIDES / n
 
 
 class TestOrpo(PreferenceCases):
-    """The objective `orpo`: odds ratio and likelihood."""
+    """The objective `orpo`: odds ratio, and likelihood of the chosen responses."""
 
     plugin = Orpo
     config = OrpoConfig(name="orpo", beta=0.4)
     nll_coef = 1.0
 
     def mini_batch(self, seed: int) -> Batch:
-        """Make samples with a token in every response: the odds of an empty one are infinite."""
+        """Make samples without empty responses, whose odds would be infinite."""
         batch = super().mini_batch(seed)
         mask = batch["response_mask"]
         shown_T = mask.values.copy()
@@ -290,7 +291,7 @@ class TestOrpo(PreferenceCases):
         return batch.with_columns({"response_mask": mask.with_values(shown_T)})
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n); slopes [2]."""
+        """Compute −λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n), and its derivatives by s, [2]."""
         p = np.exp(s / n)
         m = float(_SIDES @ np.log(p / (1 - p)))
         return 0.4 * np.log1p(np.exp(-m)), -0.4 * _sigma(-m) * _SIDES / (1 - p) / n

@@ -57,7 +57,7 @@ class TestSpinPairs(StageConformance):
         return super().make(**{"tokenizer": template_tokenizer(CHATML), **context})
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:
-        """Make a step whose samples answer prompts with responses."""
+        """Make a step whose prompts have responses in the dataset."""
         step = super().step(batch, number=number)
         names = (batch[name].tolist() for name in ("epoch", "prompt_id", "attempt"))
         prompts = [

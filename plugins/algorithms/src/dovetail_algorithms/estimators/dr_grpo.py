@@ -14,11 +14,11 @@ class DrGrpoEstimator(ScoreBaseline):
 
     A_i = r_i − mean_g: GRPO without its biases (arXiv 2503.20783).
 
-    Needs at least two samples a prompt, and no value model. Every group weighs by the spread of its
-    rewards, where GRPO lifts groups that are almost all right or all wrong to the weight of the others.
+    Needs at least two samples a prompt, and no value model. A group's weight grows with the spread of its rewards; GRPO instead gives
+    groups that are almost all right or all wrong as much weight as others.
 
-    The paper pairs it with the loss aggregation `seq_mean_token_sum_norm`, so that the length of
-    a response does not weigh either.
+    The paper pairs this estimator with the loss aggregation `seq_mean_token_sum_norm`, so that a response's length does not change its
+    weight either.
 
     In a config:
 

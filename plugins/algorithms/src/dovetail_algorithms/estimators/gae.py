@@ -13,13 +13,12 @@ class GaeEstimator(TokenEstimator):
     """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} − V_t; returns are A + V (arXiv 1506.02438).
 
     The estimator of PPO (arXiv 1707.06347). Needs a value model, which the plan adds as the critic, and works with one
-    sample a prompt. It is the choice where rewards come at many tokens, or where a response is long enough for
-    one reward to say little about each token.
+    sample a prompt. Use it if many tokens have rewards, or if responses are so long that one reward says little about each token.
 
-    Only the policy's own tokens are steps: t + 1 is the next of them, skipping tool tokens between, and
-    V after the last is 0. With `turn_gamma` the step from one turn of an episode to the next has a discount γ of its own:
-    `gamma: 1.0, turn_gamma: 0.95` discounts by turns, whatever their lengths. `whiten` then brings the batch's advantages to mean 0 and variance 1, as
-    (A − mean) / √(variance + 1e-8).
+    Only the policy's own tokens are steps: t + 1 is the next policy token, tool tokens between are skipped, and V after the last one is
+    0. With `turn_gamma` the step from one turn of an episode to the next has its own discount: `gamma: 1.0, turn_gamma: 0.95` discounts
+    by turns, whatever their lengths. Finally, `whiten` brings the batch's advantages to mean 0 and variance 1, as (A − mean) / √(variance
+    + 1e-8).
     """
 
     name = "gae"

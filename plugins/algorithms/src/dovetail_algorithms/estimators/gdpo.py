@@ -24,13 +24,13 @@ from dovetail_algorithms.estimators.whitened import whiten_over_tokens
 class GdpoEstimator(GroupBaseline):
     """A_i = whiten(Σ_k w_k (r_ik − mean_gk) / (std_gk + 1e-6)), over reward components k (arXiv 2601.05242).
 
-    Each component is normalised in its group before they are added, so that samples with different mixes of
-    rewards stay apart: the sum of raw rewards hides a correct format behind a wrong answer. whiten goes over all of
-    the policy's tokens in the batch. Needs at least two samples a prompt, and a reward with `components`.
+    Each component is normalised in its group before the sum, so that samples with different mixes of rewards stay distinct: a sum of raw
+    rewards hides a correct format behind a wrong answer. whiten is over all of the policy's tokens in the batch. Needs at least two
+    samples a prompt, and a reward with `components`.
 
-    `components` picks and orders them, `weights` weighs them, `norm_by_std: false` leaves the division out. The
-    score itself is not used. A reward function gives components as further keys beside `score`; with the reward manager
-    `hybrid` every scorer is one.
+    `components` selects and orders the components, `weights` gives their weights, and `norm_by_std: false` omits the division. The score
+    itself is not used. A reward function returns components as further keys beside `score`; with the reward manager `hybrid` every scorer
+    is a component.
 
     In a config:
 

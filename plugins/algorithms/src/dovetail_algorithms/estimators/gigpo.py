@@ -15,12 +15,11 @@ from dovetail_algorithms.estimators.turns import PolicyTurns, TurnEstimator
 class GigpoEstimator(TurnEstimator):
     """A_ik = Â_g(R_i) + ω Â_s(G_ik), G_ik = r_ik + γ G_i(k+1) (group-in-group policy optimization, arXiv 2505.10978).
 
-    Â(x_i) = (x_i − mean) / (std + 1e-6), with the unbiased standard deviation: the episode's reward R_i relative to its group,
-    and the discounted return G_ik of turn k relative to all turns of the group that began in the same state s, its anchor state.
-    The state is what the policy was shown last, token for token: before a sequence's first turn that is its
-    prompt. Turns whose state no other turn of the group began in have Â_s = 0. Use it where episodes of a prompt reach the same
-    states repeatedly, as in games, web pages and forms; where they never do, it equals GRPO. `norm_by_std: false` leaves the
-    division out, as the paper proposes for tasks whose difficulty differs much.
+    Â(x_i) = (x_i − mean) / (std + 1e-6), with the unbiased standard deviation. Â_g is over the episode rewards R_i of the group; Â_s is
+    over the discounted returns G_ik of all turns of the group that began in the same state s, the anchor state. A state is the text that
+    the policy was shown last, token for token; before a sequence's first turn it is the prompt. A turn whose state is unique in the group
+    has Â_s = 0. Use GiGPO if episodes of a prompt reach the same states repeatedly, as in games, web pages and forms; if they never do,
+    it equals GRPO. `norm_by_std: false` omits the division, as the paper proposes for tasks that differ much in difficulty.
 
     Needs at least two episodes a prompt, and no value model.
     """
@@ -46,7 +45,7 @@ class GigpoEstimator(TurnEstimator):
 
 
 def anchor_states(columns: Batch, turns: PolicyTurns, groups: Groups) -> Int64[np.ndarray, "U"]:
-    """Number the states in which turns begin, int64 [U]: equal where two turns of a group were shown the same tokens before them.
+    """Number the states in which turns begin, int64 [U]; two turns of a group have one number if the tokens shown before them are equal.
 
     Args:
         columns: `prompt_ids` and `response_ids`, ragged int64.

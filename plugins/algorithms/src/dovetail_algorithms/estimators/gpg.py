@@ -18,11 +18,11 @@ class GpgEstimator(ScoreBaseline):
 
     A_i = α (r_i − mean_g), α = N / (N − M) (arXiv 2504.02546).
 
-    N counts the batch's samples, M those in groups whose rewards are all equal: they have no gradient, and α
+    N is the number of samples in the batch, M the number in groups whose rewards are all equal. These M samples have no gradient, and α
     makes up for their share of the mean. Needs at least two samples a prompt, and no value model.
 
-    The paper pairs it with the policy loss `gpg`: no clipping, no reference policy. A batch in which all
-    groups are equal has advantages of 0 only.
+    The paper pairs this estimator with the policy loss `gpg`: no clipping, no reference policy. A batch in which all groups are equal has
+    advantages of 0 only.
     """
 
     name = "gpg"

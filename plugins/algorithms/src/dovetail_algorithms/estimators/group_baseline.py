@@ -12,14 +12,13 @@ from dovetail.batch import Batch
 from dovetail.interfaces import AdvantageEstimator, Advantages, Groups, PluginConfig
 
 EPSILON = 1e-6
-"""Floor of a group's standard deviation, in the reward's unit."""
+"""Constant added to a group's standard deviation, in the reward's unit."""
 
 
 class GroupBaseline(AdvantageEstimator):
-    """A sample-level estimator that compares a sample's reward with those of its group.
+    """A sample-level estimator that compares a sample's reward with the rewards of its group.
 
-    A group of one has no comparison: its advantage is 0, and a metric counts it. A trajectory of several sequences counts
-    once.
+    A sample alone in its group has advantage 0, and a metric counts such groups. A trajectory of several sequences counts once.
     """
 
     api = ">=1.0,<2"
@@ -53,7 +52,7 @@ class GroupBaseline(AdvantageEstimator):
 
 
 class ScoreBaseline(GroupBaseline):
-    """A group baseline that needs no more than the scores."""
+    """A group baseline that needs only the scores."""
 
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
         return self.relative(np.asarray(columns["scores"], np.float64), groups)
@@ -62,13 +61,13 @@ class ScoreBaseline(GroupBaseline):
     def relative(
         self, scores_N: Float64[np.ndarray, "N"], groups: Groups
     ) -> Float64[np.ndarray, "N"]:
-        """Return advantages from rewards: float64 [N] to float64 [N]."""
+        """Return advantages, float64 [N], from rewards, float64 [N]."""
 
 
 def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np.ndarray, "N"]:
-    """Return float64 [N]: reward minus the group's mean; exactly 0 in groups without a comparison (`comparable_G`).
+    """Return each reward minus its group's mean, float64 [N]; exactly 0 in groups that `comparable_G` excludes.
 
-    The mean of equal numbers is off by a rounding error, which a division by a spread of 0 would blow up.
+    The computed mean of equal rewards has a rounding error, which a division by their standard deviation would magnify.
     """
     return np.where(
         comparable_G(scores_N, groups)[groups.index_N],
@@ -78,7 +77,7 @@ def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np
 
 
 def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.ndarray, "G"]:
-    """Return which groups, bool [G], have advantages: those with two trajectories or more whose rewards are not all equal."""
+    """Return a mask, bool [G], of groups that have advantages: two or more trajectories, whose rewards are not all equal."""
     smallest_G = np.full(groups.count, np.inf)
     largest_G = np.full(groups.count, -np.inf)
     np.minimum.at(smallest_G, groups.index_N, scores_N)
@@ -89,7 +88,7 @@ def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.
 def deviation_spread_N(
     deviations_N: Float64[np.ndarray, "N"], groups: Groups
 ) -> Float64[np.ndarray, "N"]:
-    """Return float64 [N]: unbiased standard deviation of each sample's group, from `deviations`."""
+    """Return the unbiased standard deviation of each sample's group, float64 [N], from the result of `deviations`."""
     variance_G = groups.sum_G(np.square(deviations_N)) / np.maximum(groups.sizes_G - 1, 1)
     return np.sqrt(variance_G)[groups.index_N]
 
@@ -97,7 +96,7 @@ def deviation_spread_N(
 def relative_to_group(
     scores_N: Float64[np.ndarray, "N"], groups: Groups, *, by_std: bool
 ) -> Float64[np.ndarray, "N"]:
-    """Return float64 [N]: `deviations`, where `by_std` divided by (std_g + 1e-6), with the unbiased standard deviation."""
+    """Return `deviations`, float64 [N]; with `by_std` divided by (std_g + 1e-6), std_g the unbiased standard deviation."""
     deviations_N = deviations(scores_N, groups)
     if not by_std:
         return deviations_N

@@ -14,10 +14,10 @@ class GrpoEstimator(ScoreBaseline):
     """A_i = (r_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation (arXiv 2402.03300).
 
     Needs at least two samples a prompt, and no value model: the group is the baseline. All tokens of
-    a response get the same advantage. Dividing by the spread gives every group with a difference about
-    the same weight, whether one sample in two is right or one in sixteen.
+    a response get the same advantage. Dividing by the spread gives all groups with unequal rewards about the same weight, whether one
+    sample in two is right or one in sixteen.
 
-    `norm_by_std: false` leaves the division out. `singleton: raw` gives a group of one its reward as it is.
+    `norm_by_std: false` omits the division. With `singleton: raw`, a sample alone in its group has its raw reward as advantage.
     """
 
     name = "grpo"

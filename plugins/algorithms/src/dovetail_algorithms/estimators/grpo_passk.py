@@ -18,9 +18,8 @@ from dovetail_algorithms.estimators.group_baseline import (
 class GrpoPasskEstimator(ScoreBaseline):
     """A = r_max − r_second for the best sample of a group, and 0 for all others (arXiv 2503.19595).
 
-    The best of k samples is what pass@k counts: the lead of the best over the second is what the group gains
-    by it. Two equally good best samples have no lead, so that the whole group has 0. Needs at least two samples
-    a prompt, and no value model. Its signal is sparse: use large groups.
+    pass@k counts only the best of k samples, so its lead over the second best is what the group gains. If two samples are equally best,
+    the whole group has 0. Needs at least two samples a prompt, and no value model. The signal is sparse: use large groups.
 
     `norm_by_std: true` divides the lead by the group's standard deviation of rewards + 1e-6.
     """

@@ -15,13 +15,13 @@ from dovetail_algorithms.estimators.turns import PolicyTurns, TurnEstimator
 class MtGrpoEstimator(TurnEstimator):
     """A_ik = Â(r_iK) + λ Â(r_ik) for turns k < K, A_iK = Â(r_iK), with K the last turn (arXiv 2505.11821).
 
-    Â(x_i) = (x_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation: the outcome, that is the reward of the
-    last turn, relative to the last turns of its group, and the reward of turn k relative to the k-th turns of its group that
-    are not the last. A turn without another to compare with has the outcome's advantage alone. The paper's agents have two turns, a
-    call and an answer, with λ = 1; this is the same for any number.
+    Â(x_i) = (x_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation. The outcome, the reward of the last turn, is compared
+    with the last turns of the group; the reward of an earlier turn k with the group's k-th turns that are not the last. A turn without
+    another to compare with has only the outcome's advantage. The paper has two turns, a call and an answer, and λ = 1; this estimator
+    takes any number of turns.
 
     Needs at least two episodes a prompt, and rewards for turns (`Session.reward` and the reward function `episode`, or one that
-    returns `turn_rewards`); without them it is GRPO.
+    returns `turn_rewards`); without turn rewards it is GRPO.
     """
 
     name = "mt_grpo"

@@ -15,9 +15,8 @@ class OpoEstimator(GroupBaseline):
 
     A_i = r_i − Σ_j len_j r_j / Σ_j len_j over the group: the baseline of least variance (arXiv 2505.23585).
 
-    Needs at least two samples a prompt, and no value model. The optimal baseline weighs a reward by the
-    squared norm of its gradient, which grows about as the response's length: len_j counts the policy's own
-    tokens, added up over the sequences of a trajectory.
+    Needs at least two samples a prompt, and no value model. The optimal baseline weighs a reward by the squared norm of its gradient,
+    which is roughly proportional to the response's length. len_j counts the policy's own tokens over all sequences of a trajectory.
 
     The paper trains exactly on policy: one update per rollout, no KL penalty, no clipping.
     """

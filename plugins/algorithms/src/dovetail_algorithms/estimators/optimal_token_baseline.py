@@ -1,4 +1,4 @@
-"""Optimal token baseline: one for every position, weighted by the energy of the paths that lead there.
+"""Optimal token baseline: a baseline for every position, weighted by the energy of the paths up to that position.
 
 Legend: K tokens of the policy, N samples, G groups, J trajectories.
 """
@@ -16,7 +16,7 @@ from dovetail_algorithms.estimators.group_baseline import group_metrics
 from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstimator
 
 EPSILON = 1e-8
-"""Floor of the sum of energies at a position."""
+"""Constant added to the sum of energies at a position."""
 ROUNDING = 1e-6
 """A negative energy this small is the rounding error of a probability near 1."""
 
@@ -26,13 +26,13 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
 
     A_t = G_t − B_t, B_t = Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8), over the group's samples j with a policy token at t.
 
-    G_t is the sum of rewards from t on; W_t = Σ_{s≤t} ρ_s² (1 − 2π_s + Σπ²_s) the energy of the path up to t, that is the squared
-    norm of its gradient with respect to the logits, and ρ the weights of a rollout correction, where there is one. It is the
-    baseline of least variance for each position (as in verl; it has no paper of its own).
+    G_t is the sum of rewards from t on. W_t = Σ_{s≤t} ρ_s² (1 − 2π_s + Σπ²_s) is the energy of the path up to t: the squared norm of its
+    gradient with respect to the logits. ρ are the weights of the rollout correction, or 1. B_t is the baseline of least variance for
+    position t (as in verl; no paper describes it).
 
-    Needs at least two samples a prompt, no value model, and an engine that gives `sum_pi_squared`. Positions count
-    tool tokens too; `tir_optimal_token_baseline` does not. The part of the longest response beyond the second
-    longest has nothing to compare with, and baseline 0.
+    Needs at least two samples a prompt, no value model, and an engine that gives `sum_pi_squared`. Positions count tool tokens too,
+    unlike in `tir_optimal_token_baseline`. Beyond the length of the second longest response, the longest one has nothing to compare with,
+    and its baseline is 0.
     """
 
     name = "optimal_token_baseline"
@@ -98,10 +98,9 @@ class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):
 
     A_t = G_t − B_t as `optimal_token_baseline`, with positions counted among the policy's own tokens.
 
-    For tool-integrated reasoning: what a tool returns differs in length between the samples of a group, so that their
-    positions no longer mean the same. Here the k-th token that the policy wrote is compared with the others' k-th
-    (as in verl; it has no paper of its own). Needs what `optimal_token_baseline` needs, and
-    equals it where there are no tool tokens.
+    For tool-integrated reasoning: tool outputs differ in length between the samples of a group, so that absolute positions are not
+    comparable. The k-th policy token of a sample is compared with the k-th policy tokens of the others (as in verl; no paper describes
+    it). Has the same requirements as `optimal_token_baseline`, and equals it if there are no tool tokens.
     """
 
     name = "tir_optimal_token_baseline"
@@ -119,9 +118,9 @@ def _energies(columns: Batch, own: PolicyTokens) -> Float64[np.ndarray, "K"]:
 
 
 def second_longest(lengths_N: Int64[np.ndarray, "N"], groups: Groups) -> Int64[np.ndarray, "G"]:
-    """Return int64 [G]: length of the second longest response of each group; 0 in a group of one.
+    """Return the length of the second longest response of each group, int64 [G]; 0 in a group of one.
 
-    Several sequences of one trajectory are as long as the longest of them.
+    Several sequences of one trajectory count as one response, as long as the longest of them.
     """
     if groups.trajectory_N is None:
         lengths_J, group_J = lengths_N, groups.index_N

@@ -15,10 +15,12 @@ from dovetail_algorithms.estimators.token_level import TokenEstimator
 class PrimeEstimator(TokenEstimator):
     """A_it = Σ_{s≥t} γ^{s−t} (r_is − 1/(n−1) Σ_{j≠i} r̄_j) + o_i − 1/(n−1) Σ_{j≠i} o_j (arXiv 2502.01456).
 
-    r_is is the implicit process reward of token s of sample i, r̄_j their mean over the policy's tokens of sample j, and o the outcome, its score.
-    The sums go over the policy's own tokens. A group of one has nothing to compare with: its advantages are 0, and it is counted.
+    r_is is the implicit process reward of token s of sample i, r̄_j the mean of these rewards over sample j, and o_i the outcome, sample
+    i's score. Sums and means are over the policy's own tokens. A sample alone in its group has advantages of 0, and a metric counts such
+    groups.
 
-    It requires `process_rewards`: of the stage `implicit_process_rewards`, by a model that is trained beside the policy. In a config:
+    Requires the column `process_rewards`, which the stage `implicit_process_rewards` computes with a model that is trained beside the
+    policy. In a config:
 
         algorithm: {advantage: prime}
         roles:

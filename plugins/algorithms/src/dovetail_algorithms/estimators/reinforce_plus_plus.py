@@ -12,12 +12,12 @@ from dovetail_algorithms.estimators.turns import decay_over_turns
 class ReinforcePlusPlusEstimator(TokenEstimator):
     """A_t = whiten(G_t), G_t = R_t + γ G_{t+1} over the policy's own tokens (arXiv 2501.03262).
 
-    whiten(x) = (x − mean) / √(variance + 1e-8) over all tokens of the batch, which is the only baseline: it needs no
-    value model and no groups, and works with one sample a prompt. With several, `reinforce_plus_plus_baseline`
-    also takes the prompt's difficulty into account.
+    whiten(x) = (x − mean) / √(variance + 1e-8) over all of the policy's tokens in the batch; the batch mean is the only baseline. Needs
+    no value model and no groups, and works with one sample a prompt. With several samples a prompt, `reinforce_plus_plus_baseline` also
+    takes the prompt's difficulty into account.
 
-    Tokens of tools and observations are no steps: returns pass over them undiscounted, and their own advantage is 0. With `turn_gamma` the
-    step from one turn of an episode to the next has a discount γ of its own.
+    Tokens of tools and observations are not steps: returns skip them without a discount, and their advantage is 0. With `turn_gamma` the
+    step from one turn of an episode to the next has its own discount.
     """
 
     name = "reinforce_plus_plus"

@@ -17,9 +17,8 @@ class ReinforcePlusPlusBaselineEstimator(GroupBaseline):
     A_i = whiten(r_i − mean_g): the group's mean as baseline, the batch's spread as unit (arXiv 2501.03262).
 
     whiten(x) = (x − mean) / √(variance + 1e-8) over all of the policy's tokens in the batch, so that a sample
-    weighs by its number of tokens. Needs at least two samples a prompt, and no value model. Where GRPO divides by
-    each group's own spread, one unit for the whole batch keeps an easy prompt from weighing as much as
-    a telling one.
+    weighs by its number of tokens. Needs at least two samples a prompt, and no value model. GRPO divides by each group's own spread; one
+    unit for the whole batch keeps an easy prompt from weighing as much as an informative one.
     """
 
     name = "reinforce_plus_plus_baseline"

@@ -10,13 +10,12 @@ from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
 class RemaxEstimator(TokenEstimator):
-    """Rewards relative to that of the greedy response.
+    """Rewards relative to the reward of the greedy response.
 
     A_t = Σ_{s≥t} R_s − b, with b the reward of the greedy response to the same prompt (arXiv 2310.10505).
 
-    Needs no value model and works with one sample a prompt, but costs one more response each: the
-    rollout answers every prompt once at temperature 0, and the reward scores it. Rewards of the
-    policy's own tokens count only; tool tokens hold 0.
+    Needs no value model and works with one sample a prompt, but costs one more response per prompt: the rollout also answers every prompt
+    at temperature 0, and the reward function scores this answer. Only rewards of the policy's own tokens count; tool tokens hold 0.
     """
 
     name = "remax"

@@ -11,9 +11,9 @@ from dovetail.interfaces import AdvantageEstimator, Advantages, Groups, PluginCo
 class ScoreEstimator(AdvantageEstimator):
     """A_i = r_i: the reward as it is, without a baseline (Williams, 1992, https://doi.org/10.1007/BF00992696).
 
-    Needs no groups and no value model, and works with one sample a prompt. Without a baseline the gradient has a large variance, and where all
-    rewards are positive every sample is made more likely. It is for rewards that are relative already, such as those of a judge around 0,
-    and for jobs whose advantage comes from a further stage.
+    Needs no groups and no value model, and works with one sample a prompt. Without a baseline the gradient has a large variance, and if
+    all rewards are positive, every sample is made more likely. Use it for rewards that are already relative, such as a judge's scores
+    around 0, or if a further stage computes the advantages.
 
     With `rollout.n: 1`, verl's `grpo` and `rloo` compute this.
     """

@@ -14,7 +14,7 @@ from dovetail_stages import whiten
 def following(
     values_K: Float64[np.ndarray, "K"], lengths_N: Int64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "K"]:
-    """Return x_{k+1} within runs of these lengths, float64 [K]; 0 after a run's last."""
+    """Return each value's successor x_{k+1} in its run, float64 [K]; 0 for the last value of a run. Runs have `lengths_N` values."""
     following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
     following_K[(np.cumsum(lengths_N) - 1)[lengths_N > 0]] = 0
     return following_K
@@ -25,7 +25,7 @@ def discounted_sums(
     lengths_N: Int64[np.ndarray, "N"],
     decay: float | Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "K"]:
-    """Compute S_k = x_k + decay_k · S_{k+1} within runs of these lengths, float64 [K]; the decay is a scalar or [K]."""
+    """Compute S_k = x_k + decay_k · S_{k+1} within runs of `lengths_N` values, float64 [K]; the decay is a scalar or [K]."""
     sums_K = values_K.copy()
     decay_K = np.broadcast_to(decay, sums_K.shape)
     # One step back at a time, in all runs at once that are long enough: the longest stand first.
@@ -40,7 +40,7 @@ def discounted_sums(
 
 @attrs.frozen(eq=False)
 class PolicyTokens:
-    """The tokens that the policy wrote, one sample after another. Tokens of tools between them are no steps: they are not discounted.
+    """The tokens that the policy wrote, one sample after another. Tool tokens between them are not steps and are not discounted.
 
     Attributes:
         mask: ragged bool, `response_mask`.
@@ -54,22 +54,22 @@ class PolicyTokens:
 
     @classmethod
     def of(cls, mask: Ragged) -> PolicyTokens:
-        """Return the policy's tokens of a mask: bool, ragged [T], True on them."""
+        """Return the tokens on which a mask, bool, ragged [T], is True."""
         place_K = np.flatnonzero(mask.values)
         return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
 
     def take(self, column: Ragged) -> Float64[np.ndarray, "K"]:
-        """Return the values that a column has at these tokens, float64 [K]."""
+        """Return a column's values at the policy's tokens, float64 [K]."""
         return column.values[self.place_K].astype(np.float64)
 
     def column(self, values_K: Float64[np.ndarray, "K"]) -> Ragged:
-        """Return a ragged float32 column [T] with these values, and 0 on all other tokens."""
+        """Return a ragged float32 column [T] with these values on the policy's tokens, and 0 on all others."""
         values_T = np.zeros(len(self.mask.values), np.float32)
         values_T[self.place_K] = values_K
         return self.mask.with_values(values_T)
 
     def following(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
-        """Return x_{k+1} at each token, float64 [K]; 0 after a sample's last."""
+        """Return the value x_{k+1} of the next policy token at each token, float64 [K]; 0 at a sample's last token."""
         return following(values_K, self.lengths_N)
 
     def discounted_sums(
@@ -83,7 +83,7 @@ class PolicyTokens:
         return discounted_sums(values_K[::-1], self.lengths_N[::-1], 1.0)[::-1]
 
     def whitened(self, column: Ragged, reduction: Reduction) -> Ragged:
-        """Compute (x − mean) / √(variance + 1e-8) of a float32 column [T], over these tokens of all ranks."""
+        """Compute (x − mean) / √(variance + 1e-8) of a float32 column [T], over the policy's tokens of all ranks."""
         return self.mask.with_values(whiten(column.values, self.mask.values, reduction))
 
     @property

@@ -17,7 +17,7 @@ from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstima
 
 @attrs.frozen(eq=False)
 class PolicyTurns:
-    """The turns of every sequence: runs of the policy's tokens with one number in `turn_ids`, in order.
+    """The turns of every sequence, in order. A turn is a run of the policy's tokens with one number in `turn_ids`.
 
     Attributes:
         own: the policy's tokens.
@@ -35,7 +35,9 @@ class PolicyTurns:
 
     @classmethod
     def of(cls, own: PolicyTokens, turn_ids: Ragged, groups: Groups | None = None) -> PolicyTurns:
-        """Return the policy's turns of a column: int64, ragged [T]. Without groups, or trajectories in them, each sequence is an episode."""
+        """Return the policy's turns from the column `turn_ids`, int64, ragged [T]. If groups or trajectories are absent, each sequence is
+        an episode.
+        """
         ids_K = turn_ids.values[own.place_K]
         row_K = np.repeat(np.arange(len(own.lengths_N)), own.lengths_N)
         begins_K = np.ones(len(ids_K), np.bool_)
@@ -68,7 +70,7 @@ class PolicyTurns:
 
     @property
     def order_U(self) -> Int64[np.ndarray, "U"]:
-        """The turns in an order in which those of an episode are adjacent, int64 [U]."""
+        """Indices that sort the turns so that an episode's turns are adjacent, int64 [U]."""
         return np.lexsort((self.number_U, self.episode_U))
 
     @property
@@ -97,7 +99,9 @@ class PolicyTurns:
 def decay_over_turns(
     own: PolicyTokens, columns: Batch, gamma: float, turn_gamma: float | None
 ) -> float | Float64[np.ndarray, "K"]:
-    """Return the discount from each token to the next, float64 [K]: `turn_gamma` from a turn's last token, `gamma` from any other."""
+    """Return the discount from each token to the next, float64 [K]: `turn_gamma` from a turn's last token, else `gamma`. Without
+    `turn_gamma`, a scalar.
+    """
     if turn_gamma is None:
         return gamma
     decay_K = np.full(len(own.place_K), gamma)
@@ -108,13 +112,14 @@ def decay_over_turns(
 class TurnEstimator(TokenEstimator):
     """An estimator that compares turns within a group; all tokens of a turn have one advantage.
 
-    The turns of an episode are one after another, also where it was forked into several sequences. A group of one trajectory has nothing to compare with: its advantages are 0, and it is counted.
+    An episode's turns are consecutive, even if it was forked into several sequences. A group of one trajectory has advantages of 0, and a
+    metric counts such groups.
     """
 
     capabilities = frozenset({"deterministic", "several_sequences"})
     scope = "group"
     columns_read: ClassVar[frozenset[str]] = frozenset()
-    """Columns that it requires besides `scores`, `token_rewards`, `response_mask` and `turn_ids`."""
+    """Columns that the estimator requires besides `scores`, `token_rewards`, `response_mask` and `turn_ids`."""
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:

@@ -13,9 +13,9 @@ from dovetail_stages import whiten
 def whiten_over_tokens(
     advantages_N: Float64[np.ndarray, "N"], mask: Ragged, groups: Groups, reduction: Reduction
 ) -> Float64[np.ndarray, "N"]:
-    """Compute (x − mean) / √(variance + 1e-8), where each sample counts as often as it has tokens of the policy.
+    """Compute (x − mean) / √(variance + 1e-8), with each sample weighted by its number of policy tokens.
 
-    Groups of one trajectory take no part and stay 0: failures never become signal.
+    Groups of one trajectory take no part and stay 0, so that failed samples don't become a signal.
 
     Args:
         advantages_N: float64 [N], 0 in groups of one.

@@ -12,13 +12,13 @@ from dovetail_algorithms.filters.rewards import judged_rewards, rewards_column
 
 
 class EqualRewards(SampleFilter):
-    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2).
+    """Leaves out groups whose rewards are all equal: dynamic sampling (DAPO, arXiv 2503.14476, section 3.2).
 
     keep group g  ⇔  max_g r_i − min_g r_i > tolerance
 
-    A group whose rewards are all equal has only advantages of 0. It leaves the batch, and other prompts take its place
-    in the next round of generation, up to `algorithm.max_generation_rounds`. A group thinned to one sample by
-    failures has equal rewards, too. Don't use this filter with a single response a prompt (rollout.n = 1): nothing would be left.
+    A group whose rewards are all equal has only advantages of 0. Other prompts replace the group in the next round of generation, up to
+    `algorithm.max_generation_rounds`. A group that failures reduced to one sample also has equal rewards. Don't use this filter with one
+    response per prompt (rollout.n = 1): every group would be left out.
     """
 
     name = "equal_rewards"
@@ -32,7 +32,7 @@ class EqualRewards(SampleFilter):
         return frozenset({rewards_column(config.component)})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Return bool [N]: True throughout the groups whose rewards differ.
+        """Return a mask, bool [N]: True for the samples of groups whose rewards differ.
 
         Raises:
             ColumnError: a sample lacks the named component.

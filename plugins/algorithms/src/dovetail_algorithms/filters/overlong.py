@@ -28,7 +28,7 @@ class Overlong(SampleFilter):
         return frozenset({"finish_reason"})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Return bool [N]: False for truncated samples, and for the other samples of their trajectories."""
+        """Return a mask, bool [N]: False for truncated samples, and for the other samples of their trajectories."""
         columns.require(["finish_reason"], "sample filter 'overlong'")
         truncated_N = np.array([r == "length" for r in columns["finish_reason"]], np.bool_)
         return groups.trajectory_mean_N(truncated_N.astype(np.float64)) == 0

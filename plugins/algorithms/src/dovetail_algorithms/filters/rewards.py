@@ -15,20 +15,21 @@ _SHOWN = 3
 
 
 def rewards_column(component: str | None) -> str:
-    """Return the column that holds the whole reward, or its named parts."""
+    """Return the name of the column to judge by: the scores, or the reward components if `component` is given."""
     return "scores" if component is None else "reward_components"
 
 
 def judged_rewards(columns: Batch, component: str | None, who: str) -> Float64[np.ndarray, "N"]:
-    """Return float64 [N]: the samples' rewards, or one named part of them.
+    """Return the samples' rewards, or one named component of them, float64 [N].
 
     Args:
         columns: `scores` float32 [N], or `reward_components`, N mappings of names to numbers.
-        component: the part's name; None for the whole reward.
+        component: the component's name; None for the whole reward.
         who: the name of the filter in errors.
 
     Raises:
-        ColumnError: the column is missing, or samples lack the component; the message names them and their components.
+        ColumnError: the column is missing, or samples lack the component; the message names the samples and the components that they
+            have.
     """
     columns.require([rewards_column(component)], who)
     if component is None:

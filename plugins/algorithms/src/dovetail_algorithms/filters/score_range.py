@@ -11,17 +11,17 @@ from dovetail_algorithms.config.filters import ScoreRangeConfig
 from dovetail_algorithms.filters.rewards import judged_rewards, rewards_column
 
 ROUNDING = 1e-6
-"""Tolerance of the bounds, since a mean of float32 rewards may be slightly below the bound that it equals."""
+"""Tolerance of the bounds, for the rounding error in the mean of float32 rewards."""
 
 
 class ScoreRange(SampleFilter):
-    """The accuracy filter (online prompt filtering of PRIME, arXiv 2502.01456).
+    """Keeps groups whose mean reward is within bounds (online prompt filtering of PRIME, arXiv 2502.01456).
 
     keep group g  ⇔  lower ≤ mean_g r_i ≤ upper
 
-    Both bounds are inclusive. A trajectory counts once in the mean of its group. With `unit: sample` each sample is judged
-    by its own reward. With rewards of 0 and 1 and `lower: 0.2`, `upper: 0.8`, prompts remain of which a fifth
-    to four fifths of the responses are right. Without bounds everything is kept.
+    Both bounds are inclusive. A trajectory counts once in the mean of its group. With `unit: sample` each sample is judged by its own
+    reward. For rewards of 0 and 1, `lower: 0.2` and `upper: 0.8` keep prompts with 20% to 80% right responses. Without bounds everything
+    is kept.
 
     In a config:
 
@@ -41,7 +41,7 @@ class ScoreRange(SampleFilter):
         return frozenset({rewards_column(config.component)})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Return bool [N]: True for the groups, or samples, within the bounds.
+        """Return a mask, bool [N]: True for the groups, or samples, within the bounds.
 
         Raises:
             ColumnError: a sample lacks the named component.

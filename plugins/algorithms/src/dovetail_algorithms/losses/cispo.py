@@ -10,9 +10,9 @@ from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio
 class CispoLoss(RatioLoss):
     """L = −sg(clip(ρ, 1 − clip_low, 1 + clip_high)) · A · log π, ρ = exp(clamp(log π − log π_old, ±20)).
 
-    Paper: MiniMax-M1, arXiv 2506.13585. PPO's clip takes the gradient of a token away; here every token keeps it,
-    rare ones that open a new line of thought included, and only its weight is bounded. The paper bounds it above
-    alone (`clip_low: null`) and tunes the bound; the default, clip_high = 4, caps weights at 5 and so meets outliers only.
+    Paper: MiniMax-M1, arXiv 2506.13585. PPO's clip removes a token's gradient. CISPO keeps the gradient of every token, also of rare ones
+    that begin a new line of thought, and bounds only its weight. The paper sets only an upper bound (`clip_low: null`) and tunes it; the
+    default, clip_high = 4, caps weights at 5 and so affects only outliers.
 
     For several updates per rollout, and for rollouts that lag behind. Aggregation: `token_mean`, as in the paper.
     """
@@ -21,7 +21,7 @@ class CispoLoss(RatioLoss):
     Config = CispoConfig
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: shares of tokens whose weight a bound cut, and the ratio's."""
+        """Return losses [T], and metrics: ratio statistics, and the shares of tokens whose weight a bound cut."""
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         ratio_T = log_ratio_T.detach().exp()
         low, upper = self.config.clip_low, 1 + self.config.clip_high

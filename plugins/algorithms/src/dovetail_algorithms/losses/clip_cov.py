@@ -21,15 +21,15 @@ CHOSEN = "clip_cov_detached"
 
 
 class ClipCovLoss(RatioLoss):
-    """L = 0 on the chosen tokens, max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)) on the others.
+    """L = 0 on the selected tokens, max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)) on the others.
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
-    log-probability, (A − mean A)(log π_old − mean log π_old), of which a few tokens hold most. Of those in
-    (`cov_low`, `cov_high`) = (1, 5) a random few, `share` = 2e-4 of all tokens and at least one, lose their gradient.
+    log-probability, (A − mean A)(log π_old − mean log π_old), and a few tokens have most of it. A random selection of the tokens with a
+    covariance in (`cov_low`, `cov_high`) = (1, 5) loses its gradient: `share` = 2e-4 of all tokens, at least one.
 
-    Means and choice are over the whole mini-batch, and the choice is a hash of sample and position, so that neither
-    micro-batches nor ranks nor order matter; several updates on one mini-batch choose alike. It reads
-    `old_log_probs` before the update, hence a pass for them. Aggregation: `token_mean`.
+    Means and selection are over the whole mini-batch. The selection is by a hash of sample and position, so it does not depend on
+    micro-batches, ranks or order, and is the same in several updates on one mini-batch. The loss reads `old_log_probs` before the update,
+    which takes a forward pass. Aggregation: `token_mean`.
     """
 
     name = "clip_cov"
@@ -50,7 +50,7 @@ class ClipCovLoss(RatioLoss):
         }
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: shares of tokens bounded and detached, and the ratio's."""
+        """Return losses [T], and metrics: ratio statistics, and the shares of bounded and of detached tokens."""
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         losses_T, upper_T, lower_T = clipped_surrogate(
             log_ratio_T.exp(),

@@ -1,7 +1,7 @@
 """The covariance of a token's advantage with its log-probability, over a mini-batch, and choosing tokens by it.
 
-Tokens with a high covariance are what lowers the entropy (arXiv 2505.22617). It is taken from `old_log_probs`, before
-the mini-batch is cut, so that micro-batches, ranks and order change nothing. N samples and T tokens of this rank.
+Tokens with a high covariance are what lowers the entropy (arXiv 2505.22617). The covariance is taken from `old_log_probs`, before the
+mini-batch is split, so that micro-batches, ranks and order change nothing. N samples and T tokens of this rank.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Covariances:
     """The mini-batch's covariances on one rank.
 
     Attributes:
-        values_T: float32 [T], (A − mean A)(log π_old − mean log π_old), the means over all ranks' tokens.
-        mask: bool, ragged [T]; where it is False the value is 0 and unused.
+        values_T: covariances (A − mean A)(log π_old − mean log π_old), float32 [T], with means over the tokens of all ranks.
+        mask: the token mask, bool, ragged [T]; masked tokens have value 0, which is unused.
         tokens: the number of tokens with mask True over all ranks.
         sample_ids: N unique names.
         seed: the run's seed.
@@ -42,7 +42,7 @@ class Covariances:
     seed: int
 
     def highest(self, share: float, reduction: Reduction) -> Ragged:
-        """Return the tokens with the highest covariance, a share of all tokens: float32, ragged [T], 1 on them and 0 elsewhere.
+        """Return a mask of the tokens with the highest covariance, `share` of all tokens: float32, ragged [T], 1 on these tokens, else 0.
 
         Equal covariances are ranked by a hash of sample and position.
         """
@@ -50,9 +50,9 @@ class Covariances:
         return self._column(largest(keys_T, self._kept_T, share_of(self.tokens, share), reduction))
 
     def random_between(self, low: float, high: float, share: float, reduction: Reduction) -> Ragged:
-        """Return random tokens with a covariance in (low, high): float32, ragged [T], 1 on them and 0 elsewhere.
+        """Return a mask of random tokens with a covariance in (low, high): float32, ragged [T], 1 on these tokens, else 0.
 
-        Their number is `share` of all tokens, or fewer if fewer qualify. The choice is by a hash of sample and position.
+        Selects `share` of all tokens, or fewer if fewer qualify, by a hash of sample and position.
         """
         between_T = self._kept_T & (self.values_T > low) & (self.values_T < high)
         keys_T = token_hashes(self.sample_ids, self.mask, self.seed)
@@ -67,12 +67,12 @@ class Covariances:
 
 
 def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) -> Covariances:
-    """Return covariances of this rank's tokens.
+    """Return the covariances of this rank's tokens.
 
     Args:
-        mini_batch: this rank's part, with the columns of `PREPARES`; advantages [N] or ragged [T].
-        reduction: sums over the ranks that hold the other parts.
-        who: the reader's name, for the error.
+        mini_batch: this rank's samples of the mini-batch, with the columns of `PREPARES`; advantages are [N] or ragged [T].
+        reduction: sums over the ranks that hold the mini-batch's other samples.
+        who: the name of the loss, for the error.
         seed: the run's seed.
 
     Raises:

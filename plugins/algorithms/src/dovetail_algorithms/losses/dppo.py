@@ -19,15 +19,15 @@ SMALLEST = 1e-12
 
 
 class DppoLoss(RatioLoss):
-    """L = −A · sg(min(ρ, 20)) · log π where the token is inside the trust region or coming back, else 0.
+    """L = −A · sg(min(ρ, 20)) · log π if the token is inside the trust region or returning to it, else 0.
 
     Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout policy, ρ = p / q. A
-    bound on the ratio cuts rare tokens too soon and likely ones too late; a bound on the divergence does neither. The gradient vanishes
-    where A > 0 and p > q, or A ≤ 0 and p < q, and the divergence is above `threshold`: `total_variation` |p − q| (0.15), or `binary_kl` q
-    log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
+    bound on the ratio cuts rare tokens too soon and likely ones too late; a bound on the divergence does neither. The gradient is 0 if
+    the divergence is above `threshold` and the update would raise it further: A > 0 and p > q, or A ≤ 0 and p < q. Divergences are
+    `total_variation`, |p − q| (threshold 0.15), and `binary_kl`, q log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
 
-    Anchored on the rollout policy, so it needs `rollout_log_probs` and no pass for old ones, and its ratio corrects for the
-    rollout engine already: don't add importance weights. Aggregation: `token_mean`. Ratio metrics are to the rollout policy.
+    The ratio is to the rollout policy: the loss needs `rollout_log_probs` and no pass for old log-probabilities, and already corrects for
+    the rollout engine, so don't add importance weights. Aggregation: `token_mean`. Ratio metrics are relative to the rollout policy.
     """
 
     name = "dppo"
@@ -38,7 +38,7 @@ class DppoLoss(RatioLoss):
         return frozenset({"advantages", "rollout_log_probs"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: shares of tokens outside the trust region by side, and the ratio's."""
+        """Return losses [T], and metrics: ratio statistics, and the shares of tokens beyond each side of the trust region."""
         log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
         anchor_T = inputs.columns["rollout_log_probs"]
         log_ratio_T = bounded_log_ratio(log_probs_T, anchor_T).detach()

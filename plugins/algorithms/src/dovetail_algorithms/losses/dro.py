@@ -10,9 +10,9 @@ from dovetail_algorithms.losses.ratio import RatioLoss, ratio_metrics
 class DroLoss(RatioLoss):
     """L = −(A · log π − ½ beta · (log π − log π_old)²).
 
-    Paper: Direct Reward Optimisation, arXiv 2405.19107, by token here. No importance ratio multiplies the
-    gradient: the square draws the policy back to where the rollouts came from, and in equilibrium
-    log π − log π_old = A / beta (the paper's τ; 1 by default).
+    Paper: Direct Reward Optimisation, arXiv 2405.19107; here applied per token. No importance ratio multiplies the gradient: the squared
+    term draws the policy back to the one that made the rollouts, and in equilibrium log π − log π_old = A / beta (the paper's τ; 1 by
+    default).
 
     For data that is far off-policy, where ratios would be useless. Aggregation: any; `token_mean` weighs tokens alike.
     Nothing is clipped, so the clip shares are 0.
@@ -22,7 +22,7 @@ class DroLoss(RatioLoss):
     Config = DroConfig
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and the ratio's metrics."""
+        """Return losses [T], and metrics: ratio statistics."""
         # Not clamped as a ratio is: the pull grows with the distance, and nothing overflows.
         log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
         penalty_T = 0.5 * self.config.beta * log_ratio_T.square()

@@ -12,18 +12,16 @@ from dovetail_algorithms.losses.ratio import RatioLoss, ratio_metrics, sequence_
 class GmpoLoss(RatioLoss):
     """L = −A · exp(mean over the sequence of d̂), d̂ = min(d, clip_high) where A ≥ 0, max(d, −clip_low) where A < 0.
 
-    Paper: Geometric-Mean Policy Optimization, arXiv 2507.20673; d = log π − log π_old. A geometric mean of ratios is
-    moved less by outliers than GRPO's arithmetic one, which allows wide bounds on each log-ratio (±0.4), and the
-    entropy stays higher.
+    Paper: Geometric-Mean Policy Optimization, arXiv 2507.20673; d = log π − log π_old. Outliers move a geometric mean of ratios less than
+    GRPO's arithmetic mean. This allows wide bounds on each log-ratio (±0.4) and keeps the entropy higher.
 
-    Every token holds its sequence's loss, with the mean in token form (d̂ − sg(d̂) + sg(mean)), so that
-    `seq_mean_token_mean`, the aggregation that the paper prescribes, gives its objective and gradient. The paper has
-    one advantage a sequence; where the column varies within it, each token is bounded by the sign of its own and
-    weighs its own, so that the sequence's ratio multiplies the mean of its advantages. Mean and maximum of the
-    ratio are the sequences', clip shares and `actor/approx_kl` the tokens'.
+    Every token holds its sequence's loss, with the mean in token form (d̂ − sg(d̂) + sg(mean)), so that `seq_mean_token_mean`, the
+    paper's aggregation, gives the paper's objective and gradient. The paper has one advantage per sequence. If advantages vary within a
+    sequence, each token uses its own advantage as factor, and the advantage's sign for the bound, so that the sequence's ratio multiplies
+    the mean advantage. Ratio mean and maximum are over sequences; clip shares and `actor/approx_kl` are over tokens.
 
-    Nothing else bounds a token's log-ratio. Where the mean of d̂ is above 20, it counts as 20 and the sequence has no
-    gradient, so that exp does not overflow. The log-ratios of `actor/approx_kl` are clamped to ±20.
+    Nothing else bounds a token's log-ratio. A mean of d̂ above 20 counts as 20, so that exp does not overflow, and gives the sequence no
+    gradient. The log-ratios of `actor/approx_kl` are clamped to ±20.
     """
 
     name = "gmpo"
@@ -31,7 +29,7 @@ class GmpoLoss(RatioLoss):
     aggregation = "seq_mean_token_mean"
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: the shares of tokens whose gradient a bound removed, and those of the ratio."""
+        """Return losses [T], and metrics: ratio statistics, and the shares of tokens whose gradient a bound removed."""
         advantages_T = inputs.columns["advantages"]
         log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
         bounded_T = torch.where(

@@ -19,17 +19,17 @@ ROUNDING = 1e-5
 
 
 class KlCovLoss(RatioLoss):
-    """L = −A ρ, and coef · |d| more on the chosen tokens that have |d| > 1e-5 nats; d = log π − log π_old, ρ = exp(clamp(d, ±20)).
+    """L = −A ρ, plus coef · |d| on the selected tokens with |d| > 1e-5 nats; d = log π − log π_old, ρ = exp(clamp(d, ±20)).
 
     Paper: The Entropy Mechanism, arXiv 2505.22617. The entropy falls with the covariance of advantage and
-    log-probability, (A − mean A)(log π_old − mean log π_old), of which a few tokens hold most. The highest `share` =
-    2e-4 of all tokens, at least one, are held near the old policy with coef = 1; the others are free.
+    log-probability, (A − mean A)(log π_old − mean log π_old), and a few tokens have most of it. The tokens of highest covariance, `share`
+    = 2e-4 of all tokens and at least one, are held near the old policy with coef = 1.
 
-    |d| has slope ±1 however small d is, and two passes over one policy differ by rounding. So below 1e-5 nats a chosen token has no
-    penalty: the first update of a step, where π is π_old, is that of the plain loss. Above it the penalty is coef · |d| in full.
+    |d| has slope ±1 however small d is, and two passes over one policy differ by rounding. So below 1e-5 nats a selected token has no
+    penalty: the first update of a step, where π is π_old, uses the plain loss. Above 1e-5 nats the penalty is coef · |d| in full.
 
-    Means and ranking are over the whole mini-batch, ties broken by a hash of sample and position, so that neither
-    micro-batches nor ranks nor order matter. It reads `old_log_probs` before the update, hence a pass for them.
+    Means and ranking are over the whole mini-batch. A hash of sample and position breaks ties, so that the selection does not depend on
+    micro-batches, ranks or order. The loss reads `old_log_probs` before the update, which takes a forward pass.
     Aggregation: `token_mean`. Nothing is clipped, so the clip shares are 0.
     """
 
@@ -48,7 +48,7 @@ class KlCovLoss(RatioLoss):
         return {CHOSEN: found.highest(self.config.share, reduction)}
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: share of tokens penalised, and the ratio's."""
+        """Return losses [T], and metrics: ratio statistics, and the share of tokens penalised."""
         old_T, chosen_T = inputs.columns["old_log_probs"], inputs.columns[CHOSEN]
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, old_T)
         plain_T = -inputs.columns["advantages"] * log_ratio_T.exp()

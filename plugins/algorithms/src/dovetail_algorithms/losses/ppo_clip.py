@@ -16,20 +16,19 @@ from dovetail_stages import share_metric
 class PpoClipLoss(RatioLoss):
     """L = max(−A ρ, −A · clip(ρ, 1 − clip_low, 1 + clip_high)), ρ = exp(clamp(log π − log π_old, ±20)).
 
-    Papers: PPO, arXiv 1707.06347 (clip_low = clip_high = 0.2); Clip-Higher of DAPO, 2503.14476 (0.2 and 0.28), which
-    leaves rare tokens more room to grow; dual clip, 1912.09729: where A < 0, L is capped at −A · dual_clip, which
-    bounds it where ρ has grown large. Dual clip is on by default (3.0), although the papers of PPO, GRPO and DAPO have
-    none: `dual_clip: null` is their loss to the letter.
+    Papers: PPO, arXiv 1707.06347 (clip_low = clip_high = 0.2); Clip-Higher of DAPO, 2503.14476 (0.2 and 0.28), which leaves rare tokens
+    more room to grow; dual clip, 1912.09729: if A < 0, L is at most −A · dual_clip, even if ρ is large. Dual clip is on by default (3.0),
+    although the papers of PPO, GRPO and DAPO have none: `dual_clip: null` gives exactly their loss.
 
-    The default choice, on-policy or a few updates away from it. Aggregation: PPO takes `token_mean`, as DAPO does;
-    GRPO `seq_mean_token_mean`; Dr. GRPO `seq_mean_token_sum_norm`.
+    The default choice for training that is on-policy or a few updates off-policy. Aggregation: `token_mean` in PPO and DAPO,
+    `seq_mean_token_mean` in GRPO, `seq_mean_token_sum_norm` in Dr. GRPO.
     """
 
     name = "ppo_clip"
     Config = PpoClipConfig
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: the shares of tokens whose gradient a bound removed, and those of the ratio."""
+        """Return losses [T], and metrics: ratio statistics, and the shares of tokens whose gradient a bound removed."""
         advantages_T, dual = inputs.columns["advantages"], self.config.dual_clip
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         losses_T, upper_T, lower_T = clipped_surrogate(

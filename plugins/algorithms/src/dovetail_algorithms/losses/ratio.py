@@ -1,6 +1,6 @@
 """The probability ratio of the policy to an older one, PPO's loss of it, and their metrics.
 
-Masked tokens hold 0 in all that a loss reads, hence log-ratio 0 and advantage 0 here. T tokens, N samples.
+Masked tokens hold 0 in all inputs of a loss, so that their log-ratio and advantage are 0. T tokens, N samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOG_RATIO_BOUND = 20.0
 
 
 class RatioLoss(PolicyLoss):
-    """A loss of the ratio of the policy to the one before the updates."""
+    """Base of losses of the probability ratio of the policy to the policy before the updates."""
 
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
@@ -35,7 +35,7 @@ def bounded_log_ratio(
 ) -> Float[Tensor, "T"]:
     """Compute clamp(log_probs − old_log_probs, ±20), float [T].
 
-    Beyond the bound it has no gradient, so that one broken token can't outweigh a batch.
+    Beyond the bound the result has no gradient, so that one broken token can't outweigh a batch.
     """
     return (log_probs_T - old_log_probs_T).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
@@ -45,16 +45,16 @@ def sequence_ratio(
 ) -> Float[Tensor, "T"]:
     """Return exp(min(log s, 20)) at each token: log s is the mean of its sequence's log-ratios d, in token form sg(log s) + d − sg(d).
 
-    The mean is of the log-ratios as they are. Only its own exponent is bounded, from above alone, so that exp does not
-    overflow; a sequence beyond the bound has no gradient.
+    The tokens' log-ratios are not clamped. Only log s is bounded, from above, so that exp does not overflow; a sequence beyond the bound
+    has no gradient.
 
     Args:
-        log_ratio_T: float [T], not clamped, 0 where the mask is False.
-        mask_T: bool [T].
-        offsets_N1: int64 [N + 1], where each sample begins.
+        log_ratio_T: the log-ratios, float [T], not clamped, 0 where the mask is False.
+        mask_T: the response mask, bool [T].
+        offsets_N1: the index of each sample's first token, and T, int64 [N + 1].
 
     Returns:
-        float [T], of the log-ratios' dtype.
+        The ratios, float [T], in the log-ratios' dtype.
     """
     # In float64, because in a float32 sum with one large log-ratio the small ones lose their last digits.
     sums_N = sum_by_sample(log_ratio_T.detach().double(), offsets_N1)
@@ -74,13 +74,13 @@ def clipped_surrogate(
     """Return PPO's loss (arXiv 1707.06347, eq. 7): max(−Aρ, −A clip(ρ, 1 − clip_low, 1 + clip_high)).
 
     Args:
-        ratio_T: float [T].
-        advantages_T: float [T].
+        ratio_T: the probability ratios ρ, float [T].
+        advantages_T: the advantages A, float [T].
         clip_low: how far below 1 the ratio may fall where the advantage is negative.
-        clip_high: how far above 1 it may rise where the advantage is positive.
+        clip_high: how far above 1 the ratio may rise where the advantage is positive.
 
     Returns:
-        The losses, float [T]; and where the upper and where the lower bound holds, so that there is no gradient, bool [T] each.
+        The losses, float [T]; and masks of the tokens whose gradient the upper and the lower bound remove, bool [T] each.
     """
     plain_T = -advantages_T * ratio_T
     clipped_T = -advantages_T * ratio_T.clamp(1 - clip_low, 1 + clip_high)
@@ -101,11 +101,12 @@ def ratio_metrics(
 
     Args:
         mask_T: bool [T].
-        log_ratio_T: float [T], of the tokens; clamped to ±20 here.
-        ratio_T: float [T], where the loss uses another ratio, its sequence's: mean and maximum are of that one.
-        upper_T: bool [T], tokens whose gradient or weight an upper bound cut, False where the mask is; None where the loss
-            has no upper bound.
-        lower_T: bool [T], the same for the lower bound.
+        log_ratio_T: the tokens' log-ratios, float [T]; this function clamps them to ±20.
+        ratio_T: the ratio that the loss uses if it is not the token's but its sequence's, float [T]; mean and maximum are over this
+            ratio.
+        upper_T: the tokens whose gradient or weight an upper bound cut, bool [T], False on masked tokens; None if the loss has no upper
+            bound.
+        lower_T: the tokens whose gradient or weight a lower bound cut, likewise.
     """
     log_ratio_T = log_ratio_T.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     token_ratio_T = log_ratio_T.exp()

@@ -8,9 +8,9 @@ from dovetail.interfaces import LossInputs, PluginConfig, PolicyLoss, TokenLosse
 class ReinforceLoss(PolicyLoss):
     """The plain policy gradient, L = −A · log π.
 
-    Williams, 1992 (doi 10.1007/BF00992696). There is no ratio to an older policy, and no metric of one, so by itself
-    it is right on-policy only. Off-policy, a rollout correction computes the importance weight w, and
-    the objective multiplies this loss by it (L = −w · A · log π); the presets `bypass_pg_*` do so.
+    Williams, 1992 (doi 10.1007/BF00992696). There is no ratio to an older policy, and no ratio metric, so by itself this loss is right
+    only on-policy. Off-policy, a rollout correction computes the importance weight w, and the objective multiplies this loss by w (L = −w
+    · A · log π); the presets `bypass_pg_*` do so.
 
     Aggregation: any. It has no settings.
     """

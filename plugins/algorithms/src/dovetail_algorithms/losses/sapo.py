@@ -10,11 +10,11 @@ from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio
 
 
 class SapoLoss(RatioLoss):
-    """L = −A · f(ρ), f(x) = sigmoid(τ (x − 1)) · 4 / τ, τ = tau_positive where A > 0 and tau_negative elsewhere.
+    """L = −A · f(ρ), f(x) = sigmoid(τ (x − 1)) · 4 / τ, τ = tau_positive if A > 0, else tau_negative.
 
     Paper: Soft Adaptive Policy Optimization, arXiv 2511.20347; ρ = exp(clamp(log π − log π_old, ±20)). The slope of f
-    is 1 at ρ = 1 and fades smoothly on both sides, where PPO's falls to 0 at once. A larger τ fades sooner:
-    tau_negative = 1.05 over tau_positive = 1, because negative advantages raise many unlikely tokens at a time.
+    is 1 at ρ = 1 and fades smoothly on both sides, where PPO's falls to 0 at once. A larger τ fades sooner; tau_negative = 1.05 is above
+    tau_positive = 1, because a negative advantage raises many unlikely tokens at once.
 
     For mixture-of-experts models and several updates per rollout. Aggregation: `seq_mean_token_mean`, as in the paper.
     Nothing is clipped, so the clip shares are 0.
@@ -25,7 +25,7 @@ class SapoLoss(RatioLoss):
     aggregation = "seq_mean_token_mean"
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and the ratio's metrics."""
+        """Return losses [T], and metrics: ratio statistics."""
         advantages_T = inputs.columns["advantages"]
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         tau_T = torch.full_like(advantages_T, self.config.tau_negative)

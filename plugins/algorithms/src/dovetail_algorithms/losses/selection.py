@@ -26,16 +26,16 @@ def largest(
     count: int,
     reduction: Reduction,
 ) -> Bool[np.ndarray, "T"]:
-    """Return the `count` candidates with the largest keys over all ranks: bool [T], this rank's part.
+    """Return the mask of this rank's tokens, bool [T], that are among the `count` candidates with the largest keys over all ranks.
 
-    The key of the last one taken is found 16 bits at a time, from counts summed over ranks. Candidates whose keys
-    equal it are all taken; all candidates are, where there are no more than `count`.
+    The smallest selected key is found 16 bits at a time, from counts summed over ranks. All candidates with that key are selected. If
+    there are at most `count` candidates, all are selected.
 
     Args:
-        keys_T: uint64 [T].
-        candidates_T: bool [T].
-        count: the number of candidates over all ranks; the same on every rank.
-        reduction: sums over the ranks that hold the other parts.
+        keys_T: the sort keys, uint64 [T].
+        candidates_T: the mask of tokens to select from, bool [T].
+        count: the number of tokens to select over all ranks; the same on every rank.
+        reduction: sums over the ranks that hold the other tokens.
     """
     total = int(reduction.sum(np.array([np.count_nonzero(candidates_T)], np.int64))[0])
     if count <= 0:
@@ -55,10 +55,10 @@ def largest(
 
 
 def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[np.ndarray, "T"]:
-    """Return a random-looking number a token, from the seed, its sample's id and its position alone: uint64 [T].
+    """Hash each token, uint64 [T], by the seed, its sample's id and its position in the sample alone.
 
-    The counter within a sample's stream is the position (splitmix64 over BLAKE2b of the id), so that neither
-    batch-mates, nor order, nor ranks matter.
+    Uses splitmix64 with the position as counter, seeded by a BLAKE2b digest of the id. The batch's other samples, their order and the
+    ranks don't matter.
 
     Args:
         sample_ids: N unique names.
@@ -86,11 +86,11 @@ def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[n
 def ordered_keys(
     values_T: Float32[np.ndarray, "T"], ties_T: UInt64[np.ndarray, "T"]
 ) -> UInt64[np.ndarray, "T"]:
-    """Return keys that rise with the values, and among equal values with the upper half of `ties_T`: uint64 [T].
+    """Return keys, uint64 [T], that sort by value, and equal values by the upper half of `ties_T`.
 
     Args:
-        values_T: float32 [T], no NaN.
-        ties_T: uint64 [T].
+        values_T: the values, float32 [T], without NaN.
+        ties_T: numbers that break ties, uint64 [T].
     """
     # Adding 0 turns −0 into 0. The bits of positive floats rise with them, those of negative ones fall.
     bits_T = (values_T + np.float32(0)).view(np.uint32)
@@ -100,5 +100,5 @@ def ordered_keys(
 
 
 def share_of(tokens: int, share: float) -> int:
-    """Return the number of tokens of a share: rounded down, but at least one where the share is above 0."""
+    """Return the number of tokens that are a share of `tokens`: rounded down, but at least one if the share is above 0."""
     return max(int(tokens * share), 1) if share > 0 and tokens else 0

@@ -32,7 +32,9 @@ from dovetail_stages import all_finite, loss_share, mean_metric, on_device, pair
 
 
 class BradleyTerry(Objective):
-    """L = −log σ(r_w − r_l − m) + c (r_w + r_l)², with r_w and r_l the scores of the chosen and the rejected response, m the margin."""
+    """L = −log σ(r_w − r_l − m) + c (r_w + r_l)², with r_w and r_l the scores of the chosen and the rejected response, m the margin, and
+    c `center_coef`.
+    """
 
     name = "bradley_terry"
     api = ">=1.0,<2"
@@ -49,15 +51,15 @@ class BradleyTerry(Objective):
 
     @classmethod
     def requires(cls, config: BradleyTerryConfig) -> frozenset[str]:
-        """Return `chosen`; `response_mask` with one token a sample: the one whose value is the score; and `margin` where it is set."""
+        """Return `chosen`, `response_mask` (1 on the one token whose value is the score), and `margin` if the config asks for it."""
         columns = frozenset({"chosen", "response_mask"})
         return columns | {"margin"} if config.margin else columns
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch, as `Objective` says.
+        """Check the mini-batch and return it unchanged.
 
         Raises:
-            ColumnError: a pair has not one chosen and one rejected response, or a sample not exactly one token with mask 1.
+            ColumnError: a pair does not have one chosen and one rejected response, or a sample not exactly one token with mask 1.
         """
         pair_rows(mini_batch)
         _check_one_token(mini_batch["response_mask"])
@@ -73,9 +75,10 @@ class BradleyTerry(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`; `actor/accuracy`, the share of pairs whose chosen response has the higher score, a
-        tie being half right; `actor/margin`, the mean of r_w − r_l; `actor/brier`, the mean of (1 − σ(r_w − r_l))², which is smallest
-        where σ is the share of people who prefer the response (Brier, 1950); and `actor/score`, the mean of all scores.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`; `actor/accuracy`, the share of pairs whose chosen response
+        has the higher score, with ties as half; `actor/margin`, the mean score difference r_w − r_l of chosen and rejected;
+        `actor/brier`, the mean of (1 − σ(r_w − r_l))², which is smallest if σ is the share of people who prefer the chosen response
+        (Brier, 1950); and `actor/score`, the mean of all scores.
         """
         values_T = outputs["values"]
         places_N = np.flatnonzero(micro_batch["response_mask"].values)

@@ -2,7 +2,8 @@
 
     L = −1/N Σ_i [ o_i log σ(r_i) + (1 − o_i) log(1 − σ(r_i)) ],   r_i = β Σ_t m_t log(π_φ(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-(the reward's form is that of arXiv 2412.01981) where o_i in [0, 1] is the outcome of sample i and m the response mask. Its parts are rewards of single tokens.
+(the reward's form is that of arXiv 2412.01981) where o_i in [0, 1] is the outcome of sample i and m the response mask. The terms of r_i
+are rewards of single tokens.
 Legend: N samples, T response tokens, packed end to end.
 """
 
@@ -25,10 +26,10 @@ from dovetail_stages import on_device
 
 
 class ImplicitPrm(ResponseObjective):
-    """Trains the sum of a response's log-ratios to predict whether it is right. Samples without a policy token have no effect.
+    """Trains the sum of a response's log-ratios to predict whether the response is right. Samples without a policy token have no effect.
 
-    Metrics, which take the role's name: `prm/loss`, and `prm/accuracy`, the share of samples whose reward is above 0 where the outcome is
-    above ½ and below where not.
+    Metrics, prefixed by the role's name: `prm/loss`; and `prm/accuracy`, the share of samples whose reward is above 0 exactly if the
+    outcome is above ½.
     """
 
     name = "implicit_prm"
@@ -44,7 +45,7 @@ class ImplicitPrm(ResponseObjective):
         return frozenset({"response_mask", OUTCOMES, REFERENCE})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch, as `Objective` says.
+        """Check the mini-batch and return it unchanged.
 
         Raises:
             ColumnError: a score is not in [0, 1].

@@ -34,7 +34,7 @@ _MISMATCHED, _DIVERGENCE = "mismatched_log_ratios", "kto.divergence"
 
 
 class Kto(Objective):
-    """Makes desirable responses likelier than the reference does, and others less likely."""
+    """Makes desirable responses likelier than under the reference, and all others less likely."""
 
     name = "kto"
     api = ">=1.0,<2"
@@ -70,8 +70,9 @@ class Kto(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`; `actor/accuracy`, the share of desirable responses with r > z and of others with
-        r < z, a tie being half right; `actor/desirable_reward` and `actor/undesirable_reward`, means of β r; `actor/divergence`, z in nats.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`; `actor/accuracy`, the share of desirable responses whose
+        log-ratio r is above the divergence z, and of others with r < z, with ties as half; `actor/desirable_reward` and
+        `actor/undesirable_reward`, means of β r; `actor/divergence`, z in nats.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()

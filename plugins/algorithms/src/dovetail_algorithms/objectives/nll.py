@@ -2,9 +2,9 @@
 
     L = −Σ_t m_t log π(y_t | x, y_<t) / D
 
-where m is 1 on the tokens that are trained on and D is the loss aggregation's: their number in the whole mini-batch by default, so that
-it is the cross-entropy of a token (Radford et al., 2018, "Improving Language Understanding by Generative Pre-Training", equation 1; for
-responses to instructions arXiv 2203.02155, section 3.5). Legend: N samples, T response tokens, packed end to end.
+where m is 1 on the trained tokens and D is the loss aggregation's denominator. By default D is the number of trained tokens in the whole
+mini-batch, so that L is the cross-entropy per token (Radford et al., 2018, "Improving Language Understanding by Generative Pre-Training",
+equation 1; for responses to instructions arXiv 2203.02155, section 3.5). Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from dovetail_stages import (
 
 @attrs.frozen
 class Perplexity:
-    """exp of a mean negative log-likelihood, kept as its sum in nats and the number of tokens; NaN for none."""
+    """Perplexity, kept as the summed negative log-likelihood in nats and the number of tokens; NaN without tokens."""
 
     total: float
     tokens: float
 
     @property
     def value(self) -> float:
-        """The perplexity, at least 1; infinite where the mean is above 709 nats."""
+        """The perplexity, at least 1; infinite if the mean negative log-likelihood is above 709 nats."""
         mean = self.total / self.tokens if self.tokens else math.nan
         return math.exp(mean) if not mean > 709 else math.inf
 
     def merge(self, other: Perplexity) -> Perplexity:
-        """Return the perplexity over the tokens of both."""
+        """Return the perplexity over the tokens of this one and the other."""
         return Perplexity(self.total + other.total, self.tokens + other.tokens)
 
 
@@ -86,7 +86,9 @@ class NegativeLogLikelihood(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`, nats, and `actor/perplexity`, exp of the mean −log π of a token."""
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, in nats, and `actor/perplexity`, exp of the mean −log π
+        per token.
+        """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()
         nll_T = -outputs["log_probs"].masked_fill(~mask_T, 0)

@@ -78,4 +78,6 @@ F_DIVERGENCES: Mapping[str, Callable[[Float[Tensor, "N"], DpoConfig], Float[Tens
     "js": lambda u, _: math.log(2) + logsigmoid(u),
     "alpha": _alpha,
 }
-"""g = f' of the divergence's generator f at π/π_ref = exp(u), by `DpoConfig.f_divergence` (arXiv 2309.16240, table 1): float [N] of u, float [N]."""
+"""Functions u ↦ f'(exp(u)) by `DpoConfig.f_divergence`, f the divergence's generator, π/π_ref = exp(u) (arXiv 2309.16240, table 1); float
+[N] each.
+"""

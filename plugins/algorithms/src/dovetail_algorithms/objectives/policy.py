@@ -2,8 +2,8 @@
 
     loss = Σ w · policy loss / D  +  c_kl · Σ KL / D  −  c_entropy · Σ entropy / D
 
-where Σ is the loss aggregation's total over tokens, D its denominator over the whole mini-batch, and w the weights of
-the rollout correction, where there is one. Legend: N samples, T response tokens, packed end to end.
+where Σ is the loss aggregation's total over tokens, D its denominator over the whole mini-batch, and w the weights of the rollout
+correction, if there is one. Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from dovetail_stages import (
 )
 
 PREPARED = "prepared."
-"""Prefix of the names that the columns of a loss's `prepare` have in the batch; the loss sees them without it."""
+"""Prefix, in the batch, of the columns that a loss's `prepare` adds; the loss sees the names without the prefix."""
 OF_THE_ENGINE = frozenset({"log_probs", "entropies"})
 """Outputs of the current policy that a loss may require; the engine computes them, with gradient."""
 
@@ -70,7 +70,7 @@ class _Tokens:
 
 
 class PolicyObjective(Objective):
-    """Policy loss, KL penalty and entropy bonus, with the rollout correction within the update where there is one."""
+    """Policy loss, KL penalty and entropy bonus; optionally a rollout correction within the update."""
 
     name = "policy"
     api = ">=1.0,<2"
@@ -96,12 +96,12 @@ class PolicyObjective(Objective):
     def parts(
         cls, config: PolicyConfig, context: PluginContext, *, needs: bool = True
     ) -> tuple[PolicyLoss, LossAggregation, RolloutCorrection | None]:
-        """Return the plugins of which the objective consists; tests override it to replace one.
+        """Return the objective's plugins; tests override this method to replace one of them.
 
         Args:
-            config: the config that selects them.
-            context: the context, with the seed of the run.
-            needs: whether the packages that they need must be installed here.
+            config: the config that selects the plugins.
+            context: the plugins' context, with the seed of the run.
+            needs: whether packages that the plugins need must be installed on this machine.
         """
 
         def part(kind: str, section: PluginSection) -> Any:
@@ -116,7 +116,7 @@ class PolicyObjective(Objective):
 
     @classmethod
     def outputs(cls, config: PolicyConfig) -> tuple[OutputSpec, ...]:
-        """Return `log_probs`, and `entropies` where they are used."""
+        """Return `log_probs`, and `entropies` if the objective uses them."""
         loss, *_ = cls.parts(config, PluginContext(), needs=False)
         entropy = config.entropy or "entropies" in loss.requires(loss.config)
         return (OUTPUTS["log_probs"], *([OUTPUTS["entropies"]] if entropy else []))
@@ -139,7 +139,7 @@ class PolicyObjective(Objective):
         return frozenset(columns)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch as `Objective.prepare` says; the columns of the loss are named `prepared.…`.
+        """Add the columns that the policy loss prepares, under the names `prepared.…`; see `Objective.prepare`.
 
         Raises:
             ColumnError: a column that the loss makes is not ragged over response tokens.
@@ -165,8 +165,8 @@ class PolicyObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`, `actor/entropy`, and
-        those of the policy loss and of the correction.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`,
+        `actor/entropy`, and the metrics of the policy loss and of the correction.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()

@@ -5,7 +5,8 @@ Each gives a response the implicit reward r of the policy, and minimises a loss 
     L = 1/P Σ_p ℓ(r_w, r_l) + c/T_w Σ_t∈w −log π(y_t | x, y_<t)
 
 where w is a pair's chosen response, l its rejected one. The second term, the negative log-likelihood of the chosen responses, has a
-weight c that is 0 where nothing is said of it. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen responses.
+weight c, which is 0 unless stated. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen
+responses.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ from dovetail_stages import (
 
 @attrs.frozen(kw_only=True, eq=False)
 class Responses:
-    """The columns of N responses that implicit rewards are computed from. Tokens with mask 0 don't count."""
+    """The sums and lengths of N responses from which implicit rewards are computed. Tokens with mask 0 don't count."""
 
     log_probs_N: Float[Tensor, "N"]
     """Σ_t log π(y_t | x, y_<t), in nats; carries the gradient."""
     log_ratios_N: Float[Tensor, "N"]
-    """Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t); without a reference the log-probabilities."""
+    """Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t); equal to `log_probs_N` without a reference."""
     lengths_N: Float[Tensor, "N"]
     """The number of tokens of each response, at least 1."""
 
 
 class PreferenceObjective(Objective):
-    """Base of objectives on pairs. A subclass defines a response's reward and a pair's loss."""
+    """Base of objectives on preference pairs. A subclass defines a response's reward and a pair's loss."""
 
     unit = "pair"
     key_figures = {"loss": "down", "accuracy": "up", "margin": "up"}  # noqa: RUF012
@@ -69,7 +70,7 @@ class PreferenceObjective(Objective):
 
     @classmethod
     def requires(cls, config: PluginSection) -> frozenset[str]:
-        """Return `response_mask`, `chosen`, and with a reference `ref_log_probs`."""
+        """Return `response_mask`, `chosen`, and `ref_log_probs` if rewards are relative to a reference."""
         columns = frozenset({"response_mask", "chosen"})
         return columns | {"ref_log_probs"} if cls.reference else columns
 
@@ -90,7 +91,7 @@ class PreferenceObjective(Objective):
 
     @property
     def tail_weight(self) -> float:
-        """The weight of log-ratios beyond the length of the pair's other response."""
+        """The weight of a token's log-ratio beyond the length of the pair's other response."""
         return 1.0
 
     def _weights(self, batch: Batch, mask_T: Bool[Tensor, "T"]) -> Float[Tensor, "T"]:
@@ -106,16 +107,16 @@ class PreferenceObjective(Objective):
         return torch.where(tail_T, self.tail_weight, 1.0)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch, as `Objective` says.
+        """Check the mini-batch and return it unchanged.
 
         Raises:
-            ColumnError: a pair has not one chosen and one rejected response.
+            ColumnError: a pair does not have one chosen and one rejected response.
         """
         pair_rows(mini_batch)
         return mini_batch
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
-        """Return `pairs`; `tokens` of the chosen responses."""
+        """Return the number of `pairs`, and of `tokens` in the chosen responses."""
         chosen_N = np.asarray(mini_batch["chosen"], np.bool_)
         tokens = mini_batch["response_mask"].sum()[chosen_N].sum()
         summed = reduction.sum(np.array([len(mini_batch) / 2, tokens], np.float64)).tolist()
@@ -128,9 +129,10 @@ class PreferenceObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics, means over pairs: `actor/loss`; `actor/accuracy`, the share whose chosen response has the higher
-        reward, a tie being half right; `actor/margin`, r_w − r_l; `actor/chosen_reward`, `actor/rejected_reward`; and
-        `actor/chosen_log_prob`, `actor/rejected_log_prob`, the log-probability of a whole response in nats.
+        """Compute the loss term (see `Objective.term`). Metrics, means over pairs: `actor/loss`; `actor/accuracy`, the share whose chosen
+        response has the higher reward, with ties as half; `actor/margin`, the reward difference of chosen and rejected;
+        `actor/chosen_reward`, `actor/rejected_reward`; and `actor/chosen_log_prob`, `actor/rejected_log_prob`, the log-probability of a
+        whole response in nats.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()
@@ -189,10 +191,10 @@ class Dpo(PreferenceObjective):
         sppo_hard   (u_w − 1/(2β))² + (u_l + 1/(2β))²                                       SPPO (arXiv 2405.00675, equation 4.7)
         discopop    (1 − s) (−log σ(m)) + s exp(−m),  m = w − l,  s = σ(m/τ)                DiscoPOP (arXiv 2406.08414, equation 5)
 
-    In `logistic`, ε > 0 supposes that this share of the pairs is labelled the wrong way round (conservative DPO, Mitchell, 2023), for which
-    `robust` corrects without bias. g(u) = u is the reverse KL to the reference; `f_divergence` has others (arXiv 2309.16240): `forward_kl`
-    1 − exp(−u), `js` log 2 + log σ(u), `alpha` (exp((α − 1) u) − 1)/(α − 1). `ld_alpha` weighs, in u, the tokens by which a response is
-    longer than the other one (LD-DPO, arXiv 2409.06411).
+    In `logistic`, ε > 0 assumes that this share of the pairs has swapped labels (conservative DPO, Mitchell, 2023); `robust` corrects for
+    it without bias. g(u) = u belongs to the reverse KL to the reference; `f_divergence` selects others (arXiv 2309.16240): `forward_kl` 1
+    − exp(−u), `js` log 2 + log σ(u), `alpha` (exp((α − 1) u) − 1)/(α − 1). `ld_alpha` is the weight, in u, of a response's tokens beyond
+    the length of the pair's other one (LD-DPO, arXiv 2409.06411).
     """
 
     name = "dpo"
@@ -220,11 +222,11 @@ class Dpo(PreferenceObjective):
 
 
 class Ipo(PreferenceObjective):
-    """Identity preference optimization: draws the margin to a target, so that certain pairs don't drive it to infinity.
+    """Identity preference optimization: draws the margin to a target, so that unanimous preferences don't drive it to infinity.
 
         r = 1/|y| Σ_t (log π(y_t) − log π_ref(y_t))        ℓ = (r_w − r_l − 1/(2β))²
 
-    (arXiv 2310.12036, equation 17, where β is τ), on the mean of a response's tokens, as its authors computed it.
+    (arXiv 2310.12036, equation 17, where β is called τ). Log-ratios are averaged over a response's tokens, as the authors computed them.
     """
 
     name = "ipo"
@@ -243,7 +245,7 @@ class Ipo(PreferenceObjective):
 
 
 class Simpo(PreferenceObjective):
-    """Simple preference optimization: the mean log-probability as reward, without a reference, and a margin to win by.
+    """Simple preference optimization: the mean log-probability as reward, without a reference, and a target margin.
 
         r = β/|y| Σ_t log π(y_t)        ℓ = −log σ(r_w − r_l − γ)
 
@@ -267,11 +269,12 @@ class Simpo(PreferenceObjective):
 
 
 class Cpo(PreferenceObjective):
-    """Contrastive preference optimization: the log-probability as reward, without a reference, and likelihood of the chosen responses.
+    """Contrastive preference optimization: the log-probability as reward, without a reference, plus the likelihood of the chosen
+    responses.
 
         r = β Σ_t log π(y_t)        ℓ = −log σ(r_w − r_l),  or max(0, 1 − (r_w − r_l)) with `loss: hinge`
 
-    (arXiv 2401.08417, equations 3 to 5; c is `nll_coef`).
+    (arXiv 2401.08417, equations 3 to 5). The negative log-likelihood has weight `nll_coef`.
     """
 
     name = "cpo"
@@ -298,9 +301,9 @@ class Cpo(PreferenceObjective):
 class Orpo(PreferenceObjective):
     """Odds ratio preference optimization: fine-tuning on the chosen responses, with the log odds ratio as a penalty.
 
-        r = log p/(1 − p),  p = exp(1/|y| Σ_t log π(y_t))        ℓ = −β log σ(r_w − r_l),  c = 1
+        r = log p/(1 − p),  p = exp(1/|y| Σ_t log π(y_t))        ℓ = −β log σ(r_w − r_l)
 
-    (arXiv 2403.07691, equations 6 and 7, where β is λ).
+    (arXiv 2403.07691, equations 6 and 7, where β is called λ). The negative log-likelihood has weight 1.
     """
 
     name = "orpo"

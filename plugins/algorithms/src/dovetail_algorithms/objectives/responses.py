@@ -25,11 +25,11 @@ from dovetail_stages import (
 
 
 class ResponseObjective(Objective):
-    """The mean of a loss of each response's log-ratio r to a reference policy. Samples without a token of the policy count for nothing.
+    """The mean over responses of a loss of the log-ratio r to a reference policy. Samples without a policy token have no effect.
 
         L = 1/N Σ_i ℓ(r_i),   r_i = Σ_t m_t log(π(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-    A subclass says what ℓ is.
+    A subclass defines ℓ.
     """
 
     reference: ClassVar[str] = "ref_log_probs"
@@ -45,7 +45,7 @@ class ResponseObjective(Objective):
     def losses(
         self, log_ratios_N: Float[Tensor, "N"], micro_batch: Batch
     ) -> tuple[Float[Tensor, "N"], Mapping[str, Tensor]]:
-        """Return the loss of each response, and figures [N] whose means are metrics."""
+        """Return the loss of each response, and values [N] by metric, whose means are the metrics."""
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
         own = np.array([(mini_batch["response_mask"].sum() > 0).sum()], np.float64)
@@ -58,7 +58,7 @@ class ResponseObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `<prefix>/loss`, and the means of what `losses` returns."""
+        """Compute the loss term (see `Objective.term`). Metrics: `<prefix>/loss`, and the means of the values that `losses` returns."""
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()
         log_probs_T = outputs["log_probs"].masked_fill(~mask_T, 0)

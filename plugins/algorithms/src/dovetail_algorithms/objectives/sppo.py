@@ -21,11 +21,11 @@ from dovetail_stages import on_device
 
 
 class Sppo(ResponseObjective):
-    """Regresses each response's log-ratio on its win rate. Samples without a policy token have no effect.
+    """Draws each response's log-ratio log(π / π_k) to η A, A its win rate minus ½. Samples without a policy token have no effect.
 
     Metrics: `actor/loss`, and `actor/kl`, the mean log-ratio of a response in nats.
 
-    A is the column `advantages` of the estimator `win_rate`, π_k the reference policy, which follows the actor. In a config:
+    A is the column `advantages` of the estimator `win_rate`; π_k is the reference policy, which is updated from the actor. In a config:
 
         actor: {objective: sppo}
         algorithm: {advantage: win_rate}
@@ -43,10 +43,10 @@ class Sppo(ResponseObjective):
         return frozenset({"response_mask", "advantages", "ref_log_probs"})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """Prepare the mini-batch, as `Objective` says.
+        """Check the mini-batch and return it unchanged.
 
         Raises:
-            ColumnError: advantages are those of single tokens.
+            ColumnError: advantages are per token; expected one per sample.
         """
         if isinstance(mini_batch["advantages"], Ragged):
             raise ColumnError(

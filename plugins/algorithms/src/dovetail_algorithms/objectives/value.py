@@ -58,7 +58,7 @@ class ValueObjective(Objective):
 
     @classmethod
     def requires(cls, config: ValueConfig) -> frozenset[str]:
-        """Return `response_mask`, `values` before the update, and `returns`: a ragged column, or one number a sample."""
+        """Return `response_mask`, `values` before the update, and `returns`: a ragged column, or one number per sample."""
         return frozenset({"response_mask", "values", "returns"})
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
@@ -71,9 +71,9 @@ class ValueObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the term, as `Objective` says. Metrics: `critic/value_loss`, `critic/value_clip_frac` (tokens whose loss is the clipped
-        one), `critic/value_mean`, `critic/return_mean`, `critic/value_error` (mean of |V − R|), and
-        `critic/explained_variance` of the values before the update.
+        """Compute the loss term (see `Objective.term`). Metrics: `critic/value_loss`, `critic/value_clip_frac` (tokens whose loss is the
+        clipped one), `critic/value_mean`, `critic/return_mean`, `critic/value_error` (mean of |V − R|), and `critic/explained_variance`
+        of the values before the update.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["values"]).bool()

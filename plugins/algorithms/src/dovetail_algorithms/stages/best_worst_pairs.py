@@ -10,9 +10,9 @@ from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 
 
 class BestWorstPairs(Stage):
-    """Keeps the sample with the highest score of each group, as chosen, and that with the lowest, as rejected; leaves out the others.
+    """Keeps each group's highest-scored sample as chosen and its lowest-scored sample as rejected; drops all others.
 
-    Of equal scores the sample that was asked for first counts. A group whose scores are all equal has no pair, and is left out.
+    Among equal scores, the sample that was requested first counts. A group whose scores are all equal has no pair and is dropped.
 
     In a config:
 
@@ -32,7 +32,7 @@ class BestWorstPairs(Stage):
         """Return `scores`, `group_id` and `sample_index`.
 
         Raises:
-            PlanError: groups are single samples.
+            PlanError: groups have only one sample.
         """
         if facts.config.rollout.n < 2:
             raise PlanError(
@@ -46,7 +46,9 @@ class BestWorstPairs(Stage):
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return metrics: `reward/pairs`; `reward/tied_groups`, those left out; and `reward/pair_margin`, the mean difference of a pair's scores."""
+        """Return the batch of pairs. Metrics: `reward/pairs`; `reward/tied_groups`, dropped groups; and `reward/pair_margin`, the mean
+        difference of a pair's scores.
+        """
         scores_N, group_N = batch["scores"].astype(np.float64), batch["group_id"]
         best_G, worst_G = (
             _first(group_N, np.lexsort((batch["sample_index"], sign * scores_N, group_N)))

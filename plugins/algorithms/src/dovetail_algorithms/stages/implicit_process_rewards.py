@@ -16,7 +16,7 @@ from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
 
 REFERENCE = "prm_ref_log_probs"
 OUTCOMES = "prm_outcomes"
-"""Scores before a KL penalty or another stage changes them: those are not outcomes from 0 to 1."""
+"""Column of the scores before a KL penalty or another stage changes them; changed scores are not outcomes from 0 to 1."""
 RUNS_OWN = "ref_log_probs"
 """The column of the run's reference policy."""
 
@@ -24,8 +24,8 @@ RUNS_OWN = "ref_log_probs"
 class ImplicitProcessRewards(Stage):
     """Scores every response token with a process reward model and its reference.
 
-    It is in the step where something requires `process_rewards`, as the estimator `prime` does. The model is scored once, before
-    its update of the step: the paper's single forward pass.
+    The plan adds this stage if a plugin requires `process_rewards`, as the estimator `prime` does. The model scores once, before its own
+    update in the step: the paper's single forward pass.
     """
 
     name = "implicit_process_rewards"
@@ -62,7 +62,7 @@ class ImplicitProcessRewards(Stage):
 
     @classmethod
     def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns of a forward pass, `scores`, and `ref_log_probs` where the run's reference policy is the model's."""
+        """Return `response_mask`, `scores`, and `ref_log_probs` if the run's reference policy is also the model's."""
         _check(config, facts)
         own = config.reference is not None or _has_adapter(config, facts)
         return frozenset({"response_mask", "scores"} | (set() if own else {RUNS_OWN}))
@@ -76,7 +76,9 @@ class ImplicitProcessRewards(Stage):
         return (config.role,) if config.reference is None else (config.role, config.reference)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return metrics, by the role's name: `prm/process_reward`, the mean of a token, and `prm/outcome_reward`, the mean of a sample's sum."""
+        """Add the process rewards. Metrics, prefixed by the role's name: `prm/process_reward`, the mean per token; `prm/outcome_reward`,
+        the mean sum per sample.
+        """
         config, outputs = self.config, {"log_probs"}
         if config.reference is None and _has_adapter(config, step.facts):
             outputs.add(RUNS_OWN)

@@ -1,4 +1,4 @@
-"""MismatchedResponses: what policy and reference make of responses to other prompts, from which KTO estimates their divergence."""
+"""MismatchedResponses: log-ratios of policy and reference for responses to other prompts, from which KTO estimates the divergence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 
 
 class MismatchedResponses(Stage):
-    """Scores each prompt with the response of the sample before it, the first with the last one's, before the step's updates."""
+    """Scores each prompt with the previous sample's response (the first with the last sample's), before the step's updates."""
 
     name = "mismatched_responses"
     api = ">=1.0,<2"

@@ -13,10 +13,10 @@ from dovetail_datasets import TextEncoder
 
 
 class SpinPairs(Stage):
-    """Pairs each answer of the policy, as rejected, with the response in the dataset to its prompt, as chosen.
+    """Pairs each answer of the policy (rejected) with the dataset's response to the same prompt (chosen).
 
-    A row's `response` is a text: its tokens, and the tokenizer's end of sequence. An answer that is that response has no pair, and one to a
-    response of more than `data.max_response_length` tokens neither. Rewards are logged, and train nothing.
+    A row's `response` is text; it is tokenised, and the end-of-sequence token is added. An answer has no pair if it equals the dataset's
+    response, or if that response has more than `data.max_response_length` tokens. Rewards are only logged.
 
     In a config:
 
@@ -34,7 +34,7 @@ class SpinPairs(Stage):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the dataset's own columns of a sample."""
+        """Return the columns of a response that a pair needs."""
         return frozenset(
             {"response_ids", "response_mask", "token_weight_versions", "trajectory_id"}
         )
@@ -44,7 +44,8 @@ class SpinPairs(Stage):
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return metrics: `reward/pairs`; `reward/equal_answers`, and `reward/overlong_responses`: samples that are left out.
+        """Return the batch of pairs. Metrics: `reward/pairs`; `reward/equal_answers` and `reward/overlong_responses`, samples without a
+        pair.
 
         Raises:
             DataError: a prompt has no response in the dataset.

@@ -52,7 +52,7 @@ def look(
 @data.command()
 @render.config_arguments(_METAVAR)
 def check(config: tuple[str, ...], overrides: tuple[str, ...]) -> None:
-    """List what is wrong with the rows of a config's data, or of a file: exits with 1 where something is.
+    """List problems in the rows of a config's data, or of a file; exits with 1 if there are any.
 
     Problems are bad rows, duplicates, held-out rows that are trained on, rows that are too long, content that the chat template leaves out,
     and reference answers that the reward refuses. Only the rows of streamed data that were read are checked; data.streaming=false reads

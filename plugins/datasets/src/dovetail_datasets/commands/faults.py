@@ -13,9 +13,9 @@ from dovetail_datasets.example_rows import Example
 from dovetail_datasets.prompts import PromptSet
 
 SHOWN = 10
-"""The most rows of one fault that are named."""
+"""Maximum number of rows named for one fault."""
 SCORED = 256
-"""The number of first rows whose reference answers are scored."""
+"""The number of rows, from the first, whose reference answers are scored."""
 
 
 def faults_of(opened: OpenedData) -> Iterator[str]:

@@ -36,7 +36,7 @@ class SeenRow:
     facts: tuple[str, ...]
     """Facts about the row, a line each."""
     texts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
-    """Prompt and answers by name, each as pieces of a kind (`plain`, `trained` or `special`) and a text."""
+    """Prompt and answers by name, each as pairs of a kind (`plain`, `trained` or `special`) and a text."""
     images: tuple[bytes, ...] = ()
     """Thumbnails of the row's images, as PNG."""
     problem: str = ""
@@ -44,7 +44,7 @@ class SeenRow:
 
 
 def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
-    """Yield rows of the first training dataset.
+    """Yield `count` rows of the first training dataset, from number `first` on.
 
     Raises:
         DataError: the dataset has no such rows.
@@ -124,7 +124,7 @@ def _verdicts(opened: OpenedData, rows: Sequence[NumberedRow]) -> dict[int, str]
 
 
 def as_text(row: SeenRow) -> Iterator[str]:
-    """Yield lines for a terminal."""
+    """Yield a row's lines for a terminal."""
     yield click.style(visible(row.where), bold=True)
     for fact in row.facts:
         yield f"  {visible(fact)}"
@@ -147,7 +147,7 @@ def _styled(kind: str, text: str) -> str:
 
 
 def as_html(title: str, rows: Iterator[SeenRow]) -> str:
-    """Return a page that needs no other file."""
+    """Return rows as an HTML page that needs no other file."""
     parts = [
         f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
         f"<h1>{escape(title)}</h1><p><span class=trained>What is trained on</span>, ",

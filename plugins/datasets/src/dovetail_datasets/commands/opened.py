@@ -19,7 +19,7 @@ from dovetail_datasets.loading import configured_dataset, datasets_of, read_toke
 from dovetail_datasets.rows import CheckedGroups, NumberedRow, numbered
 
 ANY_NUMBER = 10**12
-"""A limit of bad rows that never ends these commands."""
+"""A limit of bad rows that no dataset reaches."""
 _EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
     frozenset({"chosen", "rejected"}): ("trainer.examples=preferences", "actor.objective=dpo"),
     frozenset({"prompt", "label"}): (
@@ -64,7 +64,7 @@ class OpenedData:
         return found
 
     def became(self, row: int) -> Prompt | BadRow | None:
-        """Return the prompt or example of a row of the first training dataset; None where it is too long."""
+        """Return the prompt or example made from a row of the first training dataset; None if it is too long."""
         found = self.data.train.prompts
         if isinstance(found, CachedExamples):
             return found.take(row)

@@ -24,7 +24,7 @@ _BROKEN = (
 
 
 def open_image(data: bytes, name: str) -> Any:
-    """Decode an image: turned as its EXIF orientation says, in RGB, alpha left out.
+    """Decode an image to RGB, rotated by its EXIF orientation, without alpha.
 
     Args:
         data: the bytes of a file in a format that Pillow reads (PNG, JPEG, WebP, …).

@@ -61,17 +61,17 @@ class ImageInputs:
         """Return the arguments of the model's `forward` besides ids, mask and positions.
 
         Args:
-            ids_BL: int64 [B, L].
-            shown_BL: bool [B, L], True where tokens may be image placeholders: in text that the policy did not produce.
+            ids_BL: the token ids, int64 [B, L].
+            shown_BL: a mask, bool [B, L], True where tokens may be image placeholders: in text that the policy did not produce.
             media: the images of each sequence, in the order of their tokens.
 
         Returns:
-            The image processor's outputs (`pixel_values`, …), all images one after another; and token types,
-            int64 [B, L], that mark image tokens, where the model needs them. Empty without images.
+            The image processor's outputs (`pixel_values`, …), all images one after another; and, if the model needs them, token types,
+            int64 [B, L], that mark image tokens. Empty without images.
 
         Raises:
             DataError: an image can't be read or decoded.
-            ModelError: the images' tensors can't be concatenated: the model requires images of one shape.
+            ModelError: the images' tensors can't be concatenated, since their shapes differ.
         """
         found = [self._of_image(reference) for images in media for reference in images]
         if not found:

@@ -18,12 +18,12 @@ def produced_placeholders(
 ) -> Iterator[Tensor]:
     """Keep a model from treating placeholder tokens that a policy produced as images.
 
-    Within the block the model gets other ids in their place, but embeds the true ones, as it did when it generated the tokens after them.
+    Within the block the model gets other ids in place of these tokens, but embeds the true ones, as in generation.
 
     Args:
         model: the transformers model whose `forward` runs within the block.
-        ids_BL: int64 [B, L].
-        shown_BL: bool [B, L], True where tokens may be image placeholders.
+        ids_BL: the token ids, int64 [B, L].
+        shown_BL: a mask, bool [B, L], True where tokens may be image placeholders.
         token: the placeholder token.
 
     Yields:

@@ -24,11 +24,11 @@ _UNLOADABLE = (
 
 
 def load_image_processor(section: ModelSection) -> Any:
-    """Return the image processor of a model, in the form that transformers prefers: by torchvision where that is installed, as
-    vLLM takes it too, else by Pillow alone. The pixels of the two differ in their last bits.
+    """Return a model's image processor: based on torchvision if installed, as in vLLM, else on Pillow. The pixels of the two differ in
+    their last bits.
 
     Raises:
-        ModelError: the model's directory holds none, or it can't be loaded.
+        ModelError: the model has no image processor, or it can't be loaded.
     """
     # transformers 5.17 hides it behind torchvision at the top level, which it does not need itself.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -89,10 +89,10 @@ class ImagePrompts:
             pictures: PIL images in order; empty for text alone.
 
         Returns:
-            Token ids with every placeholder expanded to as many tokens as its image has in the model.
+            Token ids, with every placeholder repeated to its image's number of tokens.
 
         Raises:
-            DataError: an image is not one that the processor takes.
+            DataError: the processor can't take an image.
         """
         try:
             made = self._processor(
@@ -116,10 +116,10 @@ class ImagePrompts:
 
         Args:
             answers: each text's token ids in parts, with one placeholder for each image.
-            pictures: PIL images, which each of the texts shows in this order.
+            pictures: PIL images, in the order in which each of the texts shows them.
 
         Returns:
-            The token ids, with as many tokens for each image as it has in the model.
+            The token ids, with every placeholder repeated to its image's number of tokens.
 
         Raises:
             DataError: see `ids`.
@@ -152,7 +152,7 @@ class ImagePrompts:
 
 
 def placeholder_runs(ids: Sequence[int], token: int | None) -> int:
-    """Return the number of runs of a token."""
+    """Count the runs of consecutive copies of a token."""
     return sum(
         here == token and (place == 0 or ids[place - 1] != token) for place, here in enumerate(ids)
     )

@@ -13,7 +13,7 @@ from dovetail_datasets.models.config import read_config
 
 
 def text_config(path: str | Path, section: ModelSection) -> Any:
-    """Return the transformers config of a model's text part; None where it is not on this machine or can't be read."""
+    """Return the transformers config of a model's text part; None if it is not on this machine or can't be read."""
     try:
         found = read_config(attrs.evolve(section, path=str(path)), local_files_only=True)
         return found.get_text_config()
@@ -31,8 +31,7 @@ def model_class(config: object) -> Any:
         `AutoModelForImageTextToText` for models that no other class loads; `AutoModelForCausalLM` for all others.
 
     Raises:
-        ModelError: the model is an encoder, or an encoder with a decoder: some of these load, but attend to the tokens
-            that they should predict.
+        ModelError: the model is an encoder or an encoder-decoder, which may load, but attends to the tokens that it should predict.
     """
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -59,7 +58,7 @@ def model_class(config: object) -> Any:
 
 
 def image_token_of(config: object) -> int | None:
-    """Return the image placeholder token; None where the model has none."""
+    """Return the image placeholder token; None if the model has none."""
     for name in ("image_token_id", "image_token_index"):
         token = getattr(config, name, None)
         if isinstance(token, int):

@@ -45,7 +45,7 @@ def read_config(section: ModelSection, **options: Any) -> Any:
 def overrides_for_engine(section: ModelSection) -> dict[str, Any]:
     """Return the overridden values under the names that transformers' config object uses.
 
-    Engines set them on such a config, where `rope_scaling`, for example, would have no effect.
+    Engines set the values on that object, where older names such as `rope_scaling` would have no effect.
 
     Raises:
         ConfigError: see `read_config`.

@@ -64,10 +64,11 @@ class ModelFacts:
 
 
 def max_positions(text: object) -> int | None:
-    """Return the model's context length in tokens, prompt and response together; None where its config gives none.
+    """Return the model's context length in tokens, prompt and response together; None if its config gives none.
 
-    The value is `max_position_embeddings`, multiplied by the factor of rope scaling. Where the scaling has
-    `original_max_position_embeddings`, its factor applies to that value, since `max_position_embeddings` may be the product already.
+    The value is `max_position_embeddings`, multiplied by the factor of rope scaling. If the scaling has
+    `original_max_position_embeddings`, the factor applies to this value instead, since `max_position_embeddings` may already be the
+    product.
 
     Args:
         text: the config of the text model, with transformers' names.
@@ -106,7 +107,7 @@ def refuse_missing_model(path: str) -> None:
 
 
 def model_directory(path: str, section: ModelSection) -> Path | None:
-    """Return the local directory of a model or a tokenizer: its path, or its folder in the hub's cache; None where there is none."""
+    """Return the local directory of a model or a tokenizer: its path, or its folder in the hub's cache; None if there is none."""
     # What is wrong with a path is said where it is read.
     with suppress(OSError, RuntimeError, ValueError):
         directory = Path(path).expanduser()

@@ -67,7 +67,7 @@ def _read(
 
 
 def has_matrix(module: Any) -> bool:
-    """Return whether a module has a weight matrix of its own, which an adapter can be put on."""
+    """Return whether a module has its own weight matrix, to which an adapter can be attached."""
     weight = getattr(module, "weight", None)
     return weight is not None and weight.dim() == 2
 

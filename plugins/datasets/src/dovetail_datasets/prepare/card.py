@@ -22,7 +22,7 @@ class Origin:
 
     folder: Path
     command: str
-    """The command that prepares them."""
+    """The command that prepares the dataset."""
 
 
 def card(recipe: DataRecipe, origin: Origin, output: Path, written: WrittenSplits) -> str:
@@ -85,7 +85,7 @@ def digest_of(file: Path) -> str:
 
 
 def licence_of(folder: Path) -> str:
-    """Return the licence named by the dataset's own card in a folder; empty where there is none."""
+    """Return the licence named by the dataset's own card in a folder; empty if there is none."""
     try:
         _, front, _ = (folder / "README.md").read_text(encoding="utf-8").split("---", 2)
         licence = yaml.safe_load(front)["license"]

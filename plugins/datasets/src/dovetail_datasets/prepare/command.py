@@ -40,15 +40,15 @@ def prepare(
     revision: str | None,
     output: Path | None,
 ) -> None:
-    r"""Make a dataset's rows into Parquet files that train as they are; without NAME, list the recipes.
+    r"""Write a public dataset as Parquet files that are ready to train on; without NAME, list the recipes.
 
     \b
       dovetail data prepare gsm8k
       dovetail data prepare hh_rlhf:helpful-base --from downloads/hh-rlhf
       dovetail data prepare reasoning_gym:leg_counting size=2000
 
-    Files come from the hub, or from a copy of them on this machine. Besides them a card is written: where the rows come from, their
-    licence and digests, and what was changed. `dovetail plugins show data_recipe/NAME` describes the settings of a recipe.
+    Files come from the hub, or from a local copy. A card is written too: the origin of the rows, their licence and digests, and the
+    changes. `dovetail plugins show data_recipe/NAME` describes the settings of a recipe.
     """
     from dovetail_datasets.prepare.settings import recipe_named, recipes
 

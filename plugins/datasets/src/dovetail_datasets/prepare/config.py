@@ -12,11 +12,12 @@ from dovetail_datasets.prepare.recipe import RecipeSection
 
 @attrs.frozen(kw_only=True)
 class PairsConfig(RecipeSection):
-    """Settings of preference pairs."""
+    """Settings of recipes for preference pairs."""
 
     overlap: Literal["error", "drop"] = "drop"
-    """Treatment of training rows whose prompt is also a validation row's: an error, or they are dropped and counted. Short questions
-    may occur twice."""
+    """Treatment of training rows whose prompt is also a validation row's: raise an error, or drop and count them. Short questions may
+    occur twice.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +35,7 @@ class ReasoningGymRecipeConfig(RecipeSection):
     """Settings of the recipe `reasoning_gym`."""
 
     overlap: Literal["error", "drop"] = "drop"
-    """Treatment of training rows whose prompt is also a validation row's: an error, or they are dropped and counted."""
+    """Treatment of training rows whose prompt is also a validation row's: raise an error, or drop and count them."""
     task: str = ""
     """The task's name in Reasoning Gym."""
     size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))

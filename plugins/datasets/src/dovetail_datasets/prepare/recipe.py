@@ -36,43 +36,43 @@ class RecipeSection(PluginSection):
     """Settings of every recipe."""
 
     held_out: float = attrs.field(default=0.02, validator=_is_share)
-    """Share of the prompts that become validation rows, where the dataset has no split for them."""
+    """Share of the prompts that become validation rows, if the dataset has no validation split."""
     seed: int = 1
-    """Seed of the choice of these prompts."""
+    """Seed for choosing the held-out prompts."""
     overlap: Literal["error", "drop"] = "error"
-    """Treatment of training rows whose prompt is also a validation or test row's: an error, or they are dropped and counted."""
+    """Treatment of training rows whose prompt is also a validation or test row's: raise an error, or drop and count them."""
 
 
 class DataRecipe(Plugin):
-    """Turns the rows of a public dataset into rows that train as they are, for `dovetail data prepare`.
+    """Turns the rows of a public dataset into rows that are ready to train on, for `dovetail data prepare`.
 
-    The first line of its docstring is shown where recipes are listed. Rows come from files of the hub, or of a local copy of them; a
-    recipe that makes its rows overrides `patterns`, `read` and `made_with`.
+    The list of recipes shows the first line of the class's docstring. Rows come from files on the hub or from a local copy; a recipe that
+    generates its rows overrides `patterns`, `read` and `made_with`.
     """
 
     interface_api: ClassVar[str] = "1.0"
     Config = RecipeSection
 
     repository: ClassVar[str] = ""
-    """The dataset on the hub, such as `openai/gsm8k`; empty where the recipe makes its rows."""
+    """The dataset on the hub, such as `openai/gsm8k`; empty if the recipe generates its rows."""
     licence: ClassVar[str]
     """The dataset's licence as its card gives it; the card of the downloaded files takes precedence."""
     train_files: ClassVar[str] = ""
     """A pattern of the files to train on, below the repository; `{field}` is a field of the config."""
     validation_files: ClassVar[str] = ""
-    """A pattern of files that are held out; without it, a share of the training prompts is."""
+    """A pattern of the held-out files; without it, a share of the training prompts is held out."""
     test_files: ClassVar[str] = ""
-    """A pattern of the files of a third split, where there is one."""
+    """A pattern of the test split's files; empty if there is no such split."""
     rows_are: ClassVar[Examples] = "prompts"
     """The kind of the recipe's rows: prompts for a policy, or examples."""
     scored_by: ClassVar[str] = ""
-    """The reward function for its prompts; it is selected by their `data_source`."""
+    """The reward function for the recipe's prompts, selected by their `data_source`."""
     model: ClassVar[str] = "Qwen/Qwen2.5-0.5B-Instruct"
-    """A model that can be trained on its rows, for the command that is printed."""
+    """A model that can be trained on the rows, for the training command that is printed."""
     distinct: ClassVar[bool] = False
     """Whether only the first row with a prompt is kept."""
     argument: ClassVar[str] = ""
-    """The field of the config that the part behind the colon in `dovetail data prepare NAME:VALUE` sets; empty where there is none."""
+    """The config field that VALUE sets in `dovetail data prepare NAME:VALUE`; empty if there is none."""
     changes: ClassVar[tuple[str, ...]]
     """The changes to the rows for the card, a sentence each."""
 
@@ -85,13 +85,13 @@ class DataRecipe(Plugin):
             where: the row's file and number, for messages.
 
         Returns:
-            Of prompts: `prompt` (messages), `data_source`, `reward_model` with `ground_truth`; and optional `response`, a reference
-            answer that gets the full score, `extra_info`, `images` and `tools`. Of preferences: `prompt`, `chosen` and `rejected`, all of
-            them messages, and optional `margin`. Of conversations: `messages`, and optional `tools`. Calls and tools are JSON text,
+            For prompts: `prompt` (messages), `data_source`, `reward_model` with `ground_truth`; and optional `response`, a reference
+            answer that gets the full score, `extra_info`, `images` and `tools`. For preferences: `prompt`, `chosen` and `rejected`, all
+            of them messages, and optional `margin`. For conversations: `messages`, and optional `tools`. Calls and tools are JSON text,
             since Parquet gives the mappings of a column the same keys.
 
         Raises:
-            DataError: a column is missing, or a value is of another type or form than the dataset's card says; names both.
+            DataError: a column is missing, or a value differs in type or form from the dataset's card.
         """
 
     def patterns(self) -> dict[Split, str]:
@@ -105,7 +105,7 @@ class DataRecipe(Plugin):
         return {split: text.format_map(values) for split, text in given.items() if text}
 
     def read(self, split: Split, folder: Path) -> Iterable[PlacedRow]:
-        """Yield the rows of a split, each behind its file and number.
+        """Yield the rows of a split, each preceded by its file and number.
 
         Args:
             split: one of `patterns`.
@@ -122,7 +122,7 @@ class DataRecipe(Plugin):
         return _rows(groups)
 
     def made_with(self) -> str:
-        """Return the generator of the rows, with its version, where they do not come from files."""
+        """Return the generator of the rows, with its version, if the rows do not come from files."""
         return ""
 
 
@@ -141,7 +141,7 @@ def value_of(row: Mapping[str, Any], column: str, kind: type[T], where: str) -> 
         where: file and row, for messages.
 
     Raises:
-        DataError: there is no such column, or the value is null or of another type; names the column, the file and the row.
+        DataError: the column is missing, or the value is null or of another type; the message names the column, the file and the row.
     """
     if column not in row:
         near = nearest(column, row)

@@ -28,10 +28,10 @@ def recipe_named(text: str, overrides: Sequence[str]) -> DataRecipe:
 
     Args:
         text: `NAME` or `NAME:ARGUMENT`.
-        overrides: `key=value` for its config.
+        overrides: settings `key=value` for the recipe's config.
 
     Raises:
-        PluginError: there is no such recipe, or it can't be loaded; names the nearest.
+        PluginError: there is no such recipe, or it can't be loaded; the message names the nearest.
         ConfigError: the recipe takes no argument or lacks one, or a setting is wrong.
     """
     name, colon, argument = text.partition(":")

@@ -45,7 +45,7 @@ class WrittenSplits:
 
 
 class RecipeWriter:
-    """Writes the rows that a recipe makes of a dataset.
+    """Writes the rows that a recipe makes from a dataset as Parquet files.
 
     Args:
         recipe: the started recipe.
@@ -63,7 +63,7 @@ class RecipeWriter:
 
         Raises:
             DataError: a file is missing, a row or column is wrong, splits overlap, or there are too few rows.
-            PluginBrokenError: the recipe raised, or returned what is not a row.
+            PluginBrokenError: the recipe raised an error of its own, or returned something other than a row.
         """
         splits = [split for split in _ORDER if split in self._recipe.patterns()]
         kept = {split: self._survey(split) for split in splits}

@@ -17,7 +17,7 @@ _END = re.compile(rf"\s*(?:\n```\s*)?{CLOSE}")
 
 
 class DeepSeekV3(ToolParser):
-    """In V3 and R1 a call is `function<｜tool▁sep｜>f`, then the arguments in a fenced block; in V3.1 `f<｜tool▁sep｜>{…}`."""
+    """Parses calls: in V3 and R1 `function<｜tool▁sep｜>f` and the arguments in a fenced block, in V3.1 `f<｜tool▁sep｜>{…}`."""
 
     name = "deepseek_v3"
     aliases = ("deepseek", "deepseek_v31")

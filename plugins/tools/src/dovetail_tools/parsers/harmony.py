@@ -17,7 +17,7 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 
 
 class Harmony(ToolParser):
-    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`; reasoning is in the channel `analysis`."""
+    """Parses `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`; reasoning is in the channel `analysis`."""
 
     name = "harmony"
     aliases = ("gpt_oss", "openai")

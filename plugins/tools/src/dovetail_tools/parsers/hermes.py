@@ -14,7 +14,7 @@ _END = re.compile(rf"\s*(?:{CLOSE}|\Z)")
 
 
 class Hermes(ToolParser):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once a call; reasoning is in `<think>`."""
+    """Parses `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once per call; reasoning is in `<think>`."""
 
     name = "hermes"
     aliases = ("qwen", "qwen25", "qwen3")

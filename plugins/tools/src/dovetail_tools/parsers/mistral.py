@@ -15,7 +15,7 @@ _ARGUMENTS = re.compile(r"(?:\[CALL_ID\](?P<id>\w+)\s*)?(?:\[ARGS\]|(?=\{))")
 
 
 class Mistral(ToolParser):
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`; or, since tokenizer v11, `[TOOL_CALLS]name[ARGS]{…}` for each call."""
+    """Parses `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`; or, since tokenizer v11, `[TOOL_CALLS]name[ARGS]{…}` for each call."""
 
     name = "mistral"
     api = ">=1.0,<2"

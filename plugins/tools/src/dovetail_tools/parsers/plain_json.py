@@ -18,7 +18,7 @@ _SEPARATORS = ("", ";", ",")
 
 
 class PlainJson(ToolParser):
-    """`{"name": …, "arguments": {…}}`, or `parameters`; several in a row, or in an array; also in a fenced block."""
+    """Parses `{"name": …, "arguments": {…}}`, or `parameters` for `arguments`: calls in a row or in an array, also in a fenced block."""
 
     name = "json"
     api = ">=1.0,<2"
@@ -51,7 +51,7 @@ class PlainJson(ToolParser):
 
 
 class Llama3Json(PlainJson):
-    """`<|python_tag|>{"name": …, "parameters": {…}}`, several after each other with `;` between: Llama 3.1 to 3.3."""
+    """Parses `<|python_tag|>{"name": …, "parameters": {…}}`, several calls separated by `;`: Llama 3.1 to 3.3."""
 
     name = "llama3_json"
     aliases = ("llama3",)

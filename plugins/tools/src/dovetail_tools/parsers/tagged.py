@@ -22,7 +22,7 @@ _TYPES = {
 
 
 class Tagged(ToolParser):
-    """Base of parsers of functions and parameters that are tags."""
+    """Base of parsers for calls whose function and parameters are written as tags."""
 
     call: ClassVar[str]
     """The text that begins a function's tag."""
@@ -103,7 +103,7 @@ class Tagged(ToolParser):
 
 
 class Qwen3Coder(Tagged):
-    """`<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
+    """Parses `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
 
     name = "qwen3_coder"
     aliases = ("qwen3_xml",)
@@ -118,7 +118,7 @@ class Qwen3Coder(Tagged):
 
 
 class Xml(Tagged):
-    """`<invoke name="f"><parameter name="x">1</parameter></invoke>`, in tags of any name that ends in `tool_call` or `function_calls`."""
+    """Parses `<invoke name="f"><parameter name="x">1</parameter></invoke>`, in tags whose name ends in `tool_call` or `function_calls`."""
 
     name = "xml"
     aliases = ("minimax_m2",)

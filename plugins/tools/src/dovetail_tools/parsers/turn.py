@@ -18,12 +18,12 @@ _SHOWN = 120
 
 
 class TurnParts:
-    """The parts of a turn while it is parsed.
+    """The reasoning, text and calls of an assistant's turn, collected while it is parsed.
 
     Args:
         text: the turn, with its special tokens.
-        think: the tags around reasoning. The chat template may have written the first one into the prompt.
-        call: the tag that begins a call: a closing tag after it belongs to the call, and does not end reasoning.
+        think: the tags around reasoning. The chat template may have written the opening tag into the prompt.
+        call: the tag that begins a call; a closing tag of reasoning after it belongs to the call.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TurnParts:
         self._content.append(text)
 
     def call(self, name: object, arguments: object, call_id: str | None = None) -> None:
-        """Add a call, or its error."""
+        """Add a call, or an error if its name or arguments are invalid."""
         if not isinstance(name, str) or not name.strip() or problem_of(name):
             self.error(f"a tool call has the name {name!r:.{_SHOWN}}; expected that of a function")
         elif not isinstance(arguments, dict):
@@ -61,7 +61,7 @@ class TurnParts:
             self._calls.append(ToolCall(id=call_id, name=name.strip(), arguments=arguments))
 
     def call_object(self, value: object, default: object = None) -> None:
-        """Add a call that is an object with `name`, and `arguments` or `parameters`; without these it has the default."""
+        """Add a call from an object with `name`, and `arguments` or `parameters`; if both are absent, `default` replaces them."""
         if not isinstance(value, dict):
             shown = json.dumps(value)[:_SHOWN]
             self.error(f"a tool call is {shown}; expected an object with name and arguments")
@@ -70,14 +70,14 @@ class TurnParts:
         self.call(value.get("name"), arguments)
 
     def call_json(self, name: str, arguments: str, call_id: str | None = None) -> None:
-        """Add a call whose arguments are JSON, without anything around it."""
+        """Add a call whose arguments are JSON text, with nothing around it."""
         try:
             self.call(name, whole_json(arguments), call_id)
         except ValueError as error:
             self.error(f"the arguments of {name.strip()!r} are not a JSON object: {error}")
 
     def error(self, message: str) -> None:
-        """Add an error of a call."""
+        """Add an error message about a call."""
         self._errors.append(message)
 
     def finish(self) -> ParsedTurn:
@@ -91,10 +91,10 @@ class TurnParts:
 
 
 def json_at(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value at a position, after white space, and its end.
+    """Return the JSON value that begins at a position, after white space, and the position of its end.
 
     Raises:
-        ValueError: the text there is not JSON or is nested too deeply; or a number is invalid or too long.
+        ValueError: the text is not JSON or is nested too deeply, or a number is invalid or too long.
     """
     space = _SPACE.match(text, start)
     assert space is not None
@@ -106,10 +106,10 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def whole_json(text: str) -> Any:
-    """Return the value of a text that is JSON as a whole.
+    """Return the value of a text that is one JSON value.
 
     Raises:
-        ValueError: as for `json_at`; or text follows the value.
+        ValueError: see `json_at`; or text follows the value.
     """
     value, end = json_at(text, 0)
     if text[end:].strip():

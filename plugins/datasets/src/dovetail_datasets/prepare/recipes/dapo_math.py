@@ -11,7 +11,7 @@ from dovetail_datasets.prepare.recipe import DataRecipe, messages_of, text_of, v
 class DapoMathRecipe(DataRecipe):
     """DAPO-Math-17k: problems with integer answers, which DAPO was trained on (arXiv 2503.14476).
 
-    The file has each problem about a hundred times; the first of each is kept, and a share of them held out.
+    The file has each problem about a hundred times; only the first copy is kept. A share of the problems is held out.
     """
 
     name = "dapo_math"

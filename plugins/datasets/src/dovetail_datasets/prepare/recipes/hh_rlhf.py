@@ -17,8 +17,8 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 class HhRlhfRecipe(DataRecipe):
     """HH-RLHF: 169,352 preference pairs about helpful and harmless answers, rated by people (arXiv 2204.05862).
 
-    `hh_rlhf:helpful-base` takes one of its four parts. The hub's split `test` becomes `validation`. The pairs are for preferences and
-    reward models, and not for supervised fine-tuning: answers may be harmful.
+    `hh_rlhf:helpful-base` takes one of its four parts. The hub's split `test` becomes `validation`. The pairs are for preference
+    objectives and reward models, not for supervised fine-tuning, since answers may be harmful.
     """
 
     name = "hh_rlhf"

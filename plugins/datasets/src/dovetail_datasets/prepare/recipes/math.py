@@ -50,7 +50,7 @@ class MathRecipe(DataRecipe):
 
 
 def last_boxed(text: str) -> str:
-    r"""Return the content of the last `\boxed{…}`, `\fbox{…}` or `\boxed 7` of a text; empty where none is closed."""
+    r"""Return the content of the last `\boxed{…}`, `\fbox{…}` or `\boxed 7` of a text; empty if none is closed."""
     found = list(_BOX.finditer(text))
     if not found:
         return ""

@@ -10,11 +10,11 @@ Turns = list[dict[str, str]]
 
 
 def pair(chosen: Turns, rejected: Turns) -> dict[str, Any] | UnusedRow:
-    """Return `prompt`, `chosen` and `rejected`, each as messages, or the reason why the two are no pair.
+    """Return `prompt`, `chosen` and `rejected`, each as messages, or the reason why two conversations are not a pair.
 
     Args:
         chosen: messages with `role` and `content`, from the first turn to the answer.
-        rejected: the same of the other conversation.
+        rejected: the other conversation's messages, likewise.
     """
     (*asked, answer), (*other, worse) = chosen, rejected
     if asked != other:

@@ -17,9 +17,10 @@ _ASKED = "Reason step by step, and put the final answer between <answer> and </a
 
 
 class ReasoningGymRecipe(DataRecipe):
-    """Reasoning Gym: a task of its hundred by name, as in `reasoning_gym:leg_counting`, made here (arXiv 2505.24760).
+    """Reasoning Gym: one of about a hundred generated tasks, such as `reasoning_gym:leg_counting` (arXiv 2505.24760).
 
-    Validation rows are made behind the training rows. Needs the package `reasoning-gym`, which scores the answers, too.
+    Rows are generated on this machine, the validation rows after the training rows. Needs the package `reasoning-gym`, which also scores
+    the answers.
     """
 
     name = "reasoning_gym"
@@ -95,7 +96,7 @@ def scored(task: str, answer: str, entry: str) -> float:
         entry: the row that the task made, as Python writes it; only literals are read.
 
     Raises:
-        DataError: the entry is not one of the task's.
+        DataError: the entry is not a row of the task.
     """
     try:
         row = ast.literal_eval(entry)
@@ -108,7 +109,7 @@ def scored(task: str, answer: str, entry: str) -> float:
 
 
 def reasoning_gym() -> Any:
-    """Return the package.
+    """Return the imported package.
 
     Raises:
         PluginNeedsError: the package is not installed.

@@ -13,7 +13,7 @@ from dovetail_datasets.prepare.recipes.preference_turns import pair
 class UltraFeedbackRecipe(DataRecipe):
     """UltraFeedback, binarized: 63,135 preference pairs that GPT-4 rated (arXiv 2310.01377, 2310.16944).
 
-    The hub's splits `train_prefs` and `test_prefs`.
+    Uses the hub's splits `train_prefs` and `test_prefs`.
     """
 
     name = "ultrafeedback"

@@ -11,7 +11,7 @@ __all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse"]
 
 
 class BaseTool:
-    """Base of verl's tools."""
+    """Stand-in for the base class of verl's tools."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         self.config = config
@@ -24,16 +24,16 @@ class BaseTool:
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
-        """Make an instance for a trajectory."""
+        """Make an instance of the tool for a trajectory."""
         return instance_id or str(uuid.uuid4()), ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Run a call."""
+        """Run a call of the tool."""
         return ToolResponse(text=""), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Return the reward of an instance."""
+        """Return the reward of an instance of the tool."""
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """End an instance."""
+        """End an instance of the tool."""

@@ -29,7 +29,9 @@ class _Remote:
 
 
 class SandboxFusionTool(BaseTool):  # type: ignore[misc]
-    """Runs code. Its config: `sandbox_fusion_url`, `num_workers`, `default_timeout` (seconds), `default_language`, `memory_limit_mb`."""
+    """Runs code on a SandboxFusion server. Config keys: `sandbox_fusion_url`, `num_workers`, `default_timeout` (seconds),
+    `default_language`, `memory_limit_mb`.
+    """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
         super().__init__(config, tool_schema)
@@ -55,7 +57,7 @@ class SandboxFusionTool(BaseTool):  # type: ignore[misc]
     def execute_code(
         self, instance_id: str, code: str, timeout: float = 30, language: str = "python"
     ) -> ToolResponse:
-        """Return the code's output and errors, or why it could not be run."""
+        """Return the code's output and errors, or the reason why it could not be run."""
         asked = {
             "code": code,
             "language": language,

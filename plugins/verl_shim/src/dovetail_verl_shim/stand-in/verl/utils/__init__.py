@@ -13,7 +13,7 @@ def hf_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
 
 
 def hf_processor(name_or_path: str, **kwargs: Any) -> Any:
-    """Return the processor of a model; None where it has none."""
+    """Return the processor of a model; None if the model has none."""
     from transformers import AutoProcessor
 
     try:

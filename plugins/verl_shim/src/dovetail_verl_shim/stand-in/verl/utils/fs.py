@@ -10,7 +10,7 @@ def copy_to_local(src: str, *_: Any, **__: Any) -> str:
     """Return the path unchanged.
 
     Raises:
-        ValueError: it is an HDFS path.
+        ValueError: the path is on HDFS.
     """
     if src.startswith("hdfs:"):
         raise ValueError(f"{src} is on HDFS; copy it to a disk first")

@@ -6,7 +6,7 @@ import asyncio
 
 
 def get_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the thread's event loop, a new one where it has none."""
+    """Return the thread's event loop, or a new loop if the thread has none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -9,5 +9,5 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def rollout_trace_op(function: Function) -> Function:
-    """Trace nothing."""
+    """Return the function unchanged; Dovetail's trackers do the tracing."""
     return function

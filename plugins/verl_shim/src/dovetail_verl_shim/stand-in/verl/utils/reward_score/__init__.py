@@ -1,4 +1,4 @@
-"""Scores by `data_source`: those of Dovetail's rules."""
+"""Scores by `data_source`, from Dovetail's reward functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def default_compute_score(
     extra_info: dict[str, Any] | None = None,
     **_: Any,
 ) -> Any:
-    """Return what Dovetail's rule for this data source says: a number, or a mapping with `score`.
+    """Return the result of Dovetail's reward function named `data_source`: a number, or a mapping with `score`.
 
     Raises:
-        NotImplementedError: there is no rule for it.
+        NotImplementedError: there is no reward function for the data source.
     """
     return _rule(data_source).compute_score(data_source, solution_str, ground_truth, extra_info)
 

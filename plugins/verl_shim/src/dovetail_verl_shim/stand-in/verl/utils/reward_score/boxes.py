@@ -6,7 +6,7 @@ _OPEN = "\\boxed{"
 
 
 def last_boxed_only_string(string: str) -> str | None:
-    """Return the last box with its command; None where there is none, or it is not closed."""
+    """Return the last LaTeX box of a text, including the command; None if there is none, or it is not closed."""
     start = string.rfind(_OPEN)
     depth = 0
     for place in range(start, len(string)) if start >= 0 else ():
@@ -17,7 +17,7 @@ def last_boxed_only_string(string: str) -> str | None:
 
 
 def remove_boxed(s: str) -> str:
-    """Return the content of a box.
+    """Return the content of a LaTeX box.
 
     Raises:
         AssertionError: the text is not a box.

@@ -9,7 +9,7 @@ from dovetail.plugins import make_plugin, plugin_section
 
 
 def extract_solution(solution_str: str, method: str = "strict") -> str | None:
-    """Return the number after the last `####`, or the last number where the method is `flexible`; None without one."""
+    """Return the number after the last `####`, or the last number if the method is `flexible`; None if there is no number."""
     found = _rule(method, 0.0, 1.0).compute_score(None, solution_str, "0")
     pred: str | None = found["pred"]
     return pred
@@ -22,7 +22,7 @@ def compute_score(
     format_score: float = 0.0,
     score: float = 1.0,
 ) -> float:
-    """Return `score` for the right number, `format_score` for a wrong one, and 0 for none."""
+    """Return `score` for the right number, `format_score` for a wrong number, and 0 for none."""
     rule = _rule(method, format_score, score)
     return float(rule.compute_score(None, solution_str, ground_truth)["score"])
 

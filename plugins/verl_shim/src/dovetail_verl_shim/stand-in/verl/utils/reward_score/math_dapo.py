@@ -25,7 +25,7 @@ _REWRITTEN = (
 
 
 def normalize_final_answer(final_answer: str) -> str:
-    """Return an answer in a normal form, in which equal answers mostly have the same text; of an equation, the right side."""
+    """Return an answer in a normal form, in which most equal answers have the same text; an equation becomes its right side."""
     text = final_answer.rpartition("=")[2]
     for pattern, instead in _REWRITTEN:
         text = re.sub(pattern, instead, text)
@@ -35,7 +35,7 @@ def normalize_final_answer(final_answer: str) -> str:
 def compute_score(
     solution_str: str, ground_truth: str, strict_box_verify: bool = False, **_: Any
 ) -> dict[str, Any]:
-    """Return `score`, `acc` and `pred`.
+    """Return `score` (1 or −1), `acc` (whether the answer is right) and `pred` (the answer found).
 
     Args:
         solution_str: the response.
