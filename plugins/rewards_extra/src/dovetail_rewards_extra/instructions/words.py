@@ -51,7 +51,7 @@ def is_lower_case(text: str) -> bool:
 
 @instruction("change_case:english_capital")
 def is_upper_case(text: str) -> bool:
-    """Check that the text has letters, and only capitals."""
+    """Check that the text has letters, and that all letters are capitals."""
     return text.isupper()
 
 
