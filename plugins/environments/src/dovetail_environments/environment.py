@@ -55,10 +55,10 @@ class EnvironmentEpisode(ABC):
 
 
 class Environment(Plugin):
-    """Interface of environments, which provide tasks, run episodes and score them. One object runs all episodes of a run concurrently, on
-    one event loop.
+    """Interface of environments, which provide tasks, run episodes and score them.
 
-    `context.role` is the environment's name in the config. `tasks` and `run` may be called on different objects.
+    One object runs all episodes of a run concurrently, on one event loop. `context.role` is the environment's name in the config.
+    `tasks` and `run` may be called on different objects.
     """
 
     interface_api: ClassVar[str] = "1.0"

@@ -48,8 +48,9 @@ def made(name: str, section: EnvironmentSection, context: PluginContext) -> Envi
 
 
 class EnvironmentsLoop(AgentLoop):
-    """Agent loop that runs environments. The environments set the data source, its mixture and the reward function, unless the config
-    selects others.
+    """Agent loop that runs environments.
+
+    The environments set the data source, its mixture and the reward function, unless the config selects others.
 
     A row names its environment and its task: `extra_info: {environment: NAME, task: …}`.
 

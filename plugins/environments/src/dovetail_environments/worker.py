@@ -28,8 +28,9 @@ PROTOCOL = 1
 
 
 class EpisodeEnded(Exception):
-    """The episode has no turns or tokens left, so the policy answers no further call. The reward is `at_limit`, unless `episode` catches
-    this error.
+    """The episode has no turns or tokens left, so the policy answers no further call.
+
+    The reward is `at_limit`, unless `episode` catches this error.
     """
 
 

@@ -13,8 +13,10 @@ from dovetail_rollouts import RewardCall, outcomes_from
 
 
 class BatchManager(FunctionManager):
-    """Calls functions on lists: `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, with any of these arguments by
-    name, or `compute_reward(responses, ground_truths)` by position.
+    """Calls reward functions on lists of samples.
+
+    A function is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, with any of these arguments by name, or
+    `compute_reward(responses, ground_truths)`, with its arguments by position.
 
     A call is made when `size` samples of one function have gathered, or the first sample has waited `wait_ms`. At most `calls` run at once,
     in threads of this process; further samples wait. `reward.timeout` holds for a call. A function on single samples is called for one

@@ -120,8 +120,9 @@ class StepClassifier(ScoringModel[list[float]]):
 
 
 class StepLanguageModel(ScoringModel[list[float]]):
-    """A causal language model whose probability of the "right" token at each step, relative to "right" and "wrong", is the step's score
-    (arXiv 2312.08935).
+    """A causal language model that scores the steps of a response (arXiv 2312.08935).
+
+    A step's score is the probability of the "right" token, relative to the tokens for right and wrong.
 
     Args:
         config: the config, with the model and the tokens for right and wrong.
