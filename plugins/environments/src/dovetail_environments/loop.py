@@ -30,7 +30,7 @@ from dovetail_gateway import HERMES, EpisodeEndpoint, Gateway, TurnReader
 
 
 def made(name: str, section: EnvironmentSection, context: PluginContext) -> Environment:
-    """Return a started environment.
+    """Construct and start the environment that a config section selects.
 
     Args:
         name: the environment's name in the config.
@@ -131,7 +131,7 @@ class EnvironmentsLoop(AgentLoop):
             raise episode.ended
 
     def environment(self, name: str, section: EnvironmentSection) -> Environment:
-        """Return a started environment; for errors see `made`."""
+        """Construct and start an environment; for errors see `made`."""
         return made(name, section, self.context)
 
     def gateway(self) -> Gateway:

@@ -12,7 +12,7 @@ _VERDICT = re.compile(r"\[(un)?satisfied\]", re.IGNORECASE)
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return `count` tasks, one for each of the file's first lines, or with `held_out` for the lines after the training tasks.
+    """Return up to `count` tasks, one per line of the file, from the first line or, with `held_out`, after the training tasks.
 
     Raises:
         ValueError: a line is not a JSON object, or lacks `opening` or `user`.

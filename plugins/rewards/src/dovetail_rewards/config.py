@@ -55,7 +55,7 @@ class VerifiedSection(PluginSection):
     """Settings of the comparison of a mathematical answer with the accepted answers."""
 
     verify: Literal["symbolic", "text"] = "symbolic"
-    """symbolic: mathematical equality, by math-verify in separate processes; text: equality after notation is made uniform."""
+    """symbolic: mathematical equality, by math-verify in separate processes; text: equality of texts with normalised notation."""
     verify_timeout: float = attrs.field(default=5.0, validator=ABOVE_ZERO)
     """Seconds that one symbolic comparison may take. An answer that takes longer is wrong; if the ground truth alone takes longer, the
     sample fails.
@@ -71,7 +71,7 @@ class MathConfig(VerifiedSection):
     extract: tuple[Literal["boxed", "answer"], ...] = attrs.field(
         default=("boxed", "answer"), validator=attrs.validators.min_len(1)
     )
-    r"""Where to search for the answer, in this order. boxed: the last `\boxed{…}`; answer: the line after the last `Answer:` or `answer
+    r"""Places to search for the answer, in this order. boxed: the last `\boxed{…}`; answer: the line after the last `Answer:` or `answer
     is`.
     """
     score: float = 1.0
@@ -87,7 +87,7 @@ class DapoMathConfig(VerifiedSection):
     """Settings of `dapo_math`, which scores the answer after `Answer:` near the end with +1 or −1."""
 
     verify: Literal["symbolic", "text"] = "text"
-    """text: equality after notation is made uniform; symbolic: mathematical equality, by math-verify in separate processes."""
+    """text: equality of texts with normalised notation; symbolic: mathematical equality, by math-verify in separate processes."""
     extract: Literal["answer", "boxed"] = "answer"
     r"""answer: the line after the last `Answer:`; boxed: the last `\boxed{…}`."""
     window: int = attrs.field(default=300, validator=AT_LEAST_ONE)

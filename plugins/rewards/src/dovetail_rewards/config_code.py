@@ -14,7 +14,7 @@ class SandboxSection(PluginSection):
     """Settings of the sandbox for untrusted programs."""
 
     time_limit: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
-    """CPU seconds of a program. Its wall-clock limit is three times as long plus 2 s, not counting time spent waiting for a core."""
+    """CPU seconds of a program. The wall-clock limit is three times as long plus 2 s, not counting time spent waiting for a core."""
     memory_mb: int = attrs.field(default=1024, validator=attrs.validators.ge(32))
     """Maximum memory of a program, in MiB."""
     output_kb: int = attrs.field(default=1024, validator=AT_LEAST_ONE)
@@ -22,7 +22,7 @@ class SandboxSection(PluginSection):
     processes: int = attrs.field(default=16, validator=AT_LEAST_ONE)
     """Maximum number of processes and threads of a program."""
     level: Literal["auto", "namespaces", "bubblewrap", "subprocess"] = "auto"
-    """How programs are isolated. auto takes namespaces or bubblewrap; if neither works, the run does not start. subprocess is weaker, for
+    """Isolation level of programs. auto takes namespaces or bubblewrap; if neither works, the run does not start. subprocess is weaker, for
     containers.
     """
     python: str | None = None
@@ -41,8 +41,8 @@ class CodeConfig(SandboxSection):
     """Settings of `code`, which runs the response's program on the row's test cases in a sandbox."""
 
     tests: Literal["separate_process", "in_process"] = "separate_process"
-    """Where assert tests run. separate_process: in a process that gets only plain data from the response's process; in_process: in the
-    response's process, where the response can forge the outcome.
+    """Process that runs assert tests. separate_process: a process that gets only plain data from the response's process; in_process: the
+    response's process, in which the response can forge the outcome.
     """
     scoring: Literal["all", "share"] = "all"
     """all: `score` if every test passes; testing stops at the first failure. share: `score` times the share of tests that pass."""

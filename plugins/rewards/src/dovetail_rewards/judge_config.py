@@ -13,7 +13,7 @@ from dovetail_rewards.manager_config import BudgetConfig, is_url
 
 @attrs.frozen(kw_only=True)
 class JudgeConfig(BudgetConfig):
-    """A generative reward model: a language model behind an OpenAI-compatible endpoint judges each response."""
+    """Settings of `judge`, in which a language model behind an OpenAI-compatible endpoint scores each response."""
 
     url: str = attrs.field(validator=is_url)
     """The endpoint's base URL, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is appended."""
@@ -26,13 +26,13 @@ class JudgeConfig(BudgetConfig):
     system: str | None = attrs.field(default=None, metadata={VERBATIM: True})
     """The judge's system message: a template or a template file's path; None sends no system message."""
     parse: Literal["regex", "json"] = "regex"
-    """Where the judge's answer holds the verdict. regex: the last match of `pattern`; json: `field` of the last JSON object."""
+    """Place of the verdict in the judge's answer. regex: the last match of `pattern`; json: `field` of the last JSON object."""
     pattern: str = attrs.field(
         default=r"(?i)score[^\w+.-]*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)",
         validator=is_pattern,
         metadata={VERBATIM: True},
     )
-    """Regular expression; its group `score` is the verdict, else its first group, else the whole match."""
+    """Regular expression for the verdict: its group `score`, else its first group, else the whole match."""
     field: str = "score"
     """Key of the verdict in the JSON object."""
     labels: dict[str, float] = attrs.field(factory=dict)
@@ -66,7 +66,7 @@ class JudgeConfig(BudgetConfig):
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
     """The number of cached scores, keyed by the request to the judge, if `temperature` is 0; 0 turns the cache off."""
     auth_env: str | None = attrs.field(default=None)
-    """Environment variable that holds the API key, sent as a bearer token; None sends none."""
+    """Environment variable that holds the API key, sent as a bearer token; None sends no key."""
 
     @normalise.validator
     def _has_bounds(self, _: attrs.Attribute[bool], value: bool) -> None:

@@ -11,7 +11,7 @@ from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSect
 
 
 def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
-    """Refuse a value that is not the address of an HTTP server."""
+    """Refuse a value that is not an HTTP URL."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(
             f"{attribute.name}={value!r} is not an address that starts with http:// or https://"
@@ -31,7 +31,7 @@ class GroupConfig(CachingConfig):
     """Settings of `group`, which scores all responses to a prompt together with functions that compare them."""
 
     workers: int = attrs.field(default=8, validator=AT_LEAST_ONE)
-    """Calls at once."""
+    """Maximum number of concurrent calls."""
     max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Limit of timed-out calls that still run; at the limit, samples fail without a call."""
     both_orders: bool = True
@@ -40,12 +40,12 @@ class GroupConfig(CachingConfig):
 
 @attrs.frozen(kw_only=True)
 class BatchConfig(CachingConfig):
-    """Settings of `batch`, which calls functions on lists."""
+    """Settings of `batch`, which calls reward functions on lists of samples."""
 
     size: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Maximum number of samples in one call of a function."""
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
-    """Milliseconds that a sample waits for others before a call is made with fewer."""
+    """Milliseconds that a sample waits for further samples before a smaller call is made."""
     calls: int = attrs.field(default=1, validator=AT_LEAST_ONE)
     """Maximum number of concurrent calls; further samples wait."""
     split: bool = True
@@ -61,7 +61,7 @@ class ParallelConfig(CachingConfig):
     """Settings of `parallel`, whose worker processes are killed at a time-out."""
 
     workers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """The number of processes; by default one for each core that this process may use."""
+    """The number of processes; None starts one for each core that this process may use."""
     start_timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
     """Seconds that a worker may take to start and to construct its functions."""
 
@@ -75,7 +75,7 @@ class BudgetConfig(CachingConfig):
     tokens_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Maximum number of tokens in any minute, estimated from the text and then corrected by the usage that the service reports."""
     workers: int = attrs.field(default=32, validator=AT_LEAST_ONE)
-    """Calls at once."""
+    """Maximum number of concurrent calls."""
     window: float = attrs.field(default=60.0, validator=[ABOVE_ZERO, attrs.validators.le(60)])
     """The budget's period in seconds. A shorter period, with a proportional part of the budget, spreads the calls more evenly."""
     characters_per_token: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
@@ -98,7 +98,7 @@ class NaiveConfig(BudgetConfig):
 
 @attrs.frozen(kw_only=True)
 class ScorerSection:
-    """One scorer of a composed reward."""
+    """One scorer of `hybrid`: a reward function with its manager, weight and gate."""
 
     function: PluginSection | None = plugin_field("reward_function", None)
     """The scorer's reward function; None takes the function that the reward section selects for the row."""
@@ -109,12 +109,12 @@ class ScorerSection:
     gate: float | None = None
     """Minimum score required for later scorers to run; None for no gate."""
     skipped: float = 0.0
-    """The component's value for a sample that an earlier gate stopped."""
+    """The scorer's component for a sample that an earlier gate stopped."""
 
 
 @attrs.frozen(kw_only=True)
 class HybridConfig(PluginSection):
-    """A weighted sum of several scorers, with gates."""
+    """Settings of `hybrid`, a weighted sum of several scorers, with gates."""
 
     scorers: dict[str, ScorerSection] = attrs.field(validator=attrs.validators.min_len(1))
     """The scorers by name, in the order in which they run; each name is a component of the reward."""
@@ -143,7 +143,7 @@ class RemoteConfig(PluginSection):
     size: int = attrs.field(default=32, validator=AT_LEAST_ONE)
     """Maximum number of samples in a request."""
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
-    """Milliseconds that a sample waits for others before a request is made with fewer."""
+    """Milliseconds that a sample waits for further samples before a smaller request is made."""
     calls: int = attrs.field(default=8, validator=AT_LEAST_ONE)
     """Maximum number of concurrent requests, to the service or to each worker."""
     auth_env: str | None = None

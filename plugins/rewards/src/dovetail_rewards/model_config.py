@@ -38,12 +38,12 @@ class ScoringModelConfig(PluginSection):
     size: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Maximum number of samples in a forward pass."""
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
-    """Milliseconds that a sample waits for others before a smaller forward pass is made."""
+    """Milliseconds that a sample waits for further samples before a smaller forward pass is made."""
 
 
 @attrs.frozen(kw_only=True)
 class RewardModelConfig(ScoringModelConfig):
-    """A discriminative reward model: a sequence classifier with one label, whose logit over prompt and response is the score."""
+    """Settings of `reward_model`: a sequence classifier with one label, whose logit for prompt and response is the score."""
 
     format: Literal["chat", "pair"] = "chat"
     """chat: prompt and response as a conversation in the model's chat template; pair: prompt and response as a tokenizer's text pair, for
@@ -61,7 +61,7 @@ class RewardModelConfig(ScoringModelConfig):
 
 @attrs.frozen(kw_only=True)
 class ProcessRewardModelConfig(ScoringModelConfig):
-    """A process reward model, which gives the probability that each step of a response is right."""
+    """Settings of `process_reward_model`, which gives the probability that each step of a response is right."""
 
     head: Literal["classifier", "language_model"] = "classifier"
     """classifier: a token classifier with one label, or with two labels (wrong, right); language_model: the probability of `positive`

@@ -24,7 +24,7 @@ from dovetail.telemetry import visible
 MAX_REPLY_BYTES = 64 << 20
 """Maximum size of a reply, in bytes; a process that sends more is killed."""
 MAX_PRINTED_BYTES = 1 << 20
-"""Maximum bytes shown of what a process prints."""
+"""Maximum bytes of a process's standard error that are shown."""
 _TICK = 0.1
 """Seconds between a thread's looks at whether its process lives and its request was cancelled."""
 _GRACE = 0.5
@@ -59,7 +59,7 @@ class ProcessPool:
     and one process can garble the pipe to which all processes write.
 
     Args:
-        command: the command of a process.
+        command: the command that starts a process.
         count: the maximum number of processes, which are started when needed.
         setup: the first request.
         start_timeout: seconds that a process may take to answer the first request.

@@ -58,8 +58,8 @@ class MultipleChoiceConfig(PluginSection):
     extract: tuple[Literal["boxed", "tag", "statement", "line", "last"], ...] = attrs.field(
         default=("boxed", "tag", "statement", "line"), validator=attrs.validators.min_len(1)
     )
-    r"""Where to search for the letter, in this order. boxed: the last `\boxed{…}`; tag: the last `<answer>…</answer>`; statement: after the
-    last `answer is` or `Answer:`; line: a last line with only the letter; last: the last separate letter anywhere.
+    r"""Places to search for the letter, in this order. boxed: the last `\boxed{…}`; tag: the last `<answer>…</answer>`; statement: after
+    the last `answer is` or `Answer:`; line: a last line with only the letter; last: the last separate letter anywhere.
     """
     score: float = 1.0
     """Score of the right letter."""
@@ -80,7 +80,7 @@ class FuzzyMatchConfig(PluginSection):
     extract: str | None = attrs.field(default=None, validator=is_pattern, metadata={VERBATIM: True})
     """Regular expression whose last match is compared (its first group, if the pattern has one); None compares the whole response."""
     threshold: float | None = attrs.field(default=None, validator=attrs.validators.optional(_SHARE))
-    """Similarity from which the result is 1, otherwise 0; None takes the similarity as the result."""
+    """Minimum similarity for a result of 1; a lower similarity gives 0. None takes the similarity as the result."""
     score: float = 1.0
     """Factor by which the result is multiplied: the score for a similarity of 1."""
 
@@ -94,7 +94,7 @@ class JsonSchemaConfig(PluginSection):
     compare: bool = False
     """Compare the answer with the ground truth, which is a JSON value or its text."""
     extract: Literal["auto", "whole", "fenced"] = "auto"
-    """Where to find the JSON. whole: the whole response; fenced: the last fenced block; auto: the last fenced block, else the whole
+    """Place of the JSON. whole: the whole response; fenced: the last fenced block; auto: the last fenced block, else the whole
     response.
     """
     parse_score: float = 0.0
@@ -114,7 +114,7 @@ class LengthPenaltyConfig(PluginSection):
     """Unit of length; in an episode, `tokens` includes tool tokens. `algorithm.overlong_penalty` is a penalty by tokens outside the reward.
     """
     limit: int = attrs.field(validator=AT_LEAST_ONE)
-    """Length from which the penalty reaches its maximum."""
+    """Length at which the penalty reaches its maximum."""
     buffer: int = attrs.field(default=0, validator=NOT_NEGATIVE)
     """Length of the interval before `limit` over which the penalty grows linearly."""
     minimum: int = attrs.field(default=0, validator=NOT_NEGATIVE)

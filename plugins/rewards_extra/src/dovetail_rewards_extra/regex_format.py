@@ -11,7 +11,7 @@ from dovetail_rewards_extra.config import RegexFormatConfig
 
 
 class RegexFormat(RewardFunction):
-    r"""Matches a response with a pattern, and compares the answer with the ground truth if the pattern marks one.
+    r"""Matches a response with a pattern, and compares the pattern's group `answer`, if any, with the ground truth.
 
     A response that matches scores `format_score`, plus `answer_score` if the group `answer` equals the ground truth; any other response
     scores `miss_score`. An example is `<think>.*</think>\s*<answer>(?P<answer>.*)</answer>`.

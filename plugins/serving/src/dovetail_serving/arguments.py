@@ -86,7 +86,7 @@ def starts_empty(config: ServingSection, context: PluginContext, *, kept: object
     Such a start is faster. A tensor that the updates lack stays random, so that the weight check detects the omission.
 
     Args:
-        config: the rollout's config. False for joined servers, and if the user set `engine_args.load_format`.
+        config: the rollout's config. The result is False if it joins servers or sets `engine_args.load_format`.
         context: the rollout's context.
         kept: another reason why the weights on disk are needed, such as quantisation; falsy if there is none.
     """

@@ -15,8 +15,7 @@ class CounterDelta:
     Args:
         prefix: the prefix of the metrics' names, such as `rollout/vllm/`.
         counted: the name of the total that must have grown for metrics to be reported.
-        metrics: a function from the growth of the totals, and the totals themselves (for totals that the server resets at each call), to
-            metrics.
+        metrics: a function that returns the metrics, given the growth of the totals and the totals themselves.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ class Counters:
     """Counts running samples and other events of a server, under one event loop.
 
     Args:
-        names: the names of the counters, besides those of time.
+        names: the names of the event counters.
     """
 
     def __init__(self, *names: str) -> None:

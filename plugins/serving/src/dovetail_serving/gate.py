@@ -114,7 +114,7 @@ class Gate:
         """Mark the samples of these requests as aborted.
 
         Returns:
-            The ids of those calls that run; waiting samples end at once.
+            The ids of the running calls of these requests; waiting samples end at once.
         """
         names = set(request_ids)
         with self._lock:

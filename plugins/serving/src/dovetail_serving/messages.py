@@ -48,7 +48,7 @@ def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
 
 
 def calls_of(frame: Frame) -> list[SampleCall]:
-    """Return the calls in a frame from `packed_calls`, with their names on the server as ids.
+    """Return the calls in a frame from `packed_calls`, whose ids are their names on the server.
 
     Raises:
         RolloutError: the frame holds no calls.

@@ -67,7 +67,7 @@ class MathAnswer(VerifiedFunction):
 
 
 def labelled_answer(text: str, *, stated: bool = False) -> str | None:
-    """Return the text after the last label, without its box and without a final full stop; None without a label."""
+    """Return the text after the last `Answer:` or `answer is`, without its box and a final full stop; None without such a label."""
     answer = after_label(text, stated=stated)
     if answer is None:
         return None

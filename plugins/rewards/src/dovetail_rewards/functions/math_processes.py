@@ -28,7 +28,7 @@ class MathTimeoutError(TimeoutError):
 
 
 class MathProcesses:
-    """Processes that compare answers, started when needed and kept; thread-safe.
+    """Processes that compare answers, started when needed and reused; thread-safe.
 
     math-verify's own time-outs use signals, which fail outside a main thread, and would count as "not equal". So math-verify runs without
     time-outs in a separate process, which is killed at the limit.

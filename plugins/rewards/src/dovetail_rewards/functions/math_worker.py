@@ -22,7 +22,7 @@ def compare(truths: Sequence[str], answer: str) -> bool:
     """Return whether an answer equals an accepted answer; False if math-verify can't parse it.
 
     Raises:
-        Exception: whatever sympy raises while it compares.
+        Exception: sympy raised an exception during the comparison.
     """
     from math_verify import verify
 

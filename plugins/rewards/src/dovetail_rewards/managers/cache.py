@@ -14,7 +14,7 @@ from dovetail_rollouts import RewardCall
 
 
 class OutcomeCache:
-    """A cache of the most recently used scores. Failures and arguments that JSON can't represent are not cached.
+    """A cache of the most recently used scores. Failures are not cached, nor are scores of arguments that JSON can't represent.
 
     Args:
         size: the maximum number of cached scores.

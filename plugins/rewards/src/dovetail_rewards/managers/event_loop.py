@@ -19,7 +19,7 @@ BLOCKED_AFTER = 0.5
 class AsyncLane:
     """Runs awaitables on an event loop in a separate thread, so that a blocking awaitable can't stop generation.
 
-    The loop lives longer than the caller's loop: clients that a function keeps between calls stay usable.
+    The event loop outlives the caller's loop, so that clients that a function keeps between calls stay usable.
     """
 
     def __init__(self, hung: HungCalls) -> None:

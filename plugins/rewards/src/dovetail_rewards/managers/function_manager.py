@@ -28,7 +28,7 @@ from dovetail_rollouts import RewardCall, RewardFunctions, failure_from, outcome
 class FunctionManager(RewardManager):
     """Scores samples one by one with the function of each row; a subclass decides how to call functions.
 
-    Its Config extends `CachingConfig`.
+    A subclass's Config extends `CachingConfig`.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
@@ -75,7 +75,7 @@ class FunctionManager(RewardManager):
 
 
 class InProcessCalls:
-    """Calls reward functions in this process: each in a daemon thread, or on a persistent event loop if it is async."""
+    """Calls reward functions in this process: sync functions in daemon threads, async functions on a persistent event loop."""
 
     def __init__(self, max_hung: int) -> None:
         self._hung = HungCalls(max_hung)

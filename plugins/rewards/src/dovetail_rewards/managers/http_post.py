@@ -112,7 +112,7 @@ def credential(name: str | None, manager: str) -> str | None:
     """Return the value of the environment variable `name`; None if `name` is None.
 
     Args:
-        name: `auth_env` of the config.
+        name: the option `auth_env` of the config.
         manager: the reward manager, for messages.
 
     Raises:

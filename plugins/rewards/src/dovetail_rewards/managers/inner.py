@@ -51,7 +51,7 @@ class InnerManager:
         """Construct and start the inner manager.
 
         Args:
-            ref: the manager's reference.
+            ref: the reference to the manager's class and config.
             context: the manager's context.
             key: the config key that selects the manager, for messages.
             outer: the outer manager, for messages.

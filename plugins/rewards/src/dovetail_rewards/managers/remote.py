@@ -145,7 +145,7 @@ class HttpService:
     text, "retryable": bool}`.
 
     A failed connection and the statuses 408, 425, 429, 500, 502, 503 and 504 are `unreachable` failures, which may be retried. Any other
-    status is an `exception`. Any other answer, and an answer over 64 MiB, is an `invalid_value`.
+    status is an `exception`. An invalid answer, or one over 64 MiB, is an `invalid_value`.
 
     Args:
         config: a config whose `url` is set.

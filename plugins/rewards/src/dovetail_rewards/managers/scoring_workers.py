@@ -59,10 +59,10 @@ class _LostError(Exception):
 class ScoringWorkers:
     """Workers that score batches, each with a reward manager over the run's functions.
 
-    A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that is silent for that long
-    is pinged, and killed if it does not answer within the limit. When a worker dies, each of its samples is scored again, alone on a
-    worker; a sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most `restarts` times in a
-    row.
+    A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for the
+    length of the limit is pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored
+    again, alone on a worker; a sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most
+    `restarts` times in a row.
 
     Args:
         config: a config whose `workers` is set.

@@ -15,7 +15,7 @@ from dovetail_rewards.urls import without_secrets
 from dovetail_rollouts import finite_float
 
 LONGEST_PAUSE = 60.0
-"""Maximum seconds that an endpoint's `Retry-After` is followed."""
+"""Maximum seconds to wait before a retry, whatever the endpoint's `Retry-After` says."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,7 @@ class ChatClient:
         )
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> ChatReply | Refusal:
-        """Send one request; failures of the endpoint are returned, not raised."""
+        """Send one request and return the judge's answer; failures of the endpoint are returned, not raised."""
         try:
             return self._read(await self._post.post(json.dumps(self._body(messages)).encode()))
         except PostError as none:

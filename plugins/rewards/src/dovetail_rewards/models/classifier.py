@@ -180,8 +180,8 @@ def load_scoring_model(
 
     Args:
         config: the model's config.
-        auto: the auto class that loads it.
-        what: the name of the model's task, for messages.
+        auto: the auto class of transformers that loads the model.
+        what: the unit that the model classifies, `sequence` or `token`, for messages.
         labels: the allowed numbers of labels; empty for a model without labels.
 
     Raises:

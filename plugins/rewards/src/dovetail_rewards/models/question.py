@@ -18,7 +18,7 @@ VARIABLES = ("prompt", "messages", "response", "ground_truth", "data_source", "e
 
 
 class Question:
-    """The messages for a judge.
+    """Renders the messages for a judge from the configured templates.
 
     Rows and responses are values in a template, and are never rendered as templates. A template can't call into Python or change its
     values.

@@ -26,7 +26,7 @@ class Reading:
     truncated: bool = False
     """Whether the text was truncated."""
     steps: tuple[int, ...] = ()
-    """Positions in `ids` at which steps are judged."""
+    """Positions in `ids` of the tokens at which steps are judged."""
 
 
 class Reader:

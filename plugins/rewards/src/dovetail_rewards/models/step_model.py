@@ -153,7 +153,7 @@ def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
     """Return the id of the last token of a text.
 
     Raises:
-        ConfigError: the text has no token, or an unknown one.
+        ConfigError: the text has no token, or its last token is unknown.
     """
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids or ids[-1] == tokenizer.unk_token_id:

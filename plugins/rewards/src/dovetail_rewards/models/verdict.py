@@ -29,7 +29,7 @@ class Verdicts:
         self._labels = {label.strip().casefold(): worth for label, worth in config.labels.items()}
 
     def of(self, answer: str) -> float:
-        """Return the verdict in an answer: finite, within `low` … `high`, and scaled to 0 … 1 where configured.
+        """Return the verdict in an answer: finite, within `low` … `high`, and scaled to 0 … 1 if configured.
 
         Raises:
             NoVerdict: the answer has no valid verdict.
@@ -46,7 +46,7 @@ class Verdicts:
         return verdict
 
     def together(self, verdicts: Sequence[float]) -> float:
-        """Combine one or more verdicts into a score, as `aggregate` says."""
+        """Combine one or more verdicts into a score by the rule `aggregate`."""
         if self._config.aggregate == "median":
             return float(median(verdicts))
         if self._config.aggregate == "majority":

@@ -9,7 +9,7 @@ import socket
 import time
 
 STDERR_TAIL = 1 << 14
-"""The number of bytes kept from the end of standard error, where a traceback stands."""
+"""The number of bytes kept from the end of standard error, which holds the traceback."""
 _STARVED = 10  # as the helper's watch
 _GRACE_S = 10.0
 _CHUNK = 1 << 16

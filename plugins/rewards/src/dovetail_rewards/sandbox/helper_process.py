@@ -104,7 +104,7 @@ class HelperProcess:
             raise SandboxUnreachableError(f"the sandbox's helper is gone: {error}") from error
 
     def close(self) -> None:
-        """End the helper; a run's supervisor ends the run when its caller leaves."""
+        """End the helper; a running program ends when its caller closes the status socket."""
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)

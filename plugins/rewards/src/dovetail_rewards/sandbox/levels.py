@@ -86,7 +86,7 @@ def _base() -> str:
 
 
 def available_levels(python: str | None = None) -> list[LevelReport]:
-    """Try every level, best first, and return its guarantees, or the reason why the level is not available.
+    """Try every isolation level, best first, and return a report on each.
 
     Each level is tried by running a program; the result is cached in this process.
 

@@ -80,7 +80,7 @@ class Sandbox:
 
         Raises:
             SandboxError: the sandbox could not be set up.
-            SandboxUnreachableError: the helper did not answer, or the program got no core.
+            SandboxUnreachableError: the helper did not answer, or no CPU core was free for the program.
         """
         with self._slot() as slot, ExitStack() as stack:
             request = _request(limits, slot)
@@ -212,7 +212,7 @@ def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
 
     Raises:
         SandboxError: the sandbox could not be set up.
-        SandboxUnreachableError: the program got no core for a multiple of its time limit.
+        SandboxUnreachableError: no CPU core was free for the program within a multiple of its time limit.
     """
     if report["fault"] is not None:
         errors = streams.stderr.decode("utf-8", "replace").strip()

@@ -22,19 +22,19 @@ def sentences(text: str) -> int:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return the non-empty paragraphs, which empty lines separate."""
+    """Return the non-empty paragraphs between empty lines."""
     return [part.strip() for part in re.split(r"\n[^\S\n]*\n", text) if part.strip()]
 
 
 @instruction("length_constraints:number_words")
 def has_words(text: str, *, num_words: int, relation: Relation = "at least") -> bool:
-    """Check for at least, or less than, `num_words` words."""
+    """Check for at least `num_words` words or, by `relation`, for fewer words."""
     return compare(len(WORD.findall(text)), relation, num_words)
 
 
 @instruction("length_constraints:number_sentences")
 def has_sentences(text: str, *, num_sentences: int, relation: Relation = "at least") -> bool:
-    """Check for at least, or less than, `num_sentences` sentences."""
+    """Check for at least `num_sentences` sentences or, by `relation`, for fewer sentences."""
     return compare(sentences(text), relation, num_sentences)
 
 

@@ -65,13 +65,13 @@ class AnswerClient:
         """What the tests can't do here: there is no score, whatever they caught."""
 
     def ask(self, what: str, /, *args: object, **named: object) -> Any:
-        """Return the result of an operation that the response's process performs on plain data and its objects.
+        """Return the result of an operation that the response's process performs on its own objects and on plain data.
 
         Raises:
             TestsError: an argument is too long, or is not plain data.
             NotPlainError: a value of the response has a cycle, is nested too deeply, or is too long.
             AnswerLostError: no reply arrived.
-            BaseException: the operation raised in the response's process; the type name and arguments are kept.
+            BaseException: the operation raised an exception, which is recreated with the same type name and arguments.
         """
         if what != "change":
             self._write_back()

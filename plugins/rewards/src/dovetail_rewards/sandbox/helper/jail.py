@@ -38,7 +38,7 @@ def readable(extra: list[str]) -> list[str]:
 
 
 def links(paths: list[str], folders: list[str]) -> dict[str, str]:
-    """Return the targets of the jail's symbolic links by path, leaving out a link if a readable path lies below its path."""
+    """Return the targets of the jail's symbolic links by path, without links in the way of a readable path."""
     return {
         link: target
         for link, target in {**_LINKS, **{each: f"{WORK}{each}" for each in folders}}.items()

@@ -59,7 +59,7 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
     Args:
         value: any object.
         keep: a function that returns a placeholder for a value that is not plain data, or raises.
-        exact: whether instances of subclasses are not plain data; otherwise they are sent as their base type.
+        exact: whether to pass instances of subclasses to `keep`; otherwise, they are encoded as their base type.
     """
     kind: Any = type(value)
     if kind in _ATOMS:
