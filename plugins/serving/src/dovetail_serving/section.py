@@ -80,7 +80,7 @@ class ServingSection(RolloutSection):
     enforce_eager: bool = False
     """Compute without CUDA graphs and compilation, which is slower but starts sooner."""
     prefix_caching: bool = True
-    """Cache keys and values of prompts, so that the samples of a group compute the prompt's only once."""
+    """Cache keys and values of prompts, so that a group computes those of its prompt only once."""
     kv_cache_dtype: str = "auto"
     """Dtype of the KV cache, such as `fp8`; `auto` takes the model's dtype."""
     engine_args: Mapping[str, Any] = attrs.field(factory=dict)

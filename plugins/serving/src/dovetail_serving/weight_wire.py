@@ -64,7 +64,7 @@ class WeightEnd:
 
     @contextmanager
     def taking(self, manifest: WeightManifest) -> Iterator[None]:
-        """Call a weight update off if the `with` block, which receives and loads it, fails.
+        """Call the weight update off if the `with` block that receives and loads it fails.
 
         An engine answers only for all its processes together. Without the call-off, one process's failure would be noticed only after the
         other processes' time-outs.
