@@ -44,7 +44,7 @@ class WorkerSection(EnvironmentSection):
     workers: int = attrs.field(default=4, validator=_COUNT)
     """Maximum number of concurrent episodes, each in a separate process; a process runs one episode after another."""
     start_seconds: float = attrs.field(default=120.0, validator=attrs.validators.gt(0))
-    """Seconds that a process may take to start and to list the tasks."""
+    """Seconds that a process may take to start, or to list the tasks."""
     episode_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
     """Seconds that an episode may take, not counting the time in which the policy answers its calls. An episode that takes longer fails,
     and its process is killed.

@@ -89,8 +89,8 @@ class NaiveConfig(BudgetConfig):
     """Settings of `naive`, which runs reward functions in this process."""
 
     workers: int = attrs.field(default=8, validator=AT_LEAST_ONE)
-    """Maximum number of samples scored at once, within reward.concurrency. A small number leaves CPU time to generation; a large number
-    suits functions that wait for a network.
+    """Maximum number of samples scored at once, within reward.concurrency. A small number leaves the Python interpreter free for
+    generation; a large number suits functions that wait for a network.
     """
     max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Limit of timed-out calls that still run; at the limit, samples fail without a call."""

@@ -36,7 +36,7 @@ class GroupManager(FunctionManager):
 
     score_i = 1/(n − 1) Σ_{j≠i} p_ij, p_ij = ½ (p(i, j) + 1 − p(j, i)) with `both_orders`, else p_ij = 1 − p_ji = p(i, j), i < j
 
-    A comparison that raises fails both of its samples; a group of one sample fails. A function on single samples is called for each sample.
+    A failed comparison fails both of its samples; a group of one sample fails. A function on single samples is called for each sample.
     `reward.timeout` holds for a group.
     """
 

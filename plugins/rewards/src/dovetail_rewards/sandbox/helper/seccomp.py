@@ -88,7 +88,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-"""Numbers (x86_64, aarch64) of system calls that are always refused. `socket` is refused, so no isolation level has a network."""
+"""System calls that are always refused, with their numbers on x86_64 and aarch64. Without `socket`, no isolation level has a network."""
 
 ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
