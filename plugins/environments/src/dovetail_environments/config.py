@@ -14,7 +14,7 @@ from dovetail_gateway import GatewaySection, is_command
 _COUNT = attrs.validators.ge(1)
 _COMMAND: Any = attrs.validators.optional(is_command)
 HELD_OUT = "held_out"
-"""Name of the part of an environment's tasks that no step trains on."""
+"""Name of the split with an environment's held-out tasks, on which no step trains."""
 
 
 @attrs.frozen(kw_only=True)
@@ -22,15 +22,15 @@ class EnvironmentSection(PluginSection):
     """Base of every environment's config."""
 
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Weight of the environment's prompts in an epoch, relative to the sum of all weights. Absent for all environments: the number of its
-    tasks.
+    """Weight of the environment's prompts in an epoch, relative to the sum of all weights. If no environment has a weight, each is weighted
+    by its number of tasks.
     """
     tasks: int = attrs.field(default=1000, validator=_COUNT)
-    """Maximum number of training tasks; an environment with fewer provides all of them."""
+    """Maximum number of training tasks; an environment with fewer tasks provides all its tasks."""
     held_out: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Maximum number of further tasks, for validation and `dovetail eval`."""
+    """Maximum number of held-out tasks, for validation and `dovetail eval`."""
     at_limit: float = 0.0
-    """Reward of an episode that reached a limit on turns or tokens before its environment could score it."""
+    """Reward of an episode that reached a limit on turns or tokens before the environment could score it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,27 +38,30 @@ class WorkerSection(EnvironmentSection):
     """Base of the config of an environment that runs in a separate interpreter."""
 
     python: str | None = attrs.field(default=None, validator=_COMMAND, metadata={VERBATIM: True})
-    """The interpreter that has the environment's packages, such as `.venv-games/bin/python`; or a command that ends with one, such as
-    `uv run --with textarena python`. Absent: the run's own."""
+    """The Python interpreter with the environment's packages, such as `.venv-games/bin/python`, or a command that ends with an interpreter,
+    such as `uv run --with textarena python`. Absent: the run's own interpreter.
+    """
     workers: int = attrs.field(default=4, validator=_COUNT)
-    """Concurrent episodes, each in a separate process; a process runs one episode after another."""
+    """Maximum number of concurrent episodes, each in a separate process; a process runs one episode after another."""
     start_seconds: float = attrs.field(default=120.0, validator=attrs.validators.gt(0))
     """Seconds that a process may take to start, or to list the tasks."""
     episode_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
-    """Seconds that an episode may take while none of its calls is being answered; one that takes longer fails, and its process is killed.
+    """Seconds that an episode may take, not counting the time in which the policy answers its calls. An episode that takes longer fails,
+    and its process is killed.
     """
 
 
 @attrs.frozen(kw_only=True)
 class ProgramEnvironmentConfig(WorkerSection):
-    """An environment that is a Python file, or any command that speaks the protocol."""
+    """Settings of `program`, an environment in a Python file or in any command that follows the worker protocol."""
 
     file: str | None = None
-    """A Python file with the functions `tasks` and `episode`, which runs in `python`."""
+    """A Python file with the functions `tasks` and `episode`, run by the interpreter `python`."""
     command: str | None = attrs.field(default=None, validator=_COMMAND, metadata={VERBATIM: True})
-    """In place of `file`: a command that reads and writes the protocol's lines, such as `docker run --rm -i --network host IMAGE`."""
+    """A command, instead of `file`, that reads and writes the protocol's lines of JSON, such as `docker run --rm -i --network host IMAGE`.
+    """
     settings: Mapping[str, Any] = attrs.field(factory=dict)
-    """Settings that are passed to the file or the command."""
+    """Settings passed to the file or the command."""
 
     def __attrs_post_init__(self) -> None:
         if (self.file is None) == (self.command is None):
@@ -83,13 +86,13 @@ def _given_text(_config: Any, attribute: attrs.Attribute[str], value: str) -> No
 
 @attrs.frozen(kw_only=True)
 class SimulatedUserConfig(WorkerSection):
-    """Settings of a user that a second model plays."""
+    """Settings of a simulated user, played by a second model."""
 
     file: str = attrs.field(default="", validator=_given_text)
     """File with one task per line, a JSON object: `user`, the user's goal and knowledge; `opening`, the user's first message; optionally
     `answer`, a text that the policy's last message has to contain, and `system`, the policy's system message."""
     url: str = attrs.field(default="", validator=_is_url)
-    """The base of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
+    """The base URL of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is appended."""
     model: str = attrs.field(default="", validator=_given_text)
     """Name of the user's model at the endpoint."""
     auth_env: str | None = None
@@ -97,29 +100,31 @@ class SimulatedUserConfig(WorkerSection):
     extra_body: Mapping[str, Any] = attrs.field(factory=dict)
     """Further keys of the request, such as `{temperature: 0.7, max_tokens: 200}`."""
     instruction: str = attrs.field(default=_USER, metadata={VERBATIM: True})
-    """Instruction to the user's model, after a task's `user`. The model has to say `[satisfied]` or `[unsatisfied]` to end the episode."""
+    """Instruction to the user's model, appended to the task's `user`. The model ends the episode by saying `[satisfied]` or
+    `[unsatisfied]`.
+    """
     turns: int = attrs.field(default=8, validator=_COUNT)
-    """Maximum turns of the policy; after them the user counts as unsatisfied."""
+    """Maximum turns of the policy; after the last turn, the user counts as unsatisfied."""
 
 
 @attrs.frozen(kw_only=True)
 class EnvironmentRowsConfig(PluginSection):
-    """Tasks of environments as rows."""
+    """Settings of a data source whose rows are the tasks of environments."""
 
     environments: dict[str, EnvironmentSection] = plugin_field(
         "environment", None, collection="dict"
     )
-    """The environments by name, the same as the agent loop's."""
+    """The environments by name, equal to those of the agent loop."""
 
 
 @attrs.frozen(kw_only=True)
 class EnvironmentsConfig(GatewaySection):
-    """Environments give the tasks, run their episodes, and score them."""
+    """Settings of the agent loop `environments`, whose environments provide tasks, run episodes and score them."""
 
     environments: dict[str, EnvironmentSection] = plugin_field(
         "environment", None, collection="dict"
     )
-    """The environments, by a name for metrics: `{sums: {name: reasoning_gym, datasets: [chain_sum]}, games: {name: textarena, games:
+    """The environments by the name used in metrics: `{sums: {name: reasoning_gym, datasets: [chain_sum]}, games: {name: textarena, games:
     [TicTacToe-v0]}}`.
     """
 
@@ -130,7 +135,7 @@ class EnvironmentsConfig(GatewaySection):
             )
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings that the environments imply: their rows, their mixture and the reward function."""
+        """Return the settings that the environments imply: the data source of their tasks, its mixture and the reward function."""
         named = {name: _given(section) for name, section in self.environments.items()}
         return {
             "data": {

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class EnvironmentTask:
-    """One task of an environment: a row of the run's data."""
+    """One task of an environment, which becomes a row of the run's data."""
 
     prompt: str | Sequence[Message]
-    """The first prompt to the policy: messages, or the text of a user message. Not empty."""
+    """The first prompt to the policy: non-empty messages, or the text of a user message."""
     data: Mapping[str, Any] = attrs.field(factory=dict)
-    """The task as `Environment.run` gets it, as often as the task is run: JSON values."""
+    """The task's data as JSON values, passed to `Environment.run` for each episode of the task."""
     ground_truth: GroundTruth = None
-    """The right answer, for samples and reports; any JSON value."""
+    """The right answer as a JSON value, shown in samples and reports."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,11 +36,12 @@ class EpisodeScore:
     reward: float
     """The reward of the episode, finite in float32."""
     parts: Mapping[str, float] = attrs.field(factory=dict)
-    """Parts of the reward by name, or other figures of the episode, finite: the metric `reward/components/ENVIRONMENT/NAME` is their mean."""
+    """Parts of the reward or other finite numbers of the episode, by name; the metric `reward/components/ENVIRONMENT/NAME` is their mean.
+    """
 
 
 class EnvironmentEpisode(ABC):
-    """One episode, with what its environment may use.
+    """One episode, as its environment sees it.
 
     Attributes:
         session: the session, through which the policy produces turns and sees the environment's messages.
@@ -50,13 +51,14 @@ class EnvironmentEpisode(ABC):
 
     @abstractmethod
     def served(self) -> AbstractAsyncContextManager[ServedModel]:
-        """Return a context in which the policy answers calls to the APIs of OpenAI and Anthropic, for environments that call by HTTP."""
+        """Return a context in which the policy answers HTTP calls to the APIs of OpenAI and Anthropic."""
 
 
 class Environment(Plugin):
-    """Provides tasks, runs episodes and scores them. One object runs all episodes of a run concurrently, on one event loop.
+    """Interface of environments, which provide tasks, run episodes and score them.
 
-    `context.role` is the environment's name in the config. `tasks` and `run` may be called on different objects.
+    One object runs all episodes of a run concurrently, on one event loop. `context.role` is the environment's name in the config.
+    `tasks` and `run` may be called on different objects.
     """
 
     interface_api: ClassVar[str] = "1.0"
@@ -65,7 +67,7 @@ class Environment(Plugin):
 
     @abstractmethod
     def tasks(self, count: int, *, held_out: bool) -> Sequence[EnvironmentTask]:
-        """Return tasks, the same at every call and in the same order, so that a run can be resumed.
+        """Return tasks; every call must return the same tasks in the same order, so that a run can be resumed.
 
         Args:
             count: the maximum number of tasks.
@@ -80,10 +82,10 @@ class Environment(Plugin):
         """Run one episode, with at least one turn of the policy, and score it.
 
         Args:
-            task: `data` of its task.
-            episode: the episode, with its session and the policy behind an API.
+            task: the `data` of the EnvironmentTask.
+            episode: the episode, with its session and the policy's API.
 
         Raises:
-            EpisodeEndedError: raised by the session at a limit; the reward is then `at_limit`.
-            EpisodeError: the episode failed, and has no score. Any other exception counts as the failure `environment`.
+            EpisodeEndedError: the session reached a limit; the reward is then `at_limit`.
+            EpisodeError: the episode failed and has no score. Any other exception counts as the failure `environment`.
         """

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def tasks(_settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return tasks to count to 1, 2 or 3; held-out tasks have other names."""
+    """Return tasks that ask the policy to count to 1, 2 or 3; held-out prompts have another wording."""
     names = ["Count aloud", "Count on"] if held_out else ["Count", "Please count"]
     return [
         {
@@ -19,7 +19,7 @@ def tasks(_settings: dict[str, Any], count: int, held_out: bool) -> list[dict[st
 
 
 def episode(_settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Return the share of numbers that the policy gave at the right place."""
+    """Let the policy count, and return the share of right numbers as reward."""
     messages, right = [{"role": "user", "content": "Say 1."}], 0
     for number in range(1, task["to"] + 1):
         answer = model.chat(messages)

@@ -30,12 +30,12 @@ from dovetail_gateway import HERMES, EpisodeEndpoint, Gateway, TurnReader
 
 
 def made(name: str, section: EnvironmentSection, context: PluginContext) -> Environment:
-    """Return a started environment.
+    """Construct and start the environment that a config section selects.
 
     Args:
         name: the environment's name in the config.
-        section: the section that selects it.
-        context: the context of the plugin that uses it.
+        section: the config section that selects the environment.
+        context: the context of the plugin that uses the environment.
 
     Raises:
         DovetailError: the environment can't be loaded, or a package that it needs is missing.
@@ -48,13 +48,15 @@ def made(name: str, section: EnvironmentSection, context: PluginContext) -> Envi
 
 
 class EnvironmentsLoop(AgentLoop):
-    """Agent loop that runs environments. They bring rows, mixture and reward function, unless the config selects others.
+    """Agent loop that runs environments.
+
+    The environments set the data source, its mixture and the reward function, unless the config selects others.
 
     A row names its environment and its task: `extra_info: {environment: NAME, task: …}`.
 
-    Metrics are means over a step's episodes: `episode/environments/NAME/episodes`, the environment's share of
-    them; `episode/environments/NAME/failures`, the share that failed in the environment. Over an environment's own episodes:
-    `reward/components/NAME/reward`, and `reward/components/NAME/PART`.
+    Metrics over all episodes of a step: `episode/environments/NAME/episodes` is the environment's share of the episodes, and
+    `episode/environments/NAME/failures` the share that failed in the environment. `reward/components/NAME/reward` and
+    `reward/components/NAME/PART` are means over the environment's own episodes.
 
     In a config:
 
@@ -87,7 +89,7 @@ class EnvironmentsLoop(AgentLoop):
         """Start the environments, and the gateway if the config sets its port; otherwise the gateway starts at its first use.
 
         Raises:
-            DovetailError: the parser or an environment can't be loaded, or lacks what it needs; or the port is taken.
+            DovetailError: the parser or an environment can't be loaded or lacks a package, or the port is taken.
         """
         self._reader = TurnReader.started(self.config.parser, self.context)
         for name, section in self.config.environments.items():
@@ -129,7 +131,7 @@ class EnvironmentsLoop(AgentLoop):
             raise episode.ended
 
     def environment(self, name: str, section: EnvironmentSection) -> Environment:
-        """Return a started environment; for errors see `made`."""
+        """Construct and start an environment; for errors see `made`."""
         return made(name, section, self.context)
 
     def gateway(self) -> Gateway:
@@ -139,7 +141,7 @@ class EnvironmentsLoop(AgentLoop):
         return self._gateway
 
     def endpoint(self, session: Session) -> EpisodeEndpoint:
-        """Return the endpoint that answers the calls of an episode."""
+        """Return the endpoint that answers an episode's model calls."""
         return EpisodeEndpoint(session, self.config, self._reader)
 
     def _chosen(self, prompt: Prompt) -> tuple[str, Environment, Mapping[str, Any]]:

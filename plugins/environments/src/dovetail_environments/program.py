@@ -14,7 +14,7 @@ from dovetail_environments.worker_environment import WorkerEnvironment
 
 
 class ProgramEnvironment(WorkerEnvironment):
-    """A user's environment, in a separate interpreter or container.
+    """A user's environment program, run in a separate interpreter or container.
 
     In a config:
 

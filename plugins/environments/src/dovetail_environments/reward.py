@@ -9,7 +9,7 @@ from dovetail.interfaces import GroundTruth, RewardFunction
 
 
 class EnvironmentReward(RewardFunction):
-    """The reward of the agent loop `environments`, with its parts by environment: `NAME/reward`, `NAME/PART`."""
+    """The reward of an episode of the agent loop `environments`, with components by environment: `NAME/reward`, `NAME/PART`."""
 
     name = "environment"
     api = ">=1.3,<2"
@@ -23,13 +23,13 @@ class EnvironmentReward(RewardFunction):
         *,
         trajectory: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return the score and its components.
+        """Return the score that the environment gave, and its components.
 
         Args:
-            data_source: not read.
-            solution_str: not read.
-            ground_truth: not read.
-            extra_info: not read.
+            data_source: unused.
+            solution_str: unused.
+            ground_truth: unused.
+            extra_info: unused.
             trajectory: the record of the episode, as JSON values.
 
         Raises:

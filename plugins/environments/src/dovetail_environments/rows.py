@@ -12,11 +12,11 @@ from dovetail_environments.loop import made
 
 
 class EnvironmentRows(DatasetSource):
-    """Reads the tasks of environments: `NAME` for training, `NAME/held_out` for validation.
+    """Reads the tasks of environments as rows: the path `NAME` gives training tasks, `NAME/held_out` held-out tasks.
 
-    A row's `data_source` is the environment's name, so that validation has figures by environment.
+    A row's `data_source` is the environment's name, so that validation metrics are split by environment.
 
-    In a config the agent loop `environments` brings it.
+    The agent loop `environments` selects this data source by default.
     """
 
     name = "environments"
@@ -25,10 +25,10 @@ class EnvironmentRows(DatasetSource):
     Config = EnvironmentRowsConfig
 
     def read(self, paths: Sequence[str]) -> list[Mapping[str, Any]]:
-        """Return a row for each task, in order.
+        """Return one row per task of the named environments, in order.
 
         Raises:
-            DataError: an environment does not exist, or has no such tasks.
+            DataError: an environment does not exist, or has no tasks in this split.
             DovetailError: a package that an environment needs is missing.
         """
         return [row for path in paths for row in self._rows(path)]

@@ -13,11 +13,11 @@ Found = TypeVar("Found")
 
 
 class ServedModel:
-    """The address of an episode's policy for a program.
+    """The address under which an environment's program calls an episode's policy.
 
     Args:
-        url: the url of the gateway, without a path; Anthropic's clients take it as it is.
-        api_key: the episode's key.
+        url: the gateway's URL without a path, which is the base URL for Anthropic's clients.
+        api_key: the API key of the episode.
         name: the name of the model in calls.
         endpoint: the endpoint that answers the calls.
 
@@ -31,16 +31,15 @@ class ServedModel:
         self._endpoint = endpoint
 
     async def asked_by(self, work: Coroutine[Any, Any, Found], seconds: float | None) -> Found:
-        """Run a coroutine whose calls the policy answers meanwhile, and return its result; it is cancelled where the episode can't
-        continue.
+        """Run a coroutine whose calls the policy answers, and return its result; the end of the episode cancels the coroutine.
 
         Args:
-            work: the coroutine, such as an exchange with a process that makes the calls.
-            seconds: the limit of the time in which no call is being answered; None for none.
+            work: the coroutine, such as an exchange with a process that calls the policy.
+            seconds: the time limit, not counting the time in which calls are answered; None for no limit.
 
         Raises:
-            EpisodeEndedError: the episode reached a limit, and the work has failed or did not end within 5 seconds after that.
-            EpisodeError: the work took too long or raised it; or a call failed the episode.
+            EpisodeEndedError: the episode reached a limit, and the coroutine failed or did not end within 5 seconds.
+            EpisodeError: the coroutine took too long or raised this error, or a call failed the episode.
         """
         endpoint = self._endpoint
         running = asyncio.ensure_future(work)

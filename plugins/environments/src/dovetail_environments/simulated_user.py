@@ -11,11 +11,12 @@ from dovetail_environments.worker_environment import WorkerEnvironment
 
 
 class SimulatedUser(WorkerEnvironment):
-    """Environment in which a second model, behind an endpoint, plays a user who talks with the policy; the user's messages are not trained
-    on.
+    """Environment in which a second model, behind an endpoint, plays a user who talks with the policy.
 
-    The reward is 1 where the user is satisfied, or, in a task with an `answer`, where that stands in the policy's last message; else 0. Parts are
-    `satisfied` and `turns`.
+    The user's messages are not trained on.
+
+    The reward is 1 if the user is satisfied, else 0. In a task with an `answer`, the reward is 1 if the policy's last message contains the
+    answer. The reward components are `satisfied` and `turns`.
 
     In a config:
 

@@ -34,21 +34,21 @@ class _LoopOf(EnvironmentsLoop):
 
 
 class EnvironmentConformance(PluginConformance):
-    """Conformance suite for environments: subclass it and set `plugin`; override `solution` where tasks can be solved by rule."""
+    """Conformance suite for environments: subclass it and set `plugin`; override `solution` if a rule can solve the tasks."""
 
     kind = "environment"
     plugin: ClassVar[type[Environment]]
     turns: ClassVar[Sequence[str]] = ("one turn", "another")
-    """The turns of an ignorant policy, in order, repeated from the first."""
+    """The turns of a policy that ignores the task, in order, repeated from the first."""
     best: ClassVar[float] = 1.0
     """The reward of a solution."""
 
     def solution(self, task: EnvironmentTask) -> Sequence[str] | None:
-        """Return the policy's turns that earn the best reward; None where there is no such rule."""
+        """Return the policy's turns that solve a task and earn the reward `best`; None if no rule solves the task."""
         return None
 
     def tasks(self, *, held_out: bool = False) -> Sequence[EnvironmentTask]:
-        """Return the first tasks."""
+        """Return the environment's first tasks."""
         environment = self.make(role=_NAME)
         environment.start()
         try:
@@ -59,12 +59,12 @@ class EnvironmentConformance(PluginConformance):
     def draw(
         self, tasks: Sequence[EnvironmentTask], turns: Sequence[Sequence[str]], **settings: Any
     ) -> list[Sample]:
-        """Run an episode of each task concurrently, with a policy that says these turns.
+        """Run an episode of each task concurrently, with a policy that gives these turns.
 
         Args:
             tasks: the tasks of the environment.
-            turns: the policy's turns in each.
-            settings: see `draw_episodes`.
+            turns: the policy's turns for each task.
+            settings: the further arguments of `draw_episodes`.
         """
         config = EnvironmentsConfig(
             name="environments", environments={_NAME: self.make_config()}, max_turns=20

@@ -12,7 +12,7 @@ _VERDICT = re.compile(r"\[(un)?satisfied\]", re.IGNORECASE)
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return `count` tasks, one a line of the file: the first lines, or with `held_out` those after the training tasks.
+    """Return up to `count` tasks, one per line of the file, from the first line or, with `held_out`, after the training tasks.
 
     Raises:
         ValueError: a line is not a JSON object, or lacks `opening` or `user`.
@@ -29,7 +29,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let policy and user talk in turn until the user is satisfied, gives up, or has reached the limit of turns.
+    """Let policy and user talk in turn until the user is satisfied or unsatisfied, or the limit of turns is reached.
 
     Raises:
         RuntimeError: the user's model does not answer.

@@ -28,11 +28,14 @@ PROTOCOL = 1
 
 
 class EpisodeEnded(Exception):
-    """The episode has no turns or tokens left: the policy answers no further call. The reward is `at_limit`, unless `episode` catches it."""
+    """The episode has no turns or tokens left, so the policy answers no further call.
+
+    The reward is `at_limit`, unless `episode` catches this error.
+    """
 
 
 class Model:
-    """The policy, for one episode.
+    """A client of the policy for one episode.
 
     Args:
         given: the mapping with `base_url`, `api_key` and `name`.
@@ -47,7 +50,7 @@ class Model:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def chat(self, messages: list[dict[str, Any]], **request: Any) -> str:
-        """Return the content of the policy's answer.
+        """Send messages to the policy and return the content of its answer.
 
         Args:
             messages: messages with role and content, including those of earlier calls and answers.
@@ -73,7 +76,7 @@ class Model:
 
 
 def main(file: str) -> None:
-    """Answer requests until standard input ends; then end this process and its children."""
+    """Answer the run's requests with the functions of a file until standard input ends; then end this process and its children."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the environment prints is not an answer

@@ -31,13 +31,14 @@ from dovetail_environments.worker_pool import (
 class WorkerEnvironment(Environment):
     """Runs `tasks` and `episode` of a file in processes of the configured interpreter; `worker.py` documents both functions.
 
-    A subclass names the file and its requirements. Its Config extends WorkerSection; the additional fields are the file's settings.
+    A subclass names the file and its requirements. The subclass's Config extends WorkerSection; the additional fields are passed to the
+    file as settings.
     """
 
     file: ClassVar[Path]
-    """The file with the two functions; it imports nothing of Dovetail."""
+    """The file with the functions `tasks` and `episode`, which imports nothing of Dovetail."""
     requires: ClassVar[Sequence[str]] = ()
-    """Packages that the interpreter has to have, as requirements: `("textarena>=0.7,<0.8",)`."""
+    """Packages that the interpreter needs, as requirements: `("textarena>=0.7,<0.8",)`."""
     Config = WorkerSection
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
@@ -46,7 +47,7 @@ class WorkerEnvironment(Environment):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def words(self) -> Sequence[str]:
-        """Return the command of a process.
+        """Return the command that starts a worker process.
 
         Raises:
             ConfigError: the config names no usable command.
@@ -54,13 +55,13 @@ class WorkerEnvironment(Environment):
         return (*self.python(), worker_program.__file__, str(self.file))
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings for the file: the config's own fields, as JSON."""
+        """Return the settings for the file: the run's seed, and the config fields that WorkerSection lacks."""
         shared = attrs.fields_dict(WorkerSection)
         own = attrs.asdict(self.config, filter=lambda field, _: field.name not in shared)
         return {"seed": self.context.seed, **own}
 
     def python(self) -> Sequence[str]:
-        """Return the command of the interpreter."""
+        """Return the command that starts the Python interpreter."""
         return shlex.split(self.config.python or sys.executable)
 
     def tasks(self, count: int, *, held_out: bool) -> Sequence[EnvironmentTask]:
@@ -98,7 +99,7 @@ class WorkerEnvironment(Environment):
             self._folder = None
 
     def pool(self) -> WorkerPool:
-        """Return the pool of processes, which start on demand."""
+        """Return the pool of worker processes, which start on demand."""
         if self._pool is None:
             name = self.context.role or type(self).name
             if self.context.run_directory is None and self._folder is None:

@@ -34,20 +34,20 @@ class EnvironmentProcessError(DovetailError, RuntimeError):
 
 @attrs.frozen(kw_only=True)
 class WorkerCommand:
-    """The command that starts an environment's processes, with its limits."""
+    """The command that starts an environment's worker processes, with its requirements and limits."""
 
     title: str
     """The environment's title in messages, such as `environment 'games'`."""
     words: Sequence[str]
     """The interpreter or program, and its arguments."""
     requires: Sequence[str] = ()
-    """Packages that the interpreter has to have, as requirements: `textarena>=0.7,<0.8`."""
+    """Packages that the interpreter needs, as requirements: `textarena>=0.7,<0.8`."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     """The settings of the environment, as JSON values."""
     start_seconds: float = 120.0
     """Seconds that a process may take to start."""
     log: Path
-    """The file for the output of processes."""
+    """The log file for the output of the processes."""
 
     def install(self) -> str:
         """Return the command that installs the environment's requirements."""
@@ -63,10 +63,10 @@ class WorkerCommand:
 
 
 class EnvironmentProcess:
-    """A process, and the exchange of messages with it.
+    """A worker process of an environment, with the exchange of messages.
 
     Args:
-        command: the command that starts it.
+        command: the command that starts the process.
 
     Attributes:
         busy: whether a request to the process is unanswered.
@@ -102,14 +102,14 @@ class EnvironmentProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """Send a request and return the answer; this blocks.
+        """Send a request, wait for the answer and return it.
 
         Args:
-            request: the request, of JSON values, with `do`.
+            request: the request, of JSON values; `do` names the operation.
             seconds: the time limit, after which the process is killed; None for no limit.
 
         Raises:
@@ -156,7 +156,7 @@ class EnvironmentProcess:
         return answer
 
     def kill(self) -> None:
-        """End the process with its children; safe to call twice, and from another thread."""
+        """End the process and its children; safe to call twice, and from another thread."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -189,7 +189,7 @@ class EnvironmentProcess:
 
 
 class WorkerPool:
-    """Processes of an environment, started on demand; each runs one episode after another.
+    """A pool of an environment's worker processes, started on demand; each process runs one episode after another.
 
     Args:
         command: the command that starts a process.
@@ -204,7 +204,7 @@ class WorkerPool:
         self._idle: list[EnvironmentProcess] = []
 
     def ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a process, send it one request, and end it; for errors see `EnvironmentProcess`."""
+        """Start a process, send one request, end the process and return the answer; for errors see `EnvironmentProcess`."""
         worker = EnvironmentProcess(self._command)
         try:
             return worker.ask(request, self._command.start_seconds)
@@ -213,7 +213,7 @@ class WorkerPool:
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[EnvironmentProcess]:
-        """Return a context with an exclusive process, which is ended where it has not answered by the end of the block.
+        """Return a context with exclusive use of a process; a process that still owes an answer at the end is killed.
 
         Raises:
             EnvironmentProcessError: the process can't be started.

@@ -11,7 +11,7 @@ from dovetail.sections import VERBATIM
 from dovetail_environments import WorkerSection
 
 SANDBOX = "sandbox"
-"""Name of the runtime without a container."""
+"""Name of the runtime that uses no container."""
 _INSTRUCTION = """\
 You work in a Linux shell. Answer with one block of commands,
 ```bash
@@ -27,18 +27,19 @@ def _named(_section: object, _attribute: object, folder: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class HarborConfig(WorkerSection):
-    """Tasks of Harbor."""
+    """Settings of `harbor`, which runs tasks of Harbor."""
 
     folder: str = attrs.field(default="", validator=_named)
-    """A folder of tasks, or one task: a folder with task.toml, instruction.md and tests."""
+    """A folder of tasks, or a single task: a folder with task.toml, instruction.md and tests."""
     runtime: str = "docker"
-    """The runtime of tasks, by Harbor's name: `docker`, `podman`, `singularity`, or a service of its list. `sandbox`: without a container,
-    in the sandbox of `dovetail-rewards`, which has this machine's programs and no network; the task's Dockerfile is not run."""
+    """The runtime of tasks, by Harbor's name: `docker`, `podman`, `singularity`, or a service that Harbor supports. `sandbox` uses the
+    sandbox of `dovetail-rewards` instead of a container, with this machine's programs and no network; the task's Dockerfile is not run.
+    """
     runtime_config: Mapping[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
-    """Settings of that runtime in Harbor."""
+    """Settings of the runtime in Harbor."""
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
-    """The system's message, which says how to use the shell."""
+    """The system message, which tells the policy how to use the shell."""
     command_seconds: int = attrs.field(default=60, validator=attrs.validators.ge(1))
-    """Seconds that one block of commands may run; the policy is shown that the limit was exceeded."""
+    """Seconds that one block of commands may run; a longer block is ended, and the policy is told."""
     output_characters: int = attrs.field(default=8000, validator=attrs.validators.ge(100))
-    """Maximum characters of a block's output that the policy sees: its beginning and its end."""
+    """Maximum characters of a block's output that the policy sees; the middle of longer output is cut."""

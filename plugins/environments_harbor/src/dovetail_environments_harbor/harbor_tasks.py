@@ -12,10 +12,11 @@ from dovetail_environments_harbor.config import HarborConfig
 
 
 class Harbor(WorkerEnvironment):
-    """Tasks of Harbor: the policy works in a shell, and the task's tests score the final state.
+    """Runs tasks of Harbor: the policy works in a shell, and the task's tests score the final state.
 
-    The reward is `reward` of the task's tests; the tests' other rewards are reward components, as is `turns`. At a limit of
-    the episode the tests score its state, if they take less than 5 seconds; else the reward is `at_limit`. An episode in which Harbor notes an error fails.
+    The reward is the tests' `reward`; the tests' other rewards and `turns` are reward components. At a limit on turns or tokens, the tests
+    score the state reached, if they take less than 5 seconds; else the reward is `at_limit`. An episode in which Harbor records an error
+    fails.
 
     In a config:
 

@@ -12,7 +12,7 @@ import sys
 from dovetail_rewards.sandbox import Program, ProgramLimits, Sandbox, SandboxError
 
 FOLDERS = ("/app", "/tests", "/solution", "/logs")
-"""The folders of Harbor's containers."""
+"""The root folders that Harbor's tasks expect."""
 _SHELL = r"""
 import base64, io, json, os, signal, subprocess, tarfile, tempfile
 

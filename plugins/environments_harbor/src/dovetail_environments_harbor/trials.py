@@ -28,7 +28,7 @@ _HOUR, _MIB = 3600, 1 << 20
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the first tasks of the folder by name, or, with `held_out`, those after the training tasks.
+    """Return the folder's first tasks by name, or with `held_out` the tasks after the training tasks.
 
     Raises:
         ValueError: there are no tasks, or a task has several steps.
@@ -49,10 +49,10 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let the policy work on a task, and return the rewards of its tests.
+    """Let the policy work on a task, and return the rewards from the task's tests.
 
     Raises:
-        RuntimeError: Harbor notes an error.
+        RuntimeError: Harbor recorded an error.
     """
     with tempfile.TemporaryDirectory(prefix="dovetail-harbor-") as folder:
         PolicyAgent.model, PolicyAgent.settings, PolicyAgent.turns = model, settings, 0
@@ -88,7 +88,7 @@ def _begin(settings: dict[str, Any], instruction: str) -> list[dict[str, str]]:
 
 
 class PolicyAgent(BaseAgent):  # type: ignore[misc]
-    """Harbor's agent: asks the policy for blocks of commands until it writes none."""
+    """An agent in Harbor that runs the policy's blocks of shell commands, until an answer has no block."""
 
     model: Any
     settings: dict[str, Any]
@@ -107,7 +107,7 @@ class PolicyAgent(BaseAgent):  # type: ignore[misc]
         """Do nothing: the agent needs no set-up in the environment."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
-        """Work on a task until the policy has finished, or reached the limit of turns or tokens; then the tests score the result."""
+        """Work on a task until the policy has finished, or has reached the limit of turns or tokens."""
         cls, limit = type(self), self.settings["command_seconds"]
         messages = _begin(self.settings, instruction)
         while True:
@@ -134,7 +134,7 @@ class PolicyAgent(BaseAgent):  # type: ignore[misc]
 
 
 class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
-    """A task without a container: one program in the sandbox of dovetail-rewards, which the run's own interpreter starts."""
+    """A Harbor runtime without a container: a shell in the sandbox of dovetail-rewards, started by the run's own interpreter."""
 
     command: list[str]
 
@@ -152,7 +152,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         """Take any task: what its Dockerfile says is not done."""
 
     async def start(self, force_build: bool) -> None:
-        """Start the program, and put the files beside the Dockerfile into the working directory."""
+        """Start the shell, and copy the files beside the task's Dockerfile into the working directory."""
         wanted = self.task_env_config
         limits = {
             "cpu_s": _HOUR,
@@ -171,23 +171,23 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         await self.upload_dir(self.environment_dir, self._folder)
 
     async def stop(self, delete: bool) -> None:
-        """End the program, and with it all that the task has started."""
+        """End the shell, and every process that the task has started."""
         if hasattr(self, "_process"):
             self._socket.close()
             self._process.kill()
             self._process.communicate()
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a local file to a path of the sandbox."""
+        """Copy a local file to a path in the sandbox."""
         target = Path(target_path)
         await self._put(source_path, str(target.parent), target.name)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy the content of a local folder into one of the sandbox."""
+        """Copy the content of a local folder into a folder of the sandbox."""
         await self._put(source_dir, target_dir, ".")
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file of the sandbox to a local path."""
+        """Copy a file in the sandbox to a local path."""
         with await self._got(source_path) as archive:
             found = archive.extractfile(".")
             if found is None:
@@ -195,7 +195,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
             Path(target_path).write_bytes(found.read())
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy the content of a folder of the sandbox into a local one."""
+        """Copy the content of a folder of the sandbox into a local folder."""
         with await self._got(source_dir) as archive:
             archive.extractall(target_dir, filter="data")
 
@@ -207,7 +207,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a command, always as the sandbox's own user.
+        """Run a shell command in the sandbox, always as the sandbox's own user.
 
         Raises:
             TimeoutError: the command was killed after `timeout_sec`.

@@ -12,27 +12,30 @@ from dovetail_environments import WorkerSection
 
 @attrs.frozen(kw_only=True)
 class OpenEnvConfig(WorkerSection):
-    """An environment of OpenEnv."""
+    """Settings of `openenv`, which runs an environment of OpenEnv."""
 
     project: str | None = None
-    """The environment's folder, with its pyproject.toml, or `git+URL`: each worker starts its server with `uv run`, on 127.0.0.1."""
+    """The environment's folder, with its pyproject.toml, or `git+URL`. Each worker starts the environment's server with `uv run`, on
+    127.0.0.1.
+    """
     app: str = "server.app:app"
-    """The server's application in `project`; `openenv.yaml` names it, too."""
+    """The server's application in `project`, as named in `openenv.yaml`."""
     url: str | None = None
-    """In place of `project`: the address of a running server, such as a container's. It has to accept `workers` concurrent sessions."""
+    """Address of a running server, such as a container's, instead of `project`. The server must accept `workers` concurrent sessions."""
     action: str | None = None
-    """The field of an action that gets the policy's text, such as `message`. Absent: the only required field of an action; with several,
-    the policy writes the action as a JSON object."""
+    """The action's field that receives the policy's text, such as `message`. Absent: the only required field of an action; if several are
+    required, the policy writes the action as a JSON object.
+    """
     observation: str | None = None
-    """The field of an observation that the policy sees. Absent: all fields, as JSON where there are several."""
+    """The observation's field that the policy sees. Absent: all fields, as JSON if there are several."""
     instruction: str = attrs.field(default="", metadata={VERBATIM: True})
-    """The system message, which says how to act; OpenEnv's environments have none."""
+    """The system message, which tells the policy how to act; OpenEnv's environments provide none."""
     reward: Literal["last", "sum"] = "last"
-    """`last`: the reward of an episode is that of its last step, as in OpenEnv's own harness. `sum`: the sum over its steps."""
+    """`last`: an episode's reward is the reward of the last step, as in OpenEnv's own harness. `sum`: the sum of all steps' rewards."""
     steps: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )
-    """Steps after which an episode is over, for an environment that does not end it."""
+    """Number of steps after which an episode is over, for environments that do not end episodes."""
 
     def __attrs_post_init__(self) -> None:
         if (self.project is None) == (self.url is None):

@@ -25,7 +25,7 @@ os.environ.pop("VIRTUAL_ENV", None)
 
 
 class ActionRefused(Exception):
-    """The environment refuses an action; the policy is shown the reason."""
+    """The environment refused an action; the policy is shown the reason."""
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
             raise ValueError(f"actions have no field {self._field!r}; expected one of {self._fields}")  # fmt: skip
 
     def tasks(self, count: int, held_out: bool) -> list[dict[str, Any]]:
-        """Return the arguments that reset the environment to each task."""
+        """Return, for each task, the arguments that reset the environment to the task."""
         seed = self._settings["seed"] % _APART
         try:
             [name] = self._http("list_environments")
@@ -83,14 +83,14 @@ class Server:
         ]
 
     def reset(self, task: dict[str, Any]) -> list[dict[str, str]]:
-        """Return the messages with which a task begins."""
+        """Reset the environment to a task, and return the task's first messages."""
         shown = self._shown(self._ask("reset", task)["observation"])
         system = self._settings["instruction"]
         messages = [{"role": "system", "content": system}] if system else []
         return [*messages, {"role": "user", "content": shown}]
 
     def step(self, text: str) -> tuple[float | None, bool, str]:
-        """Return the reward of an action, whether the episode is over, and the next observation.
+        """Take an action, and return its reward, whether the episode is over, and the next observation.
 
         Args:
             text: the policy's text, which is the action.

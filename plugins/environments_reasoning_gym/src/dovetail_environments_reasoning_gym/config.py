@@ -22,9 +22,13 @@ def _has_datasets(
 
 @attrs.frozen(kw_only=True)
 class ReasoningGymConfig(EnvironmentSection):
-    """Tasks of reasoning-gym."""
+    """Settings of `reasoning_gym`, which asks questions of reasoning-gym's datasets."""
 
     datasets: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, validator=_has_datasets)
-    """Names of reasoning-gym's datasets, each with its settings: `{chain_sum: {max_terms: 3}, coin_flip: {}}`. Tasks are divided evenly."""
+    """Names of reasoning-gym's datasets with their settings: `{chain_sum: {max_terms: 3}, coin_flip: {}}`. Tasks are divided evenly among
+    the datasets.
+    """
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
-    """Text after each question. If it mentions the tag <answer>, the content of the last one is the answer; else the whole response is."""
+    """Text after each question. If the text mentions the tag <answer>, the content of the response's last tag is the answer; else the whole
+    response.
+    """

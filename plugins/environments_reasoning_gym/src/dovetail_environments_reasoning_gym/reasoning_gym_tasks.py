@@ -19,9 +19,9 @@ _TRIES = 20
 
 
 class ReasoningGym(Environment):
-    """Questions of reasoning-gym's datasets, in turn. The reward is the score of the dataset's `score_answer`, from 0 to 1.
+    """Asks questions of reasoning-gym's datasets, in turn. The reward is the result of the dataset's `score_answer`, from 0 to 1.
 
-    The run's seed and the task's number determine a question. No held-out question is asked in training.
+    A question depends only on the config, the run's seed and the task's number. No held-out question is asked in training.
 
     In a config:
 

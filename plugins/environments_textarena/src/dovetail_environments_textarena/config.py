@@ -10,12 +10,14 @@ from dovetail_environments import WorkerSection
 
 @attrs.frozen(kw_only=True)
 class TextarenaConfig(WorkerSection):
-    """Games of TextArena."""
+    """Settings of `textarena`, which plays games of TextArena."""
 
     games: tuple[str, ...] = attrs.field(
         default=("GuessTheNumber-v0",),
         metadata={ONE_OR_MANY: True},
         validator=attrs.validators.min_len(1),
     )
-    """Games by their names in TextArena, such as `TicTacToe-v0`; tasks are divided evenly. A game of two is played against random moves,
-    the policy taking each seat in turn; its observations have to list the allowed moves, as those of board games do."""
+    """Games by their names in TextArena, such as `TicTacToe-v0`; tasks are divided evenly among the games. In a two-player game, the policy
+    plays against random moves, alternately as first and second player. The game's observations must list the allowed moves, as board games
+    do.
+    """

@@ -13,7 +13,7 @@ _APART = 2**30
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return games with their seeds, each with the player's first observation."""
+    """Return tasks, each a game with a seed, a player number and that player's first observation."""
     games, first = settings["games"], settings["seed"] + _APART * held_out
     found = []
     for number in range(count):
@@ -42,10 +42,10 @@ def episode(_settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict
 
 
 class Game:
-    """A game from the view of the player in one seat.
+    """A game from the view of one player, the policy.
 
     Args:
-        task: the mapping with `game`, `seed` and `seat`.
+        task: the mapping with `game`, `seed` and `seat` (the policy's player number).
     """
 
     def __init__(self, task: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Game:
         raise ValueError(f"{name} is played by more than two; expected a game of one or two")
 
     def until_own_move(self) -> str | None:
-        """Let the other players move until it is the seat's turn, and return its observation; None where the game is over."""
+        """Let the other player move until it is the policy's turn, and return the policy's observation; None if the game is over."""
         while not self._over:
             player, seen = self._game.get_observation()
             text = "\n".join(
@@ -94,7 +94,7 @@ class Game:
         return self._over
 
     def outcome(self) -> tuple[float, bool]:
-        """Return the reward of the seat, and whether it lost by a move that is not allowed."""
+        """Return the policy's reward, and whether the policy lost by an invalid move."""
         rewards, known = self._game.close()
         return float(rewards[self._seat]), bool(known[self._seat].get("invalid_move"))
 

@@ -9,11 +9,10 @@ from dovetail_environments_textarena.config import TextarenaConfig
 
 
 class Textarena(WorkerEnvironment):
-    """Games of TextArena against the game itself, or against random moves.
+    """Plays games of TextArena, alone or against random moves.
 
-    The observations since the player's last move form a user message; each move is a turn of the policy. The reward is the game's, in most
-    games from −1 to 1. Parts are the reward by game, `turns`, and `invalid`: 1 where the game was lost by a move that its rules do not
-    allow.
+    The observations since the policy's last move form a user message; each turn of the policy is a move. The reward is the game's, in most
+    games from −1 to 1. The reward components are the reward by game, `turns`, and `invalid`: 1 if an invalid move lost the game.
 
     In a config:
 

@@ -20,15 +20,15 @@ def _named(_section: object, _attribute: object, taskset: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class VerifiersConfig(WorkerSection):
-    """A taskset of verifiers."""
+    """Settings of `verifiers`, which runs a taskset of verifiers."""
 
     taskset: str = attrs.field(default="", validator=_named)
-    """The package of the taskset, installed in `python`: `gsm8k-v1`."""
+    """The package of the taskset, such as `gsm8k-v1`, installed for the interpreter `python`."""
     taskset_config: Mapping[str, Any] = attrs.field(factory=dict)
     """Settings of the taskset: the fields of its TasksetConfig."""
     harness: str = "null"
-    """The harness that runs the taskset: `null` chats, `bash` has a shell, others are packages. Harnesses of verifiers install their needs
-    with uv.
+    """The harness that runs the taskset: `null` chats, `bash` has a shell, other names are packages. verifiers' harnesses install their
+    requirements with uv.
     """
     harness_config: Mapping[str, Any] = attrs.field(factory=dict)
     """Settings of the harness: the fields of its HarnessConfig."""

@@ -21,7 +21,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the first tasks, or, with `held_out`, those after the training tasks."""
+    """Return the taskset's first tasks, or with `held_out` the tasks after the training tasks."""
     first = settings["tasks"] if held_out else 0
     found = []
     for task in itertools.islice(_environment(settings).taskset, first, first + count):
@@ -39,10 +39,10 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Run the taskset's harness on a task, and return its result.
+    """Run the taskset's harness on a task, and return the reward and its components.
 
     Raises:
-        RuntimeError: verifiers notes an error.
+        RuntimeError: verifiers recorded an error.
     """
     os.environ[_KEY] = model.api_key
     return _RUNNER.run(_episode(settings, task, model))

@@ -11,10 +11,10 @@ from dovetail_environments_verifiers.config import VerifiersConfig
 
 
 class Verifiers(WorkerEnvironment):
-    """A taskset of verifiers: its harness calls the policy, its rewards score the episode.
+    """Runs a taskset of verifiers: the harness calls the policy, and the taskset's rewards score the episode.
 
-    The reward is the sum of the weighted rewards of the taskset's trace; parts are the single rewards, the trace's metrics, and `turns`. An
-    episode in which verifiers notes an error fails.
+    The reward is the sum of the weighted rewards of the episode's traces. The reward components are the single rewards, the traces' metrics
+    and `turns`. An episode in which verifiers records an error fails.
 
     In a config:
 

@@ -44,12 +44,12 @@ def try_reward(
 ) -> None:
     """Score the rows of DATASET with FILE. Shows scores, errors and times.
 
-    FILE is a Python file with compute_score (my_reward.py, or my_reward.py:other_name), a config (its section reward; it may
-    hold no other), the name of an installed reward function, or a dash: the functions that the rows' data_source selects.
-    DATASET is a parquet or JSONL file in verl's schema, or samples/step_N.jsonl of a run.
+    FILE is a Python file with compute_score (my_reward.py, or my_reward.py:other_name), a config with a section reward and no other
+    section, or the name of an installed reward function. A dash takes the functions that the rows' data_source selects. DATASET is a
+    parquet or JSONL file in verl's schema, or samples/step_N.jsonl of a run.
 
-    Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
-    Exits with 1 where no sample has a score.
+    Without --responses, the first of these texts that a row has is scored: its response, the worked solution in extra_info, the ground
+    truth. Exits with 1 if no sample has a score.
     """
     from dovetail.telemetry import Terminal, visible_json
     from dovetail_rewards.trial_report import report_of, show

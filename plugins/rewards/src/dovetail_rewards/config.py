@@ -11,7 +11,7 @@ from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, VERBATIM, PluginSection
 
 
 def is_pattern(_: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
-    """Refuse what is not a regular expression."""
+    """Refuse a value that is not a regular expression."""
     if value is None:
         return
     try:
@@ -24,26 +24,26 @@ def is_pattern(_: object, attribute: attrs.Attribute[Any], value: str | None) ->
 
 @attrs.frozen(kw_only=True)
 class Gsm8kConfig(PluginSection):
-    """The number after the last `####`, compared with the ground truth."""
+    """Settings of `gsm8k`, which compares the number after the last `####` with the ground truth."""
 
     method: Literal["strict", "flexible"] = "strict"
     """strict: the number after the last `####`; flexible: the last number of the response."""
     score: float = 1.0
     """Score of the right number."""
     format_score: float = 0.0
-    """Score of a wrong number in the right place."""
+    """Score of a response whose number is wrong."""
 
 
 @attrs.frozen(kw_only=True)
 class ExactMatchConfig(PluginSection):
-    """The response, or a part of it, equals the ground truth."""
+    """Settings of `exact_match`, which compares the response or a part of it with the ground truth."""
 
     strip: bool = True
     """Ignore white space at both ends."""
     ignore_case: bool = False
-    """Ignore the difference of upper and lower case."""
+    """Ignore upper and lower case."""
     extract: str | None = attrs.field(default=None, validator=is_pattern, metadata={VERBATIM: True})
-    """Regular expression whose last match is compared (its first group where it has one); None compares the whole response."""
+    """Regular expression whose last match is compared (its first group, if the pattern has one); None compares the whole response."""
     score: float = 1.0
     """Score of a response that matches."""
     miss_score: float = 0.0
@@ -52,45 +52,47 @@ class ExactMatchConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class VerifiedSection(PluginSection):
-    """Settings of the comparison of an answer with the accepted ones."""
+    """Settings of the comparison of a mathematical answer with the accepted answers."""
 
     verify: Literal["symbolic", "text"] = "symbolic"
-    """symbolic: mathematical equality, by math-verify in processes of its own; text: equality after notation is made uniform."""
+    """symbolic: mathematical equality, by math-verify in separate processes; text: equality of texts with normalised notation."""
     verify_timeout: float = attrs.field(default=5.0, validator=ABOVE_ZERO)
-    """Seconds that one symbolic comparison may take. An answer that needs more is wrong; if the ground truth alone needs more, the sample
-    fails.
+    """Seconds that one symbolic comparison may take. An answer that takes longer is wrong; if the ground truth alone takes longer, the
+    sample fails.
     """
     processes: int = attrs.field(default=4, validator=AT_LEAST_ONE)
-    """Processes for symbolic comparisons, begun when needed; functions with the same number share them."""
+    """The number of processes for symbolic comparisons. Functions with the same number share the processes."""
 
 
 @attrs.frozen(kw_only=True)
 class MathConfig(VerifiedSection):
-    """A mathematical answer, boxed or after a label."""
+    """Settings of `math`, which compares a boxed or labelled answer with the ground truth."""
 
     extract: tuple[Literal["boxed", "answer"], ...] = attrs.field(
         default=("boxed", "answer"), validator=attrs.validators.min_len(1)
     )
-    r"""Places where the answer is searched, in this order: the last `\boxed{…}`; the line after the last `Answer:` or `answer is`."""
+    r"""Places to search for the answer, in this order. boxed: the last `\boxed{…}`; answer: the line after the last `Answer:` or `answer
+    is`.
+    """
     score: float = 1.0
     """Score of the right answer."""
     format_score: float = 0.0
-    """Score of a wrong answer in the right place."""
+    """Score of a boxed or labelled answer that is wrong."""
     miss_score: float = 0.0
     """Score of a response without an answer."""
 
 
 @attrs.frozen(kw_only=True)
 class DapoMathConfig(VerifiedSection):
-    """The answer after `Answer:` near the end, +1 or −1."""
+    """Settings of `dapo_math`, which scores the answer after `Answer:` near the end with +1 or −1."""
 
     verify: Literal["symbolic", "text"] = "text"
-    """text: equality after notation is made uniform; symbolic: mathematical equality, by math-verify in processes of its own."""
+    """text: equality of texts with normalised notation; symbolic: mathematical equality, by math-verify in separate processes."""
     extract: Literal["answer", "boxed"] = "answer"
     r"""answer: the line after the last `Answer:`; boxed: the last `\boxed{…}`."""
     window: int = attrs.field(default=300, validator=AT_LEAST_ONE)
-    """Characters at the end of the response in which the answer must stand."""
+    """The number of characters at the end of the response that are searched for the answer."""
     score: float = 1.0
     """Score of the right answer."""
     miss_score: float = -1.0
-    """Score of a wrong answer, and of a response without one."""
+    """Score of a wrong answer, and of a response without an answer."""

@@ -6,11 +6,11 @@ from typing import Any
 
 
 def examine() -> list[dict[str, Any]]:
-    """Return one row a level of the sandbox, best first; each is tried by running a program, in under a second.
+    """Try each isolation level of the sandbox with a program, and return one table row a level, best first.
 
     Returns:
-        `what` and `detail` as text, `available`, and `problem`: None, since a missing level concerns only configs that select it. If
-        no level works at all, the `problem` of the last row says what to do.
+        rows with `what` and `detail` as text, `available`, and `problem`. `problem` is None; only if no level works, the last row's
+        `problem` says what to do.
     """
     from dovetail_rewards.sandbox.levels import available_levels
 

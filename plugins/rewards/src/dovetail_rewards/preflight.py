@@ -14,7 +14,7 @@ from dovetail_rewards.model_config import ScoringModelConfig
 
 
 def reward_workers(config: Any, plan: Any) -> Iterator[Finding]:
-    """`remote` is configured with `workers`, and the runtime has no processes for them."""
+    """`remote` is configured with `workers`, and the runtime can't start worker processes."""
     ref = None if plan is None else plan.refs.get("runtime")
     if ref is None or "task_workers" in load_plugin_class(ref).capabilities:
         return
@@ -27,7 +27,7 @@ def reward_workers(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def reward_model_missing(config: Any, plan: Any) -> Iterator[Finding]:
-    """A model that scores responses is not in the configured directory. Hub ids are not checked."""
+    """The directory configured for a scoring model does not exist. Hub ids are not checked."""
     if plan is not None and not plan.generates:
         return
     for key, manager in _managers("reward.manager", config.reward.manager):

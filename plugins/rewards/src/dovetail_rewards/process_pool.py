@@ -22,9 +22,9 @@ from dovetail.errors import RewardError
 from dovetail.telemetry import visible
 
 MAX_REPLY_BYTES = 64 << 20
-"""The most bytes of a reply; a process that sends more is killed."""
+"""Maximum size of a reply, in bytes; a process that sends more is killed."""
 MAX_PRINTED_BYTES = 1 << 20
-"""The most bytes of a process's prints that are shown."""
+"""Maximum bytes of a process's standard error that are shown."""
 _TICK = 0.1
 """Seconds between a thread's looks at whether its process lives and its request was cancelled."""
 _GRACE = 0.5
@@ -41,7 +41,7 @@ class RequestTimeoutError(TimeoutError):
 
 
 class StartError(RewardError):
-    """No process could be started, or the pool is closed: the request was not worked on."""
+    """No process could be started, or the pool is closed; no process received the request."""
 
 
 class ProcessDiedError(RewardError):
@@ -49,17 +49,17 @@ class ProcessDiedError(RewardError):
 
 
 class ProcessPool:
-    """Processes that answer requests: a line of JSON on standard input, a line with the same `number` on standard output.
+    """Processes that read requests as lines of JSON on standard input, and reply with the same `number` on standard output.
 
-    The first request is `setup`; a reply to it with `error` says why the process can't be used. A thread for each process
-    sends it one request at a time, so that whatever ends a process fails that request alone. What a process prints on
-    standard error is shown, up to `MAX_PRINTED_BYTES` bytes. Its children die with it.
+    The first request is `setup`; an `error` in the reply says why the process can't be used. One thread per process sends one request at a
+    time, so that the end of a process fails a single request. A process's standard error is shown, up to `MAX_PRINTED_BYTES` bytes. A
+    process's children die with the process.
 
-    multiprocessing and pools on it (pebble) are not used: their children run the main script of the user again, replies
-    are unpickled, and all processes write to one pipe, which one of them can garble.
+    multiprocessing and pools based on it (pebble) are not used: their children rerun the user's main script, their replies are unpickled,
+    and one process can garble the pipe to which all processes write.
 
     Args:
-        command: the command of a process.
+        command: the command that starts a process.
         count: the maximum number of processes, which are started when needed.
         setup: the first request.
         start_timeout: seconds that a process may take to answer the first request.
@@ -87,7 +87,7 @@ class ProcessPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the processes that live now."""
+        """Process ids of the live processes."""
         return [process.popen.pid for process in list(self._processes)]
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class ProcessPool:
             limit: the time limit in seconds, from when a process starts on the request; None for no limit.
 
         Returns:
-            The reply; or RequestTimeoutError, ProcessDiedError or StartError.
+            The reply; or RequestTimeoutError, ProcessDiedError or StartError as the future's exception.
         """
         answer: Future[Reply] = Future()
         with self._lock:

@@ -23,7 +23,7 @@ from dovetail_rewards.sandbox import (
 )
 
 MAX_RUNNING = 64
-"""Programs that run at once; each has its own thread here, which waits."""
+"""Maximum number of programs that run at once; a thread waits for each program."""
 _SCHEMA = {
     "type": "function",
     "function": {
@@ -56,10 +56,10 @@ class PythonTool(Tool):
         self._threads: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
-        """Find the sandbox.
+        """Find a sandbox at the configured isolation level.
 
         Raises:
-            SandboxError: the level is not available on this machine.
+            SandboxError: the isolation level is not available on this machine.
         """
         self._runner = runner_for(self.config)
         self._threads = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="tool-python")

@@ -17,7 +17,7 @@ from dovetail_rollouts import TrialSample
 
 SCHEMA = 2
 ROWS = 10
-"""The most rows, and the most error messages, that are printed."""
+"""Maximum number of rows, and of error messages, that are printed."""
 _COLUMNS = ("row", "score", "seconds", "failure", "message", "pred", "ground_truth", "response")
 _WIDTHS = {"message": 120, "first": 500}
 """Characters of a cell that a person is shown, where not 48; of a response its end."""
@@ -26,7 +26,7 @@ _VALUES = re.compile(r"(?<!\w)(['\"`]).*?\1(?!\w)|-?\d+(?:\.\d+)?")
 
 
 def report_of(samples: Sequence[TrialSample]) -> dict[str, Any]:
-    """Return the whole trial as JSON values: `samples`, `figures` of them by source and function, and `errors`, the most frequent first."""
+    """Return a trial as JSON: `samples`, their `figures` by data source and function, and `errors`, the most frequent first."""
     rows = [_row(sample) for sample in samples]
     values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -61,7 +61,7 @@ def report_of(samples: Sequence[TrialSample]) -> dict[str, Any]:
 
 
 def show(trial: Mapping[str, Any], console: Console) -> None:
-    """Print what `report_of` returned, with the first rows."""
+    """Print a report from `report_of`, with its first rows."""
     taken = Counter(row["taken_from"] for row in trial["samples"])
     places = ", ".join(f"{place} ({count})" for place, count in taken.items())
     console.print(f"{len(trial['samples'])} responses from {escape(places)}")

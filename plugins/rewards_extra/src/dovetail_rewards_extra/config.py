@@ -16,18 +16,18 @@ _SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
 
 @attrs.frozen(kw_only=True)
 class RegexFormatConfig(PluginSection):
-    """The response has the form of a regular expression."""
+    """Settings of `regex_format`, which scores whether the response matches a regular expression."""
 
     pattern: str = attrs.field(validator=is_pattern, metadata={VERBATIM: True})
-    """Regular expression of the form; `.` matches line breaks. A group `(?P<answer>…)` marks the answer."""
+    """Regular expression of the expected format; `.` matches line breaks. A group `(?P<answer>…)` marks the answer."""
     match: Literal["full", "search"] = "full"
-    """full: the whole response has the form (white space at its ends aside); search: a part of it has."""
+    """full: the whole response must match, ignoring white space at both ends; search: a part of the response must match."""
     format_score: float = 1.0
-    """Score of a response of the right form."""
+    """Score of a response that matches `pattern`."""
     answer_score: float = attrs.field(default=0.0)
-    """Score that is added where the group `answer` equals the ground truth, ignoring white space at its ends."""
+    """Score that is added if the group `answer` equals the ground truth, ignoring white space at both ends."""
     miss_score: float = 0.0
-    """Score of a response of another form."""
+    """Score of a response that does not match `pattern`."""
 
     @answer_score.validator
     def _has_answer_group(self, _: attrs.Attribute[float], value: float) -> None:
@@ -39,17 +39,17 @@ class RegexFormatConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class Geometry3kConfig(VerifiedSection):
-    """A reasoned, boxed answer: a weight for the form, the rest for the answer."""
+    """Settings of `geometry3k`, which scores the response's format and its boxed answer."""
 
     format_weight: float = attrs.field(default=0.1, validator=_SHARE)
-    """Share of the score that the form earns."""
+    """Share of the score for the right format; the rest is for the right answer."""
     require_think: bool = True
-    r"""The form is `<think>…</think>` followed by a box; otherwise a box is enough."""
+    r"""Require `<think>…</think>` before the box for the right format; False requires only a box."""
 
 
 @attrs.frozen(kw_only=True)
 class MultipleChoiceConfig(PluginSection):
-    """The letter that a response chooses."""
+    """Settings of `multiple_choice`, which compares the letter that a response chooses with the ground truth."""
 
     choices: str = attrs.field(
         default="ABCDEFGHIJ", validator=attrs.validators.matches_re(r"[A-Z]{2,26}")
@@ -58,8 +58,9 @@ class MultipleChoiceConfig(PluginSection):
     extract: tuple[Literal["boxed", "tag", "statement", "line", "last"], ...] = attrs.field(
         default=("boxed", "tag", "statement", "line"), validator=attrs.validators.min_len(1)
     )
-    r"""Places where the letter is searched, in this order: the last `\boxed{…}`; the last `<answer>…</answer>`; after the last
-    `answer is` or `Answer:`; a last line that holds the letter alone; the last letter that stands alone anywhere."""
+    r"""Places to search for the letter, in this order. boxed: the last `\boxed{…}`; tag: the last `<answer>…</answer>`; statement: after
+    the last `answer is` or `Answer:`; line: a last line with only the letter; last: the last separate letter anywhere.
+    """
     score: float = 1.0
     """Score of the right letter."""
     format_score: float = 0.0
@@ -70,52 +71,54 @@ class MultipleChoiceConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class FuzzyMatchConfig(PluginSection):
-    """Similarity of the response to the ground truth."""
+    """Settings of `fuzzy_match`, which scores the similarity of the response to the ground truth."""
 
     metric: Literal["token_f1", "edit"] = "token_f1"
-    """token_f1: harmonic mean of precision and recall of words; edit: 1 less the edit distance over the longer length."""
+    """token_f1: harmonic mean of precision and recall of words; edit: 1 minus the edit distance divided by the longer length."""
     normalise: bool = True
     """Ignore case, punctuation, the articles a, an and the, and runs of white space."""
     extract: str | None = attrs.field(default=None, validator=is_pattern, metadata={VERBATIM: True})
-    """Regular expression whose last match is compared (its first group where it has one); None compares the whole response."""
+    """Regular expression whose last match is compared (its first group, if the pattern has one); None compares the whole response."""
     threshold: float | None = attrs.field(default=None, validator=attrs.validators.optional(_SHARE))
-    """Least similarity with a result of 1, others having 0; None takes the similarity itself."""
+    """Minimum similarity for a result of 1; a lower similarity gives 0. None takes the similarity as the result."""
     score: float = 1.0
-    """Score of a similarity of 1."""
+    """Factor by which the result is multiplied: the score for a similarity of 1."""
 
 
 @attrs.frozen(kw_only=True)
 class JsonSchemaConfig(PluginSection):
-    """The answer is JSON of a given form."""
+    """Settings of `json_schema`, which checks the answer against a JSON Schema or a JSON value."""
 
     schema: Mapping[str, Any] | None = attrs.field(default=None, metadata={VERBATIM: True})
-    """JSON Schema of every answer; None where each row's ground truth is the schema, or where only values are compared."""
+    """JSON Schema of every answer; None if each row's ground truth is the schema, or if only values are compared."""
     compare: bool = False
-    """Compare the answer with the ground truth, a value or its JSON text."""
+    """Compare the answer with the ground truth, which is a JSON value or its text."""
     extract: Literal["auto", "whole", "fenced"] = "auto"
-    """Place of the JSON: the whole response; the last fenced block; auto: the last fenced block, else the whole response."""
+    """Place of the JSON. whole: the whole response; fenced: the last fenced block; auto: the last fenced block, else the whole
+    response.
+    """
     parse_score: float = 0.0
-    """Score of an answer that is JSON."""
+    """Score that is added if the answer is JSON."""
     valid_score: float = 1.0
-    """Score that is added for a valid answer."""
+    """Score that is added if the schema accepts the answer."""
     fields_score: float = 0.0
-    """Score that is added, multiplied by the share of right fields: valid by the schema, or, with `compare`, equal to the ground truth's.
+    """Score that is added in proportion to the share of right fields: valid by the schema or, with `compare`, equal to the ground truth.
     """
 
 
 @attrs.frozen(kw_only=True)
 class LengthPenaltyConfig(PluginSection):
-    """0 for a response of a fitting length, down to −penalty for one that is too long or too short."""
+    """Settings of `length_penalty`: 0 for a response of suitable length, down to −penalty if the response is too long or too short."""
 
     unit: Literal["words", "characters", "tokens"] = "words"
     """Unit of length; in an episode, `tokens` includes tool tokens. `algorithm.overlong_penalty` is a penalty by tokens outside the reward.
     """
     limit: int = attrs.field(validator=AT_LEAST_ONE)
-    """Length from which the whole penalty is due."""
+    """Length at which the penalty reaches its maximum."""
     buffer: int = attrs.field(default=0, validator=NOT_NEGATIVE)
-    """Lengths before `limit` over which the penalty grows evenly."""
+    """Length of the interval before `limit` over which the penalty grows linearly."""
     minimum: int = attrs.field(default=0, validator=NOT_NEGATIVE)
-    """Length below which the penalty grows evenly, up to the whole penalty for an empty response."""
+    """Length below which the penalty grows linearly, up to its maximum for an empty response."""
     penalty: float = attrs.field(default=1.0, validator=NOT_NEGATIVE)
     """The largest penalty."""
 
@@ -134,29 +137,29 @@ class LengthPenaltyConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class RepetitionPenaltyConfig(PluginSection):
-    """0 for a response that repeats no run of words, down to −penalty for one that is all repetition."""
+    """Settings of `repetition_penalty`: 0 for a response without repeated n-grams, down to −penalty if the response is all repetition."""
 
     n: int = attrs.field(default=3, validator=AT_LEAST_ONE)
-    """Length of the runs, in units."""
+    """Length of the n-grams, in `unit`."""
     unit: Literal["words", "characters"] = "words"
-    """Unit of the runs; characters suit languages without spaces."""
+    """Unit of the n-grams; characters suit languages without spaces."""
     free: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
     )
-    """Share of repeated runs that costs nothing."""
+    """Share of repeated n-grams that is not penalised."""
     penalty: float = attrs.field(default=1.0, validator=NOT_NEGATIVE)
     """The largest penalty."""
 
 
 @attrs.frozen(kw_only=True)
 class InstructionFollowingConfig(PluginSection):
-    """Compliance of the response with instructions that can be checked."""
+    """Settings of `instruction_following`, which checks the response against verifiable instructions."""
 
     scoring: Literal["all", "share"] = "all"
-    """all: 1 where every instruction is kept, else 0; share: the share of instructions kept."""
+    """all: 1 if every instruction is followed, else 0; share: the share of instructions that are followed."""
     loose: bool = False
-    """Also accept a response that complies without its first or last line, or without asterisks, so that an introduction or emphasis is no
-    fault.
+    """Also accept a response that complies without its first or last line, or without asterisks. Introductions and emphasis are then
+    allowed.
     """
     score: float = 1.0
-    """Score of a full result."""
+    """Factor by which the result is multiplied: the score for a result of 1."""

@@ -55,7 +55,7 @@ class TestFuzzyMatch(RewardFunctionConformance):
 
 
 class TestFuzzyMatchEdit(RewardFunctionConformance):
-    """The reward function `fuzzy_match`, by edit distance."""
+    """The reward function `fuzzy_match` with `metric: edit`."""
 
     plugin = FuzzyMatch
     config = FuzzyMatchConfig(name="fuzzy_match", metric="edit", threshold=0.8)
@@ -64,7 +64,7 @@ class TestFuzzyMatchEdit(RewardFunctionConformance):
 
 
 class TestJsonSchema(RewardFunctionConformance):
-    """The reward function `json_schema`, against a schema."""
+    """The reward function `json_schema` with a schema."""
 
     plugin = JsonSchema
     right = (("[1, 2]", {"type": "array"}),)
@@ -72,7 +72,7 @@ class TestJsonSchema(RewardFunctionConformance):
 
 
 class TestJsonValue(RewardFunctionConformance):
-    """The reward function `json_schema`, against a value."""
+    """The reward function `json_schema`, which compares a JSON value."""
 
     plugin = JsonSchema
     config = JsonSchemaConfig(name="json_schema", compare=True, valid_score=0.0, fields_score=1.0)

@@ -19,11 +19,11 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class FuzzyMatch(RewardFunction):
-    """Similarity of texts; with several accepted ones, the most similar counts.
+    """Scores the similarity of the response to the most similar accepted answer.
 
-    token_f1 (SQuAD, arXiv:1606.05250): with c words in common, counted with their number, of p in the response and t in the
-    ground truth, F1 = 2c / (p + t). edit: 1 − d / max(p, t), where d is the Levenshtein distance in characters
-    and p and t are lengths (package rapidfuzz). With `threshold` the similarity becomes 1 or 0.
+    token_f1 (SQuAD, arXiv:1606.05250): F1 = 2c / (p + t), with p words in the response, t in the ground truth, and c in common, counting
+    repetitions. edit: 1 − d / max(p, t), where d is the Levenshtein distance and p and t are lengths, in characters (package rapidfuzz).
+    With `threshold`, the similarity becomes 1 or 0.
     """
 
     name = "fuzzy_match"
@@ -44,7 +44,7 @@ class FuzzyMatch(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; the component `similarity` in [0, 1]; `pred`: the compared text in its normalised form, or None."""
+        """Return `score`, the component `similarity` in [0, 1], and `pred`: the compared text in its normalised form, or None."""
         answer = extracted(self._extract, solution_str)
         if answer is None:
             return {"score": 0.0, "similarity": 0.0, "pred": None}
@@ -66,7 +66,7 @@ class FuzzyMatch(RewardFunction):
 
 
 def token_f1(answer: str, truth: str) -> float:
-    """Return F1 of two bags of words: 1 for two empty texts, 0 for an empty and a non-empty one."""
+    """Return the F1 score of two texts as bags of words; 1 if both are empty, 0 if only one is empty."""
     words, wanted = answer.split(), truth.split()
     if not words or not wanted:
         return float(words == wanted)

@@ -11,10 +11,10 @@ from dovetail_rewards_extra.config import Geometry3kConfig
 
 
 class Geometry3k(VerifiedFunction):
-    r"""Form and answer of Geometry3K (arXiv:2105.04165): score = w·format + (1−w)·correct with w = `format_weight`.
+    r"""Format and answer of Geometry3K (arXiv:2105.04165): score = w·format + (1−w)·correct with w = `format_weight`.
 
-    The form: the response begins with `<think>`, closes it, and has a complete `\boxed{…}` after that. The answer is the last box anywhere
-    in the response; it is compared with the ground truth as `math` does.
+    The format is right if the response begins with `<think>…</think>` and has a complete `\boxed{…}` afterwards. The answer is the last box
+    anywhere in the response, compared with the ground truth as in `math`.
     """
 
     name = "geometry3k"
@@ -29,7 +29,7 @@ class Geometry3k(VerifiedFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its parts `format` and `correct` as 0 or 1; `pred`: the answer as written, or None.
+        """Return `score`, its parts `format` and `correct`, each 0 or 1, and `pred`: the answer as written, or None.
 
         Raises:
             TimeoutError: the ground truth alone exceeds `verify_timeout`.

@@ -31,11 +31,11 @@ class _Wanted:
 
 
 class InstructionFollowing(RewardFunction):
-    """Verifiable instructions in the manner of IFEval (arXiv:2311.07911), under its names: `keywords:existence` and 23 others.
+    """Checks verifiable instructions as IFEval does (arXiv:2311.07911), under IFEval's names: `keywords:existence` and 23 others.
 
-    The ground truth is `{"instruction_id_list": […], "kwargs": [{…}, …]}` as IFEval has it, or a list of `{"instruction": name, …arguments}`, or JSON
-    text of either; arguments that are null do not count. An empty response keeps to no instruction.
-    Strict scoring checks the unchanged response; `loose` also checks it without its first line, its last, both, and without asterisks.
+    The ground truth is `{"instruction_id_list": […], "kwargs": [{…}, …]}` as in IFEval, a list of `{"instruction": name, …arguments}`, or
+    JSON text of either; null arguments are ignored. An empty response follows no instruction. Strict scoring checks the unchanged response.
+    `loose` also checks the response without the first line, the last line or both, each with and without asterisks.
     """
 
     name = "instruction_following"
@@ -52,10 +52,10 @@ class InstructionFollowing(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its parts `share` of instructions kept and `all` of them as 0 or 1; `broken`: names of those that are not.
+        """Return `score`, `share` (of instructions followed), `all` (1 or 0), and `broken`: the names of instructions not followed.
 
         Raises:
-            ValueError: the ground truth holds no instructions, or wrong ones.
+            ValueError: the ground truth holds no instructions, or invalid instructions.
         """
         wanted = _instructions(ground_truth)
         problem = _complaint(wanted)

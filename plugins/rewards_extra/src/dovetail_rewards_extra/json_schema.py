@@ -17,13 +17,14 @@ _MISSING = object()
 
 
 class JsonSchema(RewardFunction):
-    """score = `parse_score`·parsed + `valid_score`·valid + `fields_score`·fields.
+    """Scores a JSON answer: `parse_score`·parsed + `valid_score`·valid + `fields_score`·fields.
 
-    parsed: the answer is JSON (NaN and infinities are not). valid: JSON Schema (draft 2020-12, or what `$schema` says) accepts it; `$ref`
-    may refer to the schema itself, never to the network. fields: by a schema, the share of its required properties (all, where none is
-    required) that are there and valid; with `compare`, the share of the ground truth's fields, at every depth, that are there and equal.
+    parsed: the answer is JSON (without NaN and infinities). valid: the schema accepts the answer, by draft 2020-12 or the draft that
+    `$schema` names; `$ref` may refer to the schema itself, never to the network. fields: the share of the schema's required properties that
+    are present and valid; without required properties, of all properties. With `compare`, fields is the share of the ground truth's fields,
+    at every depth, that are present and equal.
 
-    The schema is the config's; without one it is the row's ground truth, or with `compare` accepts everything.
+    The schema comes from the config, else from the row's ground truth. With `compare` and no configured schema, every JSON value is valid.
     """
 
     name = "json_schema"
@@ -53,7 +54,7 @@ class JsonSchema(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its parts `parsed`, `valid` as 0 or 1 and `fields` in [0, 1]; `pred`: the value as sorted JSON, or None."""
+        """Return `score`, its parts `parsed` and `valid` (0 or 1) and `fields` in [0, 1], and `pred`: the value as sorted JSON, or None."""
         value = _parsed(self._text(solution_str))
         if value is _MISSING:
             return {"score": 0.0, "parsed": 0.0, "valid": 0.0, "fields": 0.0, "pred": None}

@@ -15,12 +15,11 @@ _WRITTEN = r"[*_$\[]{0,3}(?:\\(?:text|mathrm|mathbf|textbf)\{)?"
 
 
 class MultipleChoice(RewardFunction):
-    r"""Compares the letter of a response with the ground truth. The places of `extract` are searched in order; the first with a letter
-    counts.
+    r"""Compares the letter that a response chooses with the ground truth. The places in `extract` are searched in order for a letter.
 
     Read as B: `\boxed{B}`, `\boxed{\text{(B)}}`, `<answer>B) Paris</answer>`, `the answer is (B)`, `Answer: **B**`, `(B)` alone
-    on the last line. The words A and I do not count as letters: in `the answer is A dog` nothing is chosen. The ground truth is a letter, also as `b`,
-    `(B)` or `B.`, or a list of them. Right: `score`; another letter: `format_score`; none: `miss_score`.
+    on the last line. The words A and I do not count as letters: `the answer is A dog` chooses no letter. The ground truth is a letter, also
+    as `b`, `(B)` or `B.`, or a list of letters. The right letter scores `score`, another letter `format_score`, no letter `miss_score`.
     """
 
     name = "multiple_choice"
@@ -51,7 +50,7 @@ class MultipleChoice(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its parts `format` (a letter is chosen) and `correct` as 0 or 1; `pred`: the letter, or None."""
+        """Return `score`, its parts `format` (a letter is chosen) and `correct`, each 0 or 1, and `pred`: the letter, or None."""
         found = (self._finders[place](solution_str) for place in self.config.extract)
         pred = next((letter for letter in found if letter), None)
         right = pred is not None and pred in _truths(ground_truth, self.config.choices)

@@ -11,10 +11,10 @@ from dovetail_rewards_extra.config import RegexFormatConfig
 
 
 class RegexFormat(RewardFunction):
-    r"""Matches the form of a response, and compares the answer if the pattern marks one.
+    r"""Matches a response with a pattern, and compares the pattern's group `answer`, if any, with the ground truth.
 
-    score = `miss_score` for another form; `format_score` for the right one, plus `answer_score` where the
-    group `answer` equals the ground truth. An example is `<think>.*</think>\s*<answer>(?P<answer>.*)</answer>`.
+    A response that matches scores `format_score`, plus `answer_score` if the group `answer` equals the ground truth; any other response
+    scores `miss_score`. An example is `<think>.*</think>\s*<answer>(?P<answer>.*)</answer>`.
 
     In a config:
 
@@ -38,7 +38,7 @@ class RegexFormat(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its parts `format` and, where answers count, `correct` as 0 or 1; `pred`: the answer that the pattern marks."""
+        """Return `score`, its part `format` and, if answers are scored, `correct` (each 0 or 1), and `pred`: the marked answer."""
         find = self._pattern.fullmatch if self.config.match == "full" else self._pattern.search
         match = find(solution_str.strip())
         score = self.config.format_score if match else self.config.miss_score

@@ -13,8 +13,9 @@ from dovetail_rewards_extra.config import LengthPenaltyConfig, RepetitionPenalty
 class LengthPenalty(RewardFunction):
     """A penalty that grows linearly with the excess or deficit of a response's length.
 
-    With length x, limit L, buffer B, minimum M and penalty p the score is −p·clip((x − (L − B)) / B, 0, 1) at the long end, the soft
-    overlong punishment of DAPO (arXiv:2503.14476, eq. 13; for B = 0 a step at L), and −p·(M − x) / M below the minimum.
+    Let x be the length, L the limit, B the buffer, M the minimum and p the penalty. The score is −p·(M − x) / M below the minimum, else
+    −p·clip((x − (L − B)) / B, 0, 1): the soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13). For B = 0, the penalty is a step at
+    L.
 
     In a config:
 
@@ -62,10 +63,11 @@ class LengthPenalty(RewardFunction):
 
 
 class RepetitionPenalty(RewardFunction):
-    """A penalty on runs of n words (or characters) that occurred in the response before.
+    """A penalty on n-grams of words (or characters) that occurred in the response before.
 
-    With k runs, of which u are different, and f = `free`, the repeated share is r = 1 − u / k and the score −penalty·max(0, r − f) / (1 − f):
-    the n-gram repetition penalty of arXiv:2502.03373, without its dependence on a single phrase. Fewer than two runs: 0.
+    With k n-grams, u of them different, and f = `free`, the repeated share is r = 1 − u / k and the score is −penalty·max(0, r − f) / (1 −
+    f). This is the n-gram repetition penalty of arXiv:2502.03373, without its dependence on a single phrase. With fewer than two n-grams,
+    the score is 0.
     """
 
     name = "repetition_penalty"
@@ -81,7 +83,7 @@ class RepetitionPenalty(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score` in [−penalty, 0], and its part `repeated`: the share of runs that are repetitions."""
+        """Return `score` in [−penalty, 0], and its part `repeated`: the share of n-grams that are repetitions."""
         config: RepetitionPenaltyConfig = self.config
         text = solution_str.casefold()
         pieces = text.split() if config.unit == "words" else list("".join(text.split()))

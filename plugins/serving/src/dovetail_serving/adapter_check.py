@@ -10,20 +10,20 @@ from dovetail.interfaces import WeightManifest
 EMBEDDINGS = frozenset(
     {"embed_in", "embed_tokens", "tok_embeddings", "word_embeddings", "wpe", "wte"}
 )
-"""Last parts of the names of embeddings, whose adapters differ in form from those of linear layers."""
+"""Module names of embeddings (the last part of the path), whose adapters differ in form from adapters of linear layers."""
 _MERGED = "or send merged weights (actor.engine.lora.sync: merged)"
 
 
 def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) -> str | None:
-    """Return why an engine that applies plain adapters of linear layers does not apply this one, as text that follows the engine's name.
+    """Return why an engine that applies only plain adapters of linear layers can't apply an adapter, or None.
 
     Args:
-        dora: whether it is a DoRA adapter (arXiv 2402.09353).
+        dora: whether the adapter is a DoRA adapter (arXiv 2402.09353).
         targets: names of the adapted layers, or their last parts.
-        layers: last parts of the names of those for which the engine has room; None: every linear layer.
+        layers: last parts of the names of layers that the engine can adapt; None for every linear layer.
 
     Returns:
-        None where no obstacle is known.
+        The reason as text that follows the engine's name; None if no obstacle is known.
     """
     if dora:
         return "does not apply DoRA adapters"
@@ -40,7 +40,7 @@ def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) 
 
 
 def without_room(version: int, who: str) -> WeightSyncError:
-    """Return the error for an adapter that reaches an engine which was started without room for any.
+    """Return the error for an adapter sent to an engine that was started without room for adapters.
 
     Args:
         version: the version of the update.
@@ -58,7 +58,7 @@ def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, 
     Args:
         version: the version of the update.
         manifest: a manifest of kind `adapter`.
-        room: the largest adapter rank of the engine; None where it takes no adapters.
+        room: the largest adapter rank of the engine; None if the engine takes no adapters.
         who: the engine's name in messages.
 
     Raises:

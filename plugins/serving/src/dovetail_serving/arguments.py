@@ -21,12 +21,12 @@ def merged_arguments(
 ) -> dict[str, Any]:
     """Merge Dovetail's engine arguments over the user's `engine_args`; mappings under the same name are merged recursively.
 
-    One warning names every argument on which the two differ, with both values.
+    One warning names every argument with different values, and both values.
 
     Args:
         theirs: `rollout.engine_args`.
-        ours: the arguments that the rollout depends on.
-        context: the context of the rollout; its logger logs overridden arguments.
+        ours: the arguments that Dovetail sets.
+        context: the rollout's context; its logger logs overridden arguments.
     """
     clashes = list(_clashes(theirs, ours))
     if clashes:
@@ -41,7 +41,7 @@ def unknown_argument(name: str, known: Collection[str], *, engine: str) -> Confi
 
     Args:
         name: the name of the argument.
-        known: the names of valid arguments; the nearest is the hint.
+        known: the names of valid arguments; the hint suggests the nearest.
         engine: the engine's name in messages.
     """
     close = nearest(name, known)
@@ -64,31 +64,31 @@ def model_of(context: PluginContext) -> ModelSection:
 
 
 def has_tokenizer(model: ModelSection) -> bool:
-    """Return whether an engine will find the model's tokenizer, which it needs only for stop strings; assumed for a hub id."""
+    """Return whether the model's directory holds a tokenizer, which engines need only for stop strings; True for a hub id."""
     directory = Path(model.tokenizer_path or model.path)
     return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def replica_seed(engine: str, context: PluginContext) -> int:
-    """Return the seed of one replica's own generator, 31 bits: replicas must not draw the same numbers.
+    """Return the 31-bit seed of one replica's random generator, which differs between replicas.
 
     Args:
         engine: the plugin's name, on which the seed depends.
-        context: the context of the rollout: the run's seed and the replica's rank.
+        context: the rollout's context, with the run's seed and the replica's rank.
     """
     words = f"{context.seed}/{engine}/{context.rank}".encode()
     return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
 
 
 def starts_empty(config: ServingSection, context: PluginContext, *, kept: object = None) -> bool:
-    """Return whether an engine may start on random weights, since a complete update precedes the first request.
+    """Return whether an engine may start with random weights, because a complete update precedes the first request.
 
-    This starts faster; and a tensor that no update contains stays random, so that the weight check detects it.
+    Such a start is faster. A tensor that the updates lack stays random, so that the weight check detects the omission.
 
     Args:
-        config: the rollout's config. A joined server has its weights, and the user may have chosen in `engine_args.load_format`.
+        config: the rollout's config. The result is False if it joins servers or sets `engine_args.load_format`.
         context: the rollout's context.
-        kept: another reason why the weights on disk are needed, such as quantisation; falsy where there is none.
+        kept: another reason why the weights on disk are needed, such as quantisation; falsy if there is none.
     """
     chosen = "load_format" in config.engine_args
     return context.weights_follow and not (chosen or config.urls or kept)

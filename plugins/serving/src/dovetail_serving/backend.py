@@ -31,35 +31,37 @@ class SampleCall:
     """The P token ids of the prompt."""
     sampling: SamplingParams
     seed: int | None = None
-    """The sample's own seed; None draws from the engine's generator."""
+    """The sample's seed; None draws from the engine's random generator."""
     media: tuple[MediaRef, ...] = ()
-    """The prompt's images by reference, in the order of their tokens; every process of the engine reaches their paths."""
+    """References to the prompt's images, in the order of their tokens, by paths that every engine process can read."""
     priority: int = 0
-    """Priority as in `RolloutRequest.priority`; an engine that runs out of memory for keys and values stops the highest numbers first."""
+    """Priority as in `RolloutRequest.priority`. An engine that runs out of KV cache preempts the samples with the highest numbers first."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class SampleResult:
-    """The result of one sample; after an abort, the tokens so far."""
+    """The result of one sample; after an abort, with the tokens generated so far."""
 
     response_ids: np.ndarray
-    """int64 [T]."""
+    """The generated token ids, int64 [T]."""
     finish_reason: FinishReason
     log_probs: np.ndarray | None = None
-    """float32 [T], nats, under the sampler as used; None unless asked for."""
+    """Log-probabilities, float32 [T] in nats, under the distribution of the sampler; None unless requested."""
     raw_log_probs: np.ndarray | None = None
-    """float32 [T], nats, full softmax of logits / temperature, where they differ from `log_probs`; None where they are the
-    same or were not asked for."""
+    """Log-probabilities, float32 [T] in nats, under the full softmax of logits / temperature; None if equal to `log_probs` or not
+    requested.
+    """
     weight_versions: np.ndarray | None = None
-    """int64 [T]: version of the weights that produced each token; None where the engine does not say, and all are of the version
-    that was in force when the call began."""
+    """Version of the weights that produced each token, int64 [T]; None if all tokens have the version that was in force when the call
+    began.
+    """
 
 
 class Backend(ABC):
-    """One running engine. Asynchronous methods work under any event loop; the others block and are called from one thread.
+    """Interface to one running engine. Async methods work under any event loop; other methods block and are called from one thread.
 
-    Every method raises RolloutError where the engine failed; once the engine has died, running and later calls raise one with the cause and
-    the last output.
+    Every method raises RolloutError if the engine failed. After the engine has died, running and later calls raise a RolloutError with the
+    cause and the engine's last output.
     """
 
     @abstractmethod
@@ -72,37 +74,37 @@ class Backend(ABC):
 
     @abstractmethod
     async def abort(self, call_ids: Sequence[str]) -> None:
-        """End these calls: `generate` returns their tokens so far, with `FinishReason.ABORT`."""
+        """Abort these calls: `generate` returns the tokens generated so far, with `FinishReason.ABORT`."""
 
     @abstractmethod
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Return float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
+        """Return the log-probabilities (full softmax, temperature 1) of every token but the first, float32 [L_i − 1] for each sequence."""
 
     @abstractmethod
     async def reset_cache(self) -> None:
-        """Drop cached prefixes."""
+        """Drop the prefix cache."""
 
     @abstractmethod
     def load(self, version: int, manifest: WeightManifest) -> None:
-        """Let all workers receive, verify and load the weights of a manifest; nothing is generated meanwhile.
+        """Let all workers receive, verify and load the weights of a manifest, while no call generates.
 
         Raises:
-            OthersFailedError: the update was called off, and not by one of these workers.
+            OthersFailedError: the update was called off by a receiver outside this engine.
             WeightsUntouchedError: the update failed before any worker changed its model.
-            WeightSyncError: a worker did not receive all weights; the engine may hold a mixture, and must not generate
-                until a later `load` succeeds or it is restarted.
+            WeightSyncError: a worker did not receive all weights. The engine may hold mixed weights, and must not generate before a later
+                `load` succeeds or the engine is restarted.
         """
 
     @abstractmethod
     def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
-        """Free the memory of these tags on the accelerators, and return the bytes measured."""
+        """Free the memory with these tags on the accelerators, and return the measured number of freed bytes."""
 
     @abstractmethod
     def wake(self, tags: frozenset[str]) -> None:
-        """Allocate the freed memory again."""
+        """Allocate the freed memory with these tags again."""
 
     async def freeze(self) -> None:
-        """Pause all calls until `thaw`; a `load` meanwhile keeps their keys and values.
+        """Pause all calls until `thaw`; a `load` before then keeps the calls' KV cache.
 
         Raises:
             RolloutError: the engine can't pause calls.
@@ -113,7 +115,7 @@ class Backend(ABC):
         )
 
     async def thaw(self) -> None:
-        """Continue the calls after `freeze`; each of their tokens records its version (`SampleResult.weight_versions`)."""
+        """Continue the calls that `freeze` paused; `SampleResult.weight_versions` then gives each token's version."""
 
     def alive(self) -> bool:
         """Return whether the engine still answers."""
@@ -121,13 +123,13 @@ class Backend(ABC):
 
     @property
     def draining(self) -> bool:
-        """Whether the engine will be ended soon; see `BaseRollout.draining`."""
+        """Whether the engine will be shut down soon; see `BaseRollout.draining`."""
         return False
 
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
-        """Return the engine's metrics since the last call; they merge over replicas."""
+        """Return the engine's metrics since the last call, as Metrics that can be merged over replicas."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what `start` started; safe to call twice, and after a failed start."""
+        """End the engine or the connection that `start` made; safe to call twice, and after a failed start."""

@@ -33,7 +33,7 @@ class _Running:
 
 
 class ServerCalls:
-    """Generates on one server. All methods must be called under the same event loop.
+    """Generates samples on one server. All methods must be called under the same event loop.
 
     Args:
         connection: the connection to the server.
@@ -70,7 +70,7 @@ class ServerCalls:
             self._running.pop(call.call_id, None)
 
     async def abort(self, call_ids: Iterable[str]) -> None:
-        """End these calls: `generate` returns their tokens so far.
+        """Abort these calls: `generate` returns the tokens generated so far.
 
         Raises:
             RolloutError: the server failed.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
-"""Longest wait for a connection, and for an answer about the server's health."""
+"""Maximum seconds of a connection attempt, and of a health check."""
 _REFUSED = (400, 413, 422)
 """Statuses that say that a request is at fault, not the server."""
 _END_SECONDS = 10.0
@@ -32,21 +32,21 @@ _LAST_WORDS_SECONDS = 3.0
 class ServerConnection:
     """A client of one server. All methods must be called under the same event loop.
 
-    While a request runs, the server's health is watched, and its process where Dovetail started it. Once the server is found dead,
-    running and later requests fail with the reason.
+    While a request runs, the connection watches the server's health and, if Dovetail started the server, its process. Once the server is
+    found dead, running and later requests fail with the reason.
 
-    Needs the package `httpx2`, which plugins that have servers depend on.
+    Needs the package `httpx2`, a dependency of plugins with servers.
 
     Args:
-        url: such as `http://127.0.0.1:8000`.
+        url: the server's address, such as `http://127.0.0.1:8000`.
         engine: the engine's name in messages.
-        token: the token that the server requires; empty where it requires none.
+        token: the token that the server requires; empty for no token.
         patience: seconds without an answer to health checks after which the server counts as dead.
-        ended: returns how the server's process ended, or None while it runs or where Dovetail did not start it.
-        died: makes the error for a dead server, from the last failure.
+        ended: a function that returns how the server's process ended; None if the process runs, or was not started by Dovetail.
+        died: a function that returns the error for a dead server, given the last failure.
 
     Attributes:
-        draining: whether the server said, in its latest health answer, that it will shut down.
+        draining: whether the server's latest health answer announced its shutdown.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """Post to one of the server's Dovetail paths and return its answer; `arrays` have one dimension, [n] each, as in `frames.pack`.
+        """Post a frame to one of the server's Dovetail paths and return the answer; `arrays` are [n] each, as in `frames.pack`.
 
         Raises:
             RolloutError: the server refused, failed, or is dead.
@@ -106,13 +106,13 @@ class ServerConnection:
     async def stream(
         self, name: str, content: bytes, answered: Callable[[], None], take: Callable[[Frame], None]
     ) -> None:
-        """Call `take` with each frame of a streamed answer as it arrives.
+        """Post a request and call `take` with each frame of the streamed answer on arrival.
 
         Args:
             name: the name of the path.
             content: the request.
-            answered: called once the server has taken the request.
-            take: called with each frame.
+            answered: a function that is called when the server has accepted the request.
+            take: a function that is called with each frame.
 
         Raises:
             RolloutError: the server refused, failed midway, or is dead.
@@ -141,15 +141,15 @@ class ServerConnection:
         await self._watched(streaming())
 
     async def lines(self, path: str, body: Mapping[str, Any], take: Callable[[str], bool]) -> None:
-        """Post JSON to one of the engine's own paths, and call `take` with each line of the answer as it arrives.
+        """Post JSON to one of the engine's own paths, and call `take` with each line of the answer on arrival.
 
         Args:
-            path: such as `/v1/completions`.
+            path: the engine's path, such as `/v1/completions`.
             body: the request.
-            take: called with each line; returns whether more are wanted. Where not, the connection is closed.
+            take: a function that is called with each line and returns whether to continue; if not, the connection is closed.
 
         Raises:
-            RequestRefusedError: the server refuses the request, with its message.
+            RequestRefusedError: the server refused the request; has the server's message.
             RolloutError: the server failed, or is dead.
         """
         import httpx2
@@ -179,7 +179,7 @@ class ServerConnection:
         await self._watched(streaming())
 
     async def health(self, timeout: float = CONNECT_SECONDS) -> int:
-        """Return the status of the engine's own health path: 200 where it is well, 503 where its engine died.
+        """Return the HTTP status of the engine's health path: 200 if the engine is healthy, 503 if it died.
 
         Raises:
             httpx2.HTTPError: no answer came.
@@ -189,7 +189,7 @@ class ServerConnection:
         return response.status_code
 
     async def get(self, path: str) -> httpx2.Response:
-        """Request one of the engine's own paths and return the answer.
+        """Send a GET request to one of the engine's own paths and return the answer.
 
         Raises:
             httpx2.HTTPError: no answer came.
@@ -204,13 +204,13 @@ class ServerConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether the server has not been found dead."""
+        """Whether the server is not known to be dead."""
         if self._death is None and (how := self._ended()) is not None:
             self._die(how)
         return self._death is None
 
     def refuse_dead(self) -> None:
-        """Raise an error where the server was found dead.
+        """Raise an error if the server was found dead.
 
         Raises:
             RolloutError: the server was found dead.

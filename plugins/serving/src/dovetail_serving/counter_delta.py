@@ -10,13 +10,12 @@ Totals = Mapping[str, float]
 
 
 class CounterDelta:
-    """Turns a server's running totals into metrics of the time since the last call.
+    """Turns a server's running totals into metrics for the time since the last call.
 
     Args:
         prefix: the prefix of the metrics' names, such as `rollout/vllm/`.
-        counted: the total that has to grow for metrics to be reported.
-        metrics: makes the metrics from the growth of the totals, and from the totals themselves for those that the
-            server resets at each call.
+        counted: the name of the total that must have grown for metrics to be reported.
+        metrics: a function that returns the metrics, given the growth of the totals and the totals themselves.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class CounterDelta:
         self._before: Totals = {}
 
     def since(self, totals: Totals) -> Mapping[str, Metric]:
-        """Return the metrics since the previous totals; empty where nothing was done.
+        """Return the metrics since the previous totals; empty if `counted` has not grown.
 
         Args:
             totals: a server's answer to `metrics`.

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class Counters:
-    """Counts running samples and other events; for one event loop.
+    """Counts running samples and other events of a server, under one event loop.
 
     Args:
-        names: the names of what is counted besides time.
+        names: the names of the event counters.
     """
 
     def __init__(self, *names: str) -> None:
@@ -21,7 +21,7 @@ class Counters:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count a running sample within the block."""
+        """Count a running sample during the `with` block."""
         self._advance()
         self._running += 1
         self._most = max(self._most, self._running)
@@ -40,8 +40,8 @@ class Counters:
         """Return all totals since the start.
 
         Returns:
-            The names; `busy_seconds`, in which any sample ran; `sample_seconds`, those of all samples together; and
-            `running_max`, how many ran at once at most, which is reset by every call.
+            The counters by name; `busy_seconds`, in which any sample ran; `sample_seconds`, the running times of all samples added;
+            `running_max`, the maximum number of samples at once since the last call.
         """
         self._advance()
         most, self._most = self._most, self._running

@@ -10,17 +10,18 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
-    """Check that a model can be divided over a replica's ranks, as serving engines divide it.
+    """Check that a model can be divided over a replica's ranks as serving engines do.
 
-    Every rank has the same number of attention heads, and the same number of key-value heads, or shares one with the same number of ranks.
+    Every rank must get the same number of attention heads and of key-value heads. Alternatively, the same number of ranks may share each
+    key-value head.
 
     Args:
-        model: the rollout's model; only one on this machine, which transformers can read, is looked at.
+        model: the rollout's model; not checked unless its config is on this machine and transformers can read it.
         ranks: the number of ranks over which attention heads are divided (`rollout.tensor_parallel_size`).
         spread: the number of ranks over which experts are spread (`rollout.expert_parallel_size`).
 
     Raises:
-        ConfigError: it can't; the error names the value that is not divided, and values that fit.
+        ConfigError: the model can't be divided; the error names the setting and values that fit.
     """
     from dovetail_datasets import text_config
 
@@ -32,12 +33,12 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
 
 
 def experts_of(config: object) -> int:
-    """Return the number of experts in a layer of a model, from its Hugging Face config (the text part's); 0 without experts."""
+    """Return the number of experts per layer of a model, from its Hugging Face text config; 0 without experts."""
     return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
 
 
 def divisors(number: int) -> str:
-    """Return every divisor of a number, as a hint names them."""
+    """Return all divisors of a number as text, for a hint."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 

@@ -12,10 +12,10 @@ from dovetail.interfaces import PluginContext
 
 
 def log_path(engine: str, context: PluginContext) -> Path:
-    """Return the file that a replica's engine prints to: below the run's directory, or a temporary one outside a run.
+    """Return the log file of a replica's engine: below the run's directory, or a temporary file outside a run.
 
     Args:
-        engine: the plugin's name, part of the file's.
+        engine: the plugin's name, which is part of the file's name.
         context: the context of the rollout.
     """
     name = f"rollout-{context.rank}.{engine}.log"
@@ -27,16 +27,15 @@ def log_path(engine: str, context: PluginContext) -> Path:
 
 
 def visible_devices(count: int, context: PluginContext, variable: str) -> dict[str, str]:
-    """Return the environment variable that makes an engine, which counts accelerators from the first visible one, start at the replica's
-    first.
+    """Return the environment variable that shows an engine only the accelerators of its replica.
 
     Args:
         count: the number of accelerators of a replica.
-        context: the context of the rollout; its device is the replica's first.
+        context: the rollout's context, whose device is the replica's first accelerator.
         variable: the environment variable that selects a process's visible accelerators.
 
     Returns:
-        The variable and its value; empty where the replica's first is the process's own, or there are none.
+        The variable and its value; empty if the replica's first accelerator is the first visible one, or there are no accelerators.
     """
     first = torch.device(context.device).index or 0
     if not first or not torch.accelerator.is_available():
@@ -47,7 +46,7 @@ def visible_devices(count: int, context: PluginContext, variable: str) -> dict[s
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of an accelerator, in bytes, as its driver sees it once all work is done; 0 on a CPU."""
+    """Return the free memory of an accelerator in bytes, from the driver, after all queued work; 0 on a CPU."""
     if device.type == "cpu":
         return 0
     torch.accelerator.synchronize(device)

@@ -16,19 +16,19 @@ _SHOWN_LINES = 25
 
 @attrs.frozen
 class Known:
-    """A cause that is recognised in an engine's exception or output."""
+    """A known cause of failure, recognised in an engine's exception or output."""
 
     pattern: str
-    """A regular expression, searched in text in which each run of white space is replaced by one blank."""
+    """A regular expression for the text, in which each run of white space is replaced by one blank."""
     error: type[DovetailError]
     """The type of the error that is raised for this cause."""
     message: str
-    """The error's message, as a format: `{name}` is the pattern's group of that name, `{config.key}` the rollout's setting."""
+    """The error's message as a format string: `{name}` is a group of the pattern, `{config.key}` a setting of the rollout."""
     hint: str
-    """How to fix it, a format as `message`."""
+    """The error's hint, a format string like `message`."""
 
     def found_in(self, text: str, config: Any) -> DovetailError | None:
-        """Return the error, where the text holds this cause."""
+        """Return the error for this cause if the text matches the pattern, else None."""
         found = re.search(self.pattern, text)
         if found is None:
             return None
@@ -45,18 +45,18 @@ class Failures:
     marks: re.Pattern[str]
     """The prefix of the engine's output lines, such as timestamps, which errors leave out."""
     known: tuple[Known, ...] = ()
-    """Causes that are recognised, looked for in this order."""
+    """Known causes of failure, tried in this order."""
 
     def tail_of(self, log: Path | None, lines: int = _SHOWN_LINES) -> str:
-        """Return the last lines of the engine's log, without control characters; empty where there is no log."""
+        """Return the last lines of the engine's log, without prefixes; empty if there is no log."""
         return "\n".join(self._text(log).splitlines()[-lines:])
 
     def start(self, error: BaseException, log: Path | None, config: Any) -> DovetailError:
         """Return the error for an engine or a server that did not start.
 
         Args:
-            error: the exception raised here; engines often only report in it that another process failed.
-            log: the output of its processes.
+            error: the exception raised in this process, which often only reports that another process of the engine failed.
+            log: the log file of the engine's processes.
             config: the rollout's config.
         """
         if isinstance(error, DovetailError):
@@ -71,7 +71,7 @@ class Failures:
         )
 
     def death(self, error: BaseException | str, log: Path | None) -> RolloutError:
-        """Return the error for an engine or a server that ran and is dead."""
+        """Return the error for an engine or a server that died after its start."""
         return RolloutError(
             f"{self.engine} has died: {error}{self._end_of(log)}",
             hint="the run starts it again, up to rollout.max_restarts times in a row",

@@ -31,12 +31,12 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 @attrs.frozen(kw_only=True, eq=False)
 class Frame:
-    """One message."""
+    """One binary message: a JSON header and arrays."""
 
     header: Mapping[str, Any]
-    """JSON values."""
+    """The message's JSON values."""
     arrays: tuple[np.ndarray, ...] = ()
-    """One-dimensional, int32, int64 or float32, read-only."""
+    """Read-only arrays of one dimension, int32, int64 or float32."""
 
 
 def pack(header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
@@ -54,14 +54,14 @@ def pack(header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
 
 
 class Unpacker:
-    """Puts frames together from whatever pieces arrive."""
+    """Assembles frames from pieces of a byte stream."""
 
     def __init__(self) -> None:
         self._waiting = bytearray()
 
     @property
     def unfinished(self) -> bool:
-        """Whether a frame has begun and has not ended."""
+        """Whether a frame has begun but is incomplete."""
         return bool(self._waiting)
 
     def feed(self, piece: bytes) -> Iterator[Frame]:
@@ -87,7 +87,7 @@ def unpack(data: bytes) -> Frame:
     """Return the single frame in these bytes.
 
     Raises:
-        RolloutError: they are not exactly one frame.
+        RolloutError: the bytes are not exactly one frame.
     """
     unpacker = Unpacker()
     frames = list(unpacker.feed(data))

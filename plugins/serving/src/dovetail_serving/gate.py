@@ -12,16 +12,16 @@ import attrs
 
 @attrs.define(eq=False)
 class RunningSample:
-    """One sample on its way, from its request to its completion."""
+    """One sample between its request and its completion."""
 
     call_id: str
     request_id: str
     aborted: bool = False
-    """Whether the sample is to end with its tokens so far."""
+    """Whether the sample must end with the tokens generated so far."""
 
 
 class Gate:
-    """Counts samples that run, and holds others back while it is closed. Samples may wait under any event loop."""
+    """Counts running samples, and makes further samples wait while the gate is closed. Samples may wait under any event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,19 +33,19 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether samples wait."""
+        """Whether further samples must wait."""
         return self._closed
 
     @property
     def running(self) -> int:
-        """The number of samples that run."""
+        """The number of running samples."""
         return len(self._running)
 
     async def enter(self, sample: RunningSample) -> bool:
         """Wait until the gate is open.
 
         Returns:
-            True where the sample may run now, and has to `leave`; False where it was aborted before.
+            True if the sample may run, and must `leave` afterwards; False if it was aborted while it waited.
         """
         while True:
             with self._lock:
@@ -74,13 +74,13 @@ class Gate:
             future.set_result(None)
 
     def close(self, *, abort: bool = False) -> list[str]:
-        """Hold back further samples.
+        """Make further samples wait until `open`.
 
         Args:
-            abort: whether running samples end for good; otherwise they return and wait for `open`.
+            abort: whether to mark running samples as aborted; otherwise interrupted samples continue after `open`.
 
         Returns:
-            The calls that run.
+            The ids of the running calls.
         """
         with self._lock:
             self._closed = True
@@ -89,19 +89,19 @@ class Gate:
             return list(self._running)
 
     def kept_out(self) -> list[str]:
-        """Return the calls that still run behind a closed gate; empty where it is open again."""
+        """Return the ids of calls that still run although the gate is closed; empty if the gate is open."""
         with self._lock:
             return list(self._running) if self._closed else []
 
     def open(self) -> None:
-        """Let samples in again, waiting ones first."""
+        """Open the gate and release the waiting samples."""
         with self._lock:
             self._closed = False
             waiting = list(self._waiting.values())
         _release(waiting)
 
     def empty(self) -> Future[None]:
-        """Return a future that completes when no sample runs; a closed gate stays empty."""
+        """Return a future that completes when no sample runs; no further sample then starts while the gate is closed."""
         future: Future[None] = Future()
         with self._lock:
             if self._running:
@@ -114,7 +114,7 @@ class Gate:
         """Mark the samples of these requests as aborted.
 
         Returns:
-            The calls among them that run; those that wait come back at once.
+            The ids of the running calls of these requests; waiting samples end at once.
         """
         names = set(request_ids)
         with self._lock:

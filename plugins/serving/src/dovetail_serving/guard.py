@@ -27,10 +27,10 @@ _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(command: list[str]) -> int:
-    """Guard the command by a child of this process.
+    """Run `keep` for the command in a child process, and pass signals on to that child.
 
     Returns:
-        The command's exit status as shells write it: 128 + n where signal n ended it.
+        The command's exit status as in a shell: 128 + n if signal n ended the command.
     """
     child = os.fork()
     if not child:
@@ -48,10 +48,10 @@ def main(command: list[str]) -> int:
 
 
 def keep(command: list[str]) -> int:
-    """Run the command until it ends, a signal arrives, or the pipe at standard input closes.
+    """Run the command until it ends; end it if a signal arrives or the pipe at standard input closes.
 
     Returns:
-        The command's exit status as shells write it: 128 + n where signal n ended it.
+        The command's exit status as in a shell: 128 + n if signal n ended the command.
     """
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)

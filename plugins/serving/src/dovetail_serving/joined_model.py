@@ -12,20 +12,20 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shape_of(text: object) -> dict[str, int]:
-    """Return the sizes of a server's text model, for `model_problems` to compare.
+    """Return the sizes of a server's text model, which `model_problems` compares with the run's model.
 
     Args:
-        text: the config of the text model, in the words of transformers.
+        text: the text model's config, with the field names of transformers.
     """
     return {name: int(getattr(text, name)) for name in _SHAPE}
 
 
 def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
-    """Return the differences between a joined server's model and the run's as text; empty where it fits.
+    """Return the differences between a joined server's model and the run's model as text; empty if there are none.
 
     Args:
-        found: the server's description: `model` (its path), `shape` (`shape_of` its text model), `architectures`.
-        context: the rollout's context; without a model nothing is compared.
+        found: the server's description: `model` (the path), `shape` (from `shape_of`) and `architectures`.
+        context: the rollout's context; if it has no model, nothing is compared.
     """
     model = context.model
     if model is None:

@@ -19,13 +19,13 @@ DESCRIBE = "/dovetail/v1/describe"
 async def answers_of(
     connection: ServerConnection, *paths: str, token_variable: str, hint: str
 ) -> list[httpx2.Response]:
-    """Return a server's answers to GET on these paths, in order, whatever the status.
+    """Return a server's answers to GET requests for these paths, in order, whatever their status.
 
     Args:
         connection: the connection to the server.
-        paths: `DESCRIBE`, and any others that tell which engine it is.
+        paths: `DESCRIBE`, and any other paths that identify the engine.
         token_variable: the environment variable with the token that is sent.
-        hint: how to start a server that fits.
+        hint: the error's hint: how to start a suitable server.
 
     Raises:
         RolloutError: the server does not answer, or requires another token.
@@ -51,7 +51,7 @@ def refuse_problems(problems: Sequence[str], *, engine: str, url: str, hint: str
     """Refuse a server, with all its problems in one error.
 
     Raises:
-        RolloutError: there are problems.
+        RolloutError: `problems` is not empty.
     """
     if problems:
         raise RolloutError(
@@ -60,6 +60,6 @@ def refuse_problems(problems: Sequence[str], *, engine: str, url: str, hint: str
 
 
 def port_of(url: str, otherwise: int) -> int:
-    """Return the port in a server's address, or the engine's usual one where it names none."""
+    """Return the port in a server's address, or `otherwise` if the address names no port."""
     found = re.search(r":(\d+)/?$", url)
     return int(found[1]) if found else otherwise

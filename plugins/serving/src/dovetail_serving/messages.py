@@ -16,19 +16,17 @@ from dovetail_serving.frames import Frame, pack
 PREFIX = "/dovetail/v1/"
 """The prefix of a server's paths for Dovetail."""
 PROTOCOL = 2
-"""The protocol's version, which must be the same on both ends."""
+"""The protocol's version, which must be equal in client and server."""
 DRAINING = "dovetail-draining"
-"""Header of a server's answer about its health, once it has been notified that it will be ended."""
+"""Header in the health answers of a server that has been told of its shutdown."""
 ENGINE_DIED = "EngineDeadError"
-"""The kind of error for a server whose engine has died."""
+"""The error kind that a server reports if its engine has died."""
 _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_versions": np.int64}
 """Arrays that a sample may have beside its tokens."""
 
 
 def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
-    """Pack calls, keyed by the server's names for them, into one frame; a prompt or sampling that several calls share (the samples of a
-    group) is sent once.
-    """
+    """Pack calls, keyed by their names on the server, into one frame. Calls of a group share their prompt and sampling in the frame."""
     prompts: dict[int, int] = {}
     samplings: dict[SamplingParams, int] = {}
     arrays: list[np.ndarray] = []
@@ -50,7 +48,7 @@ def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
 
 
 def calls_of(frame: Frame) -> list[SampleCall]:
-    """Return the calls of a packed frame, by the server's names.
+    """Return the calls in a frame from `packed_calls`, whose ids are their names on the server.
 
     Raises:
         RolloutError: the frame holds no calls.
@@ -84,7 +82,7 @@ def calls_of(frame: Frame) -> list[SampleCall]:
 
 
 def packed_result(call_id: str, result: SampleResult) -> bytes:
-    """Return a finished sample as a frame: token ids as int32, log-probabilities as float32 and versions as int64 where there are any."""
+    """Return a finished sample as a frame: int32 token ids, and float32 log-probabilities and int64 versions if present."""
     found = {"response_ids": np.asarray(result.response_ids, np.int32)}
     for name, dtype in _DTYPES.items():
         if (array := getattr(result, name)) is not None:
@@ -94,15 +92,15 @@ def packed_result(call_id: str, result: SampleResult) -> bytes:
 
 
 def packed_error(call_id: str, error: BaseException) -> bytes:
-    """Return a failed sample as a frame."""
+    """Return the error of a failed sample as a frame."""
     return pack({"call": call_id, "error": str(error) or repr(error), "kind": type(error).__name__})
 
 
 def result_of(frame: Frame) -> SampleResult | RolloutError:
-    """Return the result of a call: the sample, or the error that ended it.
+    """Return a call's result from a frame: the sample, or the error that ended the call.
 
     Raises:
-        RolloutError: the frame is neither.
+        RolloutError: the frame holds neither a sample nor an error.
     """
     try:
         if "error" in frame.header:
@@ -118,10 +116,10 @@ def result_of(frame: Frame) -> SampleResult | RolloutError:
 
 
 def error_of(header: Any) -> RolloutError:
-    """Return an error of a server as an exception of this process.
+    """Return a server's error as an exception.
 
     Raises:
-        ValueError: the header has no error.
+        ValueError: the header holds no error.
     """
     kind, text = header.get("kind"), header.get("error")
     if not isinstance(kind, str) or not isinstance(text, str):
@@ -134,7 +132,7 @@ def error_of(header: Any) -> RolloutError:
 
 
 def nothing_yet(call: SampleCall) -> SampleResult:
-    """Return the result of a call that is aborted before the server has received it."""
+    """Return the empty result of a call that was aborted before the server received it."""
     asked = call.sampling.log_probs or call.sampling.raw_log_probs
     return SampleResult(
         response_ids=np.zeros(0, np.int64),

@@ -15,12 +15,12 @@ _NAMED = 3
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Present a model, within the block, without the adapter layers that its engine wrapped around its own.
+    """Remove the engine's adapter layers from a model during the `with` block.
 
-    The parameters are the same, and have the names under which models know how to load them.
+    The parameters stay the same, under the names that the model's own loading code expects.
 
     Args:
-        model: the engine's model; layers with room hold the one that they are around as `base_layer`.
+        model: the engine's model, whose adapter layers hold the wrapped layer as `base_layer`.
     """
     around = [
         (parent, name, child)
@@ -41,10 +41,10 @@ def refuse_missing_weights(missing: Sequence[str]) -> None:
     """Refuse an update that left parameters of the model unchanged.
 
     Args:
-        missing: the parameters that got no value, in their order; empty where all did.
+        missing: the names of parameters that got no value, in order; may be empty.
 
     Raises:
-        WeightSyncError: some are missing; names the first.
+        WeightSyncError: `missing` is not empty; the error names the first parameters.
     """
     if not missing:
         return

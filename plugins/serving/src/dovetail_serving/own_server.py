@@ -22,10 +22,10 @@ class PortTakenError(RolloutError):
 
 
 def port_for(first: int | None, rank: int, engine: str) -> int:
-    """Return the port of a replica's server.
+    """Return the port for a replica's server: `first` plus the rank, or a free port.
 
     Args:
-        first: the port of replica 0, or None for a free one.
+        first: the port of replica 0, or None for a free port.
         rank: the replica's number.
         engine: the engine's name in messages.
 
@@ -45,15 +45,15 @@ class OwnServer:
         command: program and arguments; the server must listen on `port`.
         port: the port of the loopback interface.
         log: the log file.
-        environment: variables added to this process's own.
-        failures: recognises the engine's failures in its log.
+        environment: environment variables in addition to this process's.
+        failures: the engine's known failures, recognised in the log.
         config: the rollout's config; `start_timeout` limits the start.
-        turn: the file of a turn (`dovetail.workers.loading`) that the server's processes wait for; the time limit
-            starts at its end.
+        turn: the lock file of a process that loads models (`dovetail.workers.loading`), for which the server waits; the time limit starts
+            after the wait.
 
     Attributes:
         url: the server's address.
-        log: see above.
+        log: the log file.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class OwnServer:
 
         Args:
             connection: the connection to the server.
-            prove: a request to a healthy server; an error of `httpx2` means not ready. None requests Dovetail's own
-                description path.
+            prove: a function that tests a healthy server with a request, and raises an error of `httpx2` if the server is not ready. None
+                requests Dovetail's description path.
 
         Raises:
-            PortTakenError: another process listens there.
+            PortTakenError: another process listens at the port.
             RolloutError: the server ended, or took longer than `start_timeout`.
-            DovetailError: the cause of the failed start, where it is known.
+            DovetailError: the start failed for a known cause.
         """
         import httpx2
 
@@ -109,12 +109,12 @@ class OwnServer:
         )
 
     def ended(self) -> str | None:
-        """Return how its process ended; None while it runs."""
+        """Return how the server's process ended; None while it runs."""
         status = self._process.exit_status
         return None if status is None else f"ended with status {status}"
 
     def death(self, how: str) -> RolloutError:
-        """Return the error for a server that ran and is dead."""
+        """Return the error for a server that died after its start."""
         return self._failures.death(how, self.log)
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ from dovetail_serving.section import ServingSection
 
 
 def rollout_layout(config: Any, plan: Any) -> Iterator[Finding]:
-    """A replica of a serving engine is to have more ranks than divide the model's heads, or its experts.
+    """The number of a replica's ranks does not divide the model's attention heads, or its experts.
 
-    This is found by the config in the model's directory; the engine itself would fail minutes later, on its accelerators.
+    The rule reads the config in the model's directory; the engine would fail minutes later, on the accelerators.
     """
     rollout = config.rollout
     if not isinstance(rollout, ServingSection) or rollout.joined:
@@ -29,9 +29,9 @@ def rollout_layout(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def engine_release(config: Any, plan: Any) -> Iterator[Finding]:
-    """The installed engine is newer than any that its plugin was tried with, or lacks a name that the plugin imports.
+    """The installed engine is newer than every release that the plugin was tested with, or lacks a name that the plugin imports.
 
-    Found in the engine's sources, which are not imported. An engine in an environment of its own is looked at when it starts there.
+    The rule reads the engine's sources without importing them. An engine in a separate Python environment is checked at its start.
     """
     rollout = config.rollout
     if not isinstance(rollout, ServingSection) or rollout.joined:

@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def refuse_used(port: int, engine: str) -> None:
-    """Refuse a port that is taken, before the engine spends a minute on finding out.
+    """Refuse a port in use, before the engine takes a minute to find out.
 
     Args:
         port: the port of the loopback interface.
@@ -48,12 +48,12 @@ def refuse_used(port: int, engine: str) -> None:
 
 
 class ServerProcess:
-    """A command that runs until it is closed or this process ends, however that ends.
+    """A process that runs a command until `close` or the end of this process, even if this process is killed.
 
     Args:
         command: program and arguments.
-        log: file that takes what it prints; what others printed there is kept beside it, numbered from the first: `.1`, `.2`.
-        environment: variables beside this process's own.
+        log: the file for the command's output; an existing file is kept under a number, `.1`, `.2`, …
+        environment: environment variables in addition to this process's.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ServerProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status as shells report it; None while the process runs."""
+        """The exit status as in a shell; None while the process runs."""
         return self._guard.poll()
 
     def close(self) -> None:

@@ -17,14 +17,14 @@ from dovetail.errors import PluginNeedsError
 
 @attrs.frozen
 class Release:
-    """An installed engine."""
+    """The installed release of an engine."""
 
     distribution: str
     version: str
 
     @property
     def number(self) -> Version:
-        """The version for comparison, without a local build's suffix; an invalid version counts as oldest."""
+        """The version for comparison, without a local build's suffix; an invalid version counts as the oldest."""
         return number_of(self.version)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Release:
 
 
 def number_of(version: str) -> Version:
-    """Parse a version for comparison; an unparsable one counts as oldest."""
+    """Parse a version for comparison, without a local build's suffix; an invalid version counts as the oldest."""
     try:
         return Version(Version(version).public)
     except InvalidVersion:
@@ -41,13 +41,13 @@ def number_of(version: str) -> Version:
 
 @attrs.frozen
 class DrivenEngine:
-    """The package of an engine that a plugin drives. Importing this imports no engine.
+    """The engine package that a plugin uses, with the supported releases. The engine itself is not imported.
 
     Attributes:
-        title: the engine's name as its makers write it, such as `vLLM`.
-        package: the name of its Python package, such as `vllm`.
-        distributions: the distributions that contain the package.
-        plugin: the package of the plugin, whose imports tell which names of the engine are needed.
+        title: the engine's official spelling, such as `vLLM`.
+        package: the name of the engine's Python package, such as `vllm`.
+        distributions: the names of the distributions that contain the package.
+        plugin: the plugin's package, whose imports determine the names that the engine must have.
         oldest: the oldest release that the plugin supports.
         newest: the newest release that the plugin was tested with.
         lacks: the features that releases before `oldest` lack, for the error.
@@ -62,7 +62,7 @@ class DrivenEngine:
     lacks: str
 
     def installed(self) -> Release | None:
-        """Return the installed release; None where there is none."""
+        """Return the installed release of the engine, or None."""
         for distribution in self.distributions:
             try:
                 return Release(distribution, importlib.metadata.version(distribution))
@@ -74,8 +74,8 @@ class DrivenEngine:
         """Check that an installed release of the engine is supported.
 
         Args:
-            install: the command that installs a supported one.
-            logger: logs a release newer than any that was tested.
+            install: the command that installs a supported release.
+            logger: the logger for a warning about a release newer than `newest`.
 
         Raises:
             PluginNeedsError: the engine is missing, too old, or lacks names that the plugin imports.
@@ -104,27 +104,25 @@ class DrivenEngine:
 
     @property
     def tried(self) -> str:
-        """The releases that were tested, as the end of a sentence."""
+        """A clause that names the tested releases, for messages."""
         return f"this plugin was tried with {self.title} {self.oldest} to {self.newest}"
 
     def untried(self, release: Release) -> bool:
-        """Return whether a release is newer than any that was tried, in the places that `newest` has."""
+        """Return whether a release is newer than `newest`, compared to the precision of `newest`."""
         newest = self.newest.release
         return release.number.release[: len(newest)] > newest
 
     def missing_names(self) -> tuple[str, ...]:
-        """Return the names that the plugin's modules import from the engine and the installed release lacks, as `MODULE.NAME`; found in
-        their sources.
-        """
+        """Return the names, as `MODULE.NAME`, that the plugin's modules import from the engine but the installed release's sources lack."""
         return missing_names(_directory(self.plugin), _directory(self.package))
 
     def defines(self, module: str, name: str) -> bool:
-        """Return whether a module of the installed engine has a name, found in its sources."""
+        """Return whether the sources of the installed engine's module define a name."""
         return _defines(_directory(self.package).parent, module, name)
 
 
 def missing_names(plugin: Path, package: Path) -> tuple[str, ...]:
-    """Return the names that a plugin's modules import from an engine's package and its sources do not define.
+    """Return the names that a plugin's modules import from an engine's package but the package's sources do not define.
 
     Args:
         plugin: the directory of the plugin's package.

@@ -21,7 +21,7 @@ def problem_of(
     engine: str,
     log_probs: Literal["processed", "raw"],
 ) -> str | None:
-    """Return why a request can't be generated, as text; None where it can.
+    """Return the reason why an engine can't generate a request, or None.
 
     Args:
         request: the request.
@@ -76,7 +76,7 @@ def with_ends(sampling: SamplingParams, facts: ModelFacts) -> SamplingParams:
 
 
 def sample_seed(stream: SampleStream) -> int:
-    """Return 63 bits that follow from a sample's stream and the token at which it begins or is continued."""
+    """Return a 63-bit seed, derived from a sample's random stream and the position of the first token to generate."""
     name = f"{stream.key()}/{stream.offset}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
@@ -92,15 +92,15 @@ def call_for(
     media: tuple[MediaRef, ...] = (),
     priority: int = 0,
 ) -> SampleCall:
-    """Return the engine's request for a sample, or for the rest of a sample after an earlier part.
+    """Return the engine's request for a sample, or for the rest of a partial sample.
 
     Args:
         call_id: the sample's call id.
         prompt_ids: P token ids, the same list for all samples of a request.
-        sampling: the sampling of the whole sample, ends of sequence included.
-        stream: the sample's stream.
-        earlier: the T₀ tokens generated before; their keys and values are computed again.
-        seeded: whether the sample has a seed of its own.
+        sampling: the sampling parameters of the whole sample, with end-of-sequence tokens.
+        stream: the sample's random stream.
+        earlier: the partial sample with T₀ tokens, whose keys and values are computed again; None for a new sample.
+        seeded: whether the sample gets its own seed.
         media: the prompt's images.
         priority: the request's priority.
     """
@@ -127,7 +127,7 @@ def completion_of(
     version: int,
     earlier: Completion | None,
 ) -> Completion:
-    """Return a sample, complete or partial, from the engine's result and the earlier part."""
+    """Return a complete or partial sample from the engine's result and an earlier partial sample."""
     sampling = request.sampling
     part = Completion(
         request_id=request.request_id,
@@ -151,7 +151,7 @@ def _raw_of(result: SampleResult) -> np.ndarray | None:
 
 
 def cut_short(request: RolloutRequest, index: int, earlier: Completion | None) -> Completion:
-    """Return the partial sample of a request that was aborted while it waited."""
+    """Return the partial, perhaps empty, sample of a request that was aborted while it waited."""
     if earlier is not None:
         return earlier
     wanted = request.sampling.log_probs or request.sampling.raw_log_probs

@@ -40,23 +40,25 @@ _AGAIN_SECONDS = 0.1
 
 
 class ServingRollout(BaseRollout):
-    """Rollout on one engine or server. Every sample is a request of its own, so that each arrives when it is finished; the engine's prefix
-    cache shares the keys and values of a prompt.
+    """Base of rollouts on one engine or server.
 
-    Unless they are paused with `KEEP_CACHE`, weights never change under a running sample: an update that finds samples running
-    interrupts them, and continues them afterwards from their tokens so far, so that every token's version is that of the weights
-    that produced it. (A stop string that begins before such a cut and ends after it is not seen.)
+    Every sample is a separate request and arrives when it is finished; the engine's prefix cache shares the keys and values of a prompt.
 
-    A subclass is the plugin: it has a name, capabilities and a Config, and makes the `Backend`. Its Config may have the
-    fields `max_model_len` (longest prompt and response together, or None), `max_adapter_rank` (room for an adapter, or
-    None) and `seeding` (`per_sample` or `none`); an engine without one of them has what None and `none` say.
+    Unless samples are paused with `KEEP_CACHE`, weights never change under a running sample. An update interrupts running samples, which
+    afterwards continue from their tokens so far. Every token's version is therefore that of the weights that produced it. (A stop string
+    across such an interruption is not detected.)
+
+    A subclass is the plugin, with a name, capabilities and a Config, and makes the `Backend`. The Config may have the fields
+    `max_model_len` (maximum tokens of prompt and response together, or None), `max_adapter_rank` (largest adapter rank, or None) and
+    `seeding` (`per_sample` or `none`). A missing field counts as None or `none`.
     """
 
     engine: ClassVar[str]
-    """What the engine is called in messages, such as `vLLM`."""
+    """The engine's name in messages, such as `vLLM`."""
     log_probs: ClassVar[Literal["processed", "raw"]] = "processed"
-    """The distribution that the backend's log-probabilities come from: `processed`, the one that the sampler used; `raw`, the full
-    softmax of logits / temperature, before top-p and top-k, and with a top-k both."""
+    """The distribution of the backend's log-probabilities. `processed`: the distribution that the sampler used; `raw`: the full softmax of
+    logits / temperature, before top-p and top-k; if top-k is set, both distributions.
+    """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -69,10 +71,10 @@ class ServingRollout(BaseRollout):
 
     @abstractmethod
     def make_backend(self) -> Backend:
-        """Return the backend for config and context, not started yet."""
+        """Return the backend for the config and context, before its start."""
 
     def starts_empty(self) -> bool:
-        """Return whether the engine starts without its weights, since a complete update precedes the first request."""
+        """Return whether the engine starts without the model's weights, because a complete update precedes the first request."""
         return False
 
     # -- the interface ---------------------------------------------------------------------------
@@ -81,11 +83,11 @@ class ServingRollout(BaseRollout):
         """Start the engine, or join a server.
 
         Raises:
-            PluginNeedsError: the engine is missing, or this plugin does not support its version.
+            PluginNeedsError: the engine is missing, or its version is not supported.
             ModelError: there is no model, or the engine does not support it.
             ConfigError: the engine does not accept an argument.
             PlacementError: there is not enough memory.
-            RolloutError: the engine did not start for another reason; has its last output.
+            RolloutError: the engine did not start for another reason; has the engine's last output.
         """
         context = self.context
         if context.model is None:
@@ -109,7 +111,7 @@ class ServingRollout(BaseRollout):
         """The running backend.
 
         Raises:
-            RolloutError: it is not running.
+            RolloutError: the rollout is not running.
         """
         return self._running()
 
@@ -183,8 +185,9 @@ class ServingRollout(BaseRollout):
             refuse_adapter(version, manifest, room=self._adapter_room, who=self.engine)
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
-        """Receive weights, see `BaseRollout.receive_weights`; after an update that broke off halfway, generation is refused until a later
-        one is complete.
+        """Receive weights as in `BaseRollout.receive_weights`.
+
+        After an incomplete update, generation is refused until a later update is complete.
         """
         backend = self._running()
         self.check_manifest(version, manifest)

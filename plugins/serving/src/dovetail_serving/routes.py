@@ -24,7 +24,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 1 << 30
-"""Bytes of a request's body: far more than all tokens of a batch, or a manifest, take."""
+"""Maximum size of a request's body in bytes, far more than the tokens of a batch or a manifest take."""
 
 _QUIET_SECONDS = 5.0
 """How long nothing is generated before a server says that it is drained: its rollout looks every other second."""
@@ -49,43 +49,44 @@ log = logging.getLogger("dovetail_serving")
 
 
 class Host(ABC):
-    """An engine inside its server's process. Every method but `generate` answers a frame with a frame; exceptions are sent to the caller by
-    name and text.
+    """Interface to the engine inside a server's process.
+
+    Every method but `generate` takes a frame and returns a frame; exceptions are sent to the caller by name and text.
     """
 
     @abstractmethod
     async def generate(self, call: SampleCall) -> SampleResult:
-        """Return one sample; cancelling the task aborts it."""
+        """Generate one sample; cancelling the task aborts the sample."""
 
     @abstractmethod
     async def describe(self, _: Frame) -> Frame:
-        """Describe the running engine: `protocol` (`messages.PROTOCOL`), and the data for the rollout's own checks."""
+        """Describe the running engine: `protocol` (`messages.PROTOCOL`), and data that the rollout's plugin checks."""
 
     @abstractmethod
     async def abort(self, frame: Frame) -> Frame:
-        """End the calls of `calls`."""
+        """Abort the calls named in the header's `calls`."""
 
     @abstractmethod
     async def score(self, frame: Frame) -> Frame:
-        """Return log-probabilities (float32 [L_i − 1] each) of the sequences that are the frame's arrays."""
+        """Return the log-probabilities, float32 [L_i − 1] each, of the sequences in the frame's arrays."""
 
     @abstractmethod
     async def reset_cache(self, _: Frame) -> Frame:
-        """Drop cached prefixes."""
+        """Drop the prefix cache."""
 
     @abstractmethod
     async def connect(self, frame: Frame) -> Frame:
-        """Make receivers of weights for the transport of `info`; answers an `Outcome`."""
+        """Create weight receivers for the transport in the header's `info`; the answer is an `Outcome`."""
 
     @abstractmethod
     async def load(self, frame: Frame) -> Frame:
-        """Receive, verify and load the update of `manifest`; answers an `Outcome`."""
+        """Receive, verify and load the update of the header's `manifest`; the answer is an `Outcome`."""
 
     async def freeze(self, _: Frame) -> Frame:
-        """Stop all calls where they are, with their keys and values, until `thaw`.
+        """Pause all calls until `thaw`, keeping their keys and values.
 
         Raises:
-            RolloutError: the engine can't.
+            RolloutError: the engine can't pause calls.
         """
         raise RolloutError(
             "the server's engine can't keep running requests with their keys and values"
@@ -99,29 +100,29 @@ class Host(ABC):
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the memory of `tags`, with or without `keep_weights`; answers how many bytes were `freed`."""
+        """Free the memory with the header's `tags`, with or without `keep_weights`; the answer gives the `freed` bytes."""
 
     @abstractmethod
     async def wake(self, frame: Frame) -> Frame:
-        """Take the memory of `tags` again."""
+        """Allocate the memory with the header's `tags` again."""
 
     @abstractmethod
     async def metrics(self, _: Frame) -> Frame:
-        """Return totals since the server started, a number by name."""
+        """Return totals since the server's start as numbers by name."""
 
 
 class Routes(ABC):
-    """Answers requests below `/dovetail/v1/` and forwards the rest.
+    """ASGI application that answers requests below `/dovetail/v1/` and forwards other requests to the engine's application.
 
-    Token data travels as frames (`frames`) instead of JSON. Where the server was started with the variable `token_variable`, requests must
-    carry that token.
+    Token data is sent as frames (`frames`) instead of JSON. If the server was started with the environment variable `token_variable`,
+    requests must carry the variable's value as a bearer token.
 
     Args:
         app: the engine's application.
     """
 
     token_variable: ClassVar[str]
-    """Environment variable of the server: who does not send its value as a bearer token is refused."""
+    """Name of the server's environment variable whose value is the required bearer token."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -132,7 +133,7 @@ class Routes(ABC):
 
     @abstractmethod
     def make_host(self, scope: Scope) -> Host:
-        """Return the host of the running engine; asked for once, at the first request."""
+        """Return the host of the running engine; called once, at the first request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._draining and scope["type"] == "http" and scope["path"] == "/health":

@@ -41,7 +41,7 @@ def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
 
 
 def spread_over_ranks(section: Any, _: attrs.Attribute[Any], size: int | None) -> None:
-    """Validate `expert_parallel_size`: experts are spread over a replica's tensor-parallel ranks, in groups that divide them."""
+    """Check that `expert_parallel_size` divides `tensor_parallel_size`, over whose ranks experts are spread."""
     ranks = section.tensor_parallel_size
     if size is not None and ranks % size:
         raise ValueError(
@@ -51,38 +51,40 @@ def spread_over_ranks(section: Any, _: attrs.Attribute[Any], size: int | None) -
 
 
 PORT = attrs.validators.optional([attrs.validators.ge(1024), attrs.validators.le(65535)])
-"""A port that needs no privileges, or None."""
+"""Validator for an unprivileged port (1024–65535) or None."""
 
 
 @attrs.frozen(kw_only=True)
 class ServingSection(RolloutSection):
-    """Base of the configs of engines in processes of their own. Where a subclass has the field `mode`, servers are started and joined only
-    in mode `server`.
+    """Base of the configs of engines in separate processes.
+
+    If a subclass has the field `mode`, servers are started and joined only in mode `server`.
     """
 
     driven: ClassVar[DrivenEngine | None] = None
-    """The engine, where releases of it are told apart."""
+    """The engine's package, if its release is checked; else None."""
 
     urls: tuple[str, ...] = attrs.field(default=(), validator=_joinable)
-    """Servers that were started by hand, such as `http://10.0.0.2:8000`: one a replica; mode, where there is one, must be
-    `server`. They are never ended; those that want a token are shown the value of the environment variable
-    `DOVETAIL_<NAME>_TOKEN`, with the rollout's name in capitals."""
+    """Servers that were started by hand, such as `http://10.0.0.2:8000`, one per replica; the option `mode`, if any, must be `server`. The
+    run never ends these servers. The token for servers that require one is the value of the environment variable `DOVETAIL_<NAME>_TOKEN`,
+    with the rollout's name in capitals.
+    """
     port: int | None = attrs.field(default=None, validator=[PORT, _served])
-    """The server of replica k listens on this port of the loopback interface plus k; None takes free ones."""
+    """Port of replica 0's server on the loopback interface; replica k's server listens on this port plus k. None takes free ports."""
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of accelerators over which a replica divides every layer."""
     max_model_len: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Longest prompt and response together, in tokens; None leaves it to the model."""
+    """Maximum length of prompt and response together, in tokens; None takes the model's maximum."""
     max_num_seqs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Most samples that run at once; None leaves it to the engine."""
+    """Maximum number of samples that run at once; None takes the engine's default."""
     enforce_eager: bool = False
-    """Compute without CUDA graphs and compilation: slower, and started sooner."""
+    """Compute without CUDA graphs and compilation, which is slower but starts sooner."""
     prefix_caching: bool = True
-    """Keep keys and values of prompts, so that the samples of a group compute theirs once."""
+    """Cache keys and values of prompts, so that a group computes those of its prompt only once."""
     kv_cache_dtype: str = "auto"
-    """Dtype of the KV cache, such as `fp8`; `auto` takes the model's."""
+    """Dtype of the KV cache, such as `fp8`; `auto` takes the model's dtype."""
     engine_args: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further arguments of the engine, by its own names. Arguments that Dovetail sets itself take precedence, with a warning."""
+    """Further arguments of the engine, by the engine's names. Arguments that Dovetail sets take precedence, with a warning."""
     start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds that an engine or a server may take to start."""
 
@@ -110,17 +112,18 @@ class ServingSection(RolloutSection):
         return self.max_num_seqs
 
     def attention_ranks(self) -> int:
-        """Return the number of a replica's ranks over which attention heads are divided; further ranks attend to other samples."""
+        """Return the number of ranks over which attention heads are divided; a replica's further ranks process other samples."""
         return self.tensor_parallel_size
 
 
 @attrs.frozen(kw_only=True)
 class AdaptedSection(ServingSection):
-    """Base of the configs of engines that apply low-rank adapters, for which they reserve room at their start."""
+    """Base of the configs of engines that apply low-rank adapters and reserve memory for adapters at their start."""
 
     max_adapter_rank: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Largest rank of a low-rank adapter that may arrive in place of whole weights (actor.engine.lora.sync: adapter);
-    None makes no room for one, which is faster."""
+    """Largest rank of a low-rank adapter that updates may send instead of whole weights (actor.engine.lora.sync: adapter). None reserves no
+    memory for adapters, which is faster.
+    """
 
     def adapter_problem(self, rank: int | None) -> str | None:
         room = self.max_adapter_rank
@@ -131,7 +134,7 @@ class AdaptedSection(ServingSection):
         return None
 
     def adapter_layers(self) -> tuple[str, ...] | None:
-        """Return layers, by the last part of their names, for whose adapters there is room; None: for every linear layer's."""
+        """Return the layers that can have adapters, by the last part of their names; None for every linear layer."""
         return None
 
     def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:

@@ -25,10 +25,10 @@ _PORTS_TRIED = 3
 
 
 class ServerBackend(Backend):
-    """A server that answers Dovetail's paths (`routes`). Requests run on an event loop of the backend's own, with persistent connections.
+    """A backend on a server that answers Dovetail's paths (`routes`). Requests use persistent connections on a separate event loop.
 
     Args:
-        config: the rollout's config; its `urls` are the servers to join, one a replica, or none.
+        config: the rollout's config; its `urls` are the servers to join, one per replica, or empty.
         context: the rollout's context.
 
     Attributes:
@@ -37,9 +37,9 @@ class ServerBackend(Backend):
     """
 
     engine: ClassVar[str]
-    """What the engine is called in messages."""
+    """The engine's name in messages."""
     token_variable: ClassVar[str]
-    """Environment variable with the token that a joined server wants to be shown."""
+    """Environment variable with the token that a joined server requires."""
     patience = 60.0
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
@@ -52,26 +52,26 @@ class ServerBackend(Backend):
 
     @abstractmethod
     def start_server(self, token: str) -> OwnServer:
-        """Start a server that requires this token; returns before it is ready."""
+        """Start a server that requires this token, without waiting until the server is ready."""
 
     @abstractmethod
     async def join(self, connection: ServerConnection) -> None:
-        """Check that a server which was started separately answers and fits.
+        """Check that a server which was started separately answers and fits the run.
 
         Raises:
-            RolloutError: it does not; says how to start one that does.
+            RolloutError: the server does not answer or fit; the hint says how to start a suitable server.
         """
 
     @abstractmethod
     def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
-        """Return metrics since the last call, from the server's totals since its start."""
+        """Return the metrics since the last call, given the server's totals since its start."""
 
     def start(self) -> None:
-        """Start a server and wait until it answers, or join the one that `urls` names for this replica.
+        """Start a server and wait until it answers, or join the server that `urls` names for this replica.
 
         Raises:
-            RolloutError: the server does not answer, does not fit, or ended; has its last output or how to start one.
-            DovetailError: the cause of the failed start, where it is known.
+            RolloutError: the server does not answer, does not fit the run, or ended.
+            DovetailError: the start failed for a known cause.
         """
         try:
             self._start()
@@ -158,7 +158,7 @@ class ServerBackend(Backend):
         return self.metrics_from({name: float(of) for name, of in self._ask("metrics").items()})
 
     def alive(self) -> bool:
-        """Return whether nothing has shown yet that the server is dead."""
+        """Return whether the server is not known to be dead."""
         return self._connection is not None and self._connection.alive
 
     @property
@@ -166,7 +166,7 @@ class ServerBackend(Backend):
         return self._connection is not None and self._connection.draining
 
     def close(self) -> None:
-        """End a server of the replica's own; leave a joined one as it is."""
+        """End the server that this backend started; leave a joined server running."""
         loop, connection, own = self._loop, self._connection, self._own
         self._loop = self._connection = self._calls = self._own = None
         if loop is not None:

@@ -11,9 +11,9 @@ class WeightState:
     """The state of an engine's weights after its updates and sleeps.
 
     Attributes:
-        version: the weight version in force; 0 is what was loaded from disk.
+        version: the current weight version; 0 is the model loaded from disk.
         adapted: whether the last update was an adapter.
-        asleep: the tags that sleep.
+        asleep: the memory tags that are asleep.
     """
 
     def __init__(self) -> None:
@@ -25,30 +25,30 @@ class WeightState:
         """Whether it is unfit in what lies below adapters."""
 
     def began_empty(self) -> None:
-        """Record that the engine has started without weights."""
+        """Record that the engine has started without the model's weights."""
         self._unfit = "no weights have come yet: an update has to come first"
 
     def updated(self, version: int, manifest: WeightManifest) -> None:
-        """Record that an update arrived completely."""
+        """Record that an update was loaded completely."""
         self.version, self._unfit, self._baseless = version, None, False
         self.adapted = manifest.kind == "adapter"
 
     def broke_off(self, version: int, manifest: WeightManifest, error: WeightSyncError) -> None:
-        """Record that an update did not arrive completely; generation is refused, unless nothing was overwritten."""
+        """Record that an update failed; generation is then refused, unless no weight was overwritten."""
         if isinstance(error, WeightsUntouchedError):
             return
         self._unfit = f"its weights were torn by update {version}: a whole one has to come first"
         self._baseless = self._baseless or manifest.kind != "adapter"
 
     def slept(self, tags: frozenset[str], *, kept_weights: bool) -> None:
-        """Record that memory was freed."""
+        """Record that the memory with these tags was freed."""
         self.asleep |= tags
         if "weights" in tags and not kept_weights:
             self._unfit = "its weights were let go in sleep: an update has to come first"
             self._baseless = True
 
     def woke(self, tags: frozenset[str]) -> None:
-        """Record that memory was allocated again."""
+        """Record that the memory with these tags was allocated again."""
         self.asleep -= tags
 
     @property
@@ -60,10 +60,10 @@ class WeightState:
         """Refuse to compute with missing or partial weights.
 
         Args:
-            what: the words that the error begins with, such as `request 'a' can't be generated`.
+            what: the beginning of the error's message, such as `request 'a' can't be generated`.
 
         Raises:
-            RolloutError: see above.
+            RolloutError: the engine sleeps, or its weights are missing or partial.
         """
         if self.asleep:
             slept = " and ".join(sorted(self.asleep))
@@ -75,7 +75,7 @@ class WeightState:
         """Refuse an update that the current state does not allow.
 
         Raises:
-            WeightSyncError: see above.
+            WeightSyncError: the weights are asleep, or an adapter's base weights are missing.
         """
         who = f"weight update {version}"
         if "weights" in self.asleep:

@@ -27,7 +27,7 @@ from dovetail_serving.backend import OthersFailedError, WeightsUntouchedError
 
 
 def transport_info(transport: WeightTransport, context: PluginContext) -> dict[str, Any]:
-    """Return JSON values from which another process makes the same transport.
+    """Return JSON values from which another process can construct the same weight transport.
 
     Returns:
         `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, machine, run_directory}}`.
@@ -55,7 +55,7 @@ class WeightEnd:
     """An engine process's end of a weight transport.
 
     Attributes:
-        receiver: takes the updates.
+        receiver: the receiver of weight updates.
     """
 
     def __init__(self, transport: WeightTransport) -> None:
@@ -64,10 +64,10 @@ class WeightEnd:
 
     @contextmanager
     def taking(self, manifest: WeightManifest) -> Iterator[None]:
-        """Receive and load an update within the block; on failure this process calls the update off.
+        """Call the weight update off if the `with` block that receives and loads it fails.
 
-        An engine answers for all its processes together: without this, a failed process would be noticed only when the others have waited
-            for the sender in vain.
+        An engine answers only for all its processes together. Without the call-off, one process's failure would be noticed only after the
+        other processes' time-outs.
         """
         try:
             yield
@@ -87,7 +87,7 @@ class WeightEnd:
 
 
 def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: str) -> WeightEnd:
-    """Make a transport from the values of `transport_info`, and return this process's end of it.
+    """Construct a transport from the values of `transport_info`, and return this process's end of the transport.
 
     Args:
         transport: the transport's part of `transport_info`.
@@ -95,7 +95,7 @@ def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: s
         device: the torch device of the received weights.
 
     Raises:
-        PluginError: this environment has no such transport.
+        PluginError: the transport is not installed in this environment.
     """
     ref = PluginRef(
         kind="weight_transport",
@@ -120,12 +120,12 @@ def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: s
 
 
 def manifest_info(manifest: WeightManifest) -> dict[str, Any]:
-    """Return a manifest as JSON values; `manifest_from` reads it."""
+    """Return a manifest as JSON values, which `manifest_from` reads."""
     return attrs.asdict(manifest)
 
 
 def manifest_from(info: Mapping[str, Any]) -> WeightManifest:
-    """Return the manifest that `manifest_info` wrote."""
+    """Return the manifest with the values from `manifest_info`."""
     adapter = info["adapter"]
     if adapter is not None:
         adapter = AdapterSpec(
@@ -143,18 +143,18 @@ class Outcome:
     """The result of an update in one of an engine's processes, or in all of them."""
 
     error: str | None = None
-    """Why the update did not arrive completely; None where it did."""
+    """The reason why the update failed; None if it succeeded."""
     hint: str | None = None
     changed: bool = False
     """Whether any weight of the model was overwritten."""
     adapter: int | None = None
-    """The engine's number of the adapter that the update carried."""
+    """The engine's number for the adapter in the update, or None."""
     called_off: bool = False
-    """Whether the update was called off before it began, since another receiver will not connect."""
+    """Whether the update was called off before its start, because another receiver will not connect."""
 
     @classmethod
     def of_failure(cls, error: Exception, *, changed: bool) -> Outcome:
-        """Return the outcome for an exception. The traceback of one that is not Dovetail's is printed to the engine's log."""
+        """Return the outcome for an exception, and print the traceback to the engine's log unless it is a DovetailError."""
         if isinstance(error, DovetailError):
             off = isinstance(error, CalledOffError)
             return cls(error=error.message, hint=error.hint, changed=changed, called_off=off)
@@ -166,7 +166,7 @@ class Outcome:
         return json.dumps(attrs.asdict(self))
 
     def failure(self) -> WeightSyncError | None:
-        """Return the error for the rollout's caller; None where the update was complete."""
+        """Return the error for the rollout's caller; None if the update succeeded."""
         if self.error is None:
             return None
         kind: type[WeightSyncError] = WeightSyncError if self.changed else WeightsUntouchedError
@@ -178,12 +178,13 @@ class Outcome:
 def outcome_of(
     act: Callable[[], int | None], changed: Callable[[], bool] = lambda: False
 ) -> Outcome:
-    """Run an operation on an engine's weights, and return its outcome; never raises, since engines do not pass on exceptions of their other
-    processes.
+    """Run an operation on an engine's weights, and return its outcome.
+
+    Never raises, since engines do not pass on exceptions from their worker processes.
 
     Args:
-        act: the operation; returns the engine's number of a received adapter, or None.
-        changed: called after a failure: returns whether any weight of the model was overwritten.
+        act: the operation, which returns the engine's number for a received adapter, or None.
+        changed: a function, called after a failure, that returns whether any weight of the model was overwritten.
     """
     try:
         adapter = act()
@@ -196,11 +197,12 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
     """Merge the outcomes of an update in all of an engine's processes.
 
     Args:
-        outcomes: `text` of each one's, by rank.
+        outcomes: each process's `Outcome.text()`, by rank.
         version: the version of the update, for the message.
 
     Returns:
-        The first outcome where all succeeded; else an error that names the processes that failed, and whether any model changed.
+        The first process's outcome if all succeeded; else the outcome of a failed process, whose error names its rank. `changed` is true if
+        any process changed its model.
     """
     found = [Outcome(**json.loads(text)) for text in outcomes]
     rank = first_failed(found)
@@ -215,7 +217,7 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:
-    """Return the index of a process that failed, preferably the one that caused the others' failures; None where all succeeded."""
+    """Return the index of a failed process, preferably one that failed by itself and not by a call-off, or None."""
     failed = [index for index, one in enumerate(outcomes) if one.error is not None]
     return min(failed, key=lambda index: outcomes[index].called_off, default=None)
 

@@ -25,15 +25,15 @@ from dovetail_diagnosis import diagnose
 from dovetail_trackers.config import AlertsConfig
 
 TRIES = 3
-"""Number of attempts to send an alert."""
+"""Maximum number of attempts to send an alert."""
 
 
 class AlertsTracker(Tracker):
-    """Runs a command, calls a webhook, or both, in a thread of its own, so that the run neither waits for them nor fails with them.
+    """Sends alerts by a command, a webhook or both, in a separate thread: a slow or failing destination does not affect the run.
 
-    Both get one JSON object, the command on its standard input: `event` (one of the config's `on`), `run` (PROJECT/EXPERIMENT),
-    `directory`, `host`, `step`, `total_steps` (null where it is not known yet), `message`, `time` (UTC, ISO 8601), and `text`, a line with all of it, which Slack and
-    Mattermost show.
+    An alert is a JSON object, which the command reads from standard input. Its keys are `event` (one of the config's `on`), `run`
+    (PROJECT/EXPERIMENT), `directory`, `host`, `step`, `total_steps` (null if not known yet), `message`, `time` (UTC, ISO 8601) and `text`,
+    a one-line summary that Slack and Mattermost show.
 
     In a config:
 

@@ -22,9 +22,10 @@ from dovetail.interfaces import PluginContext, Tracker
 from dovetail_trackers.config import TrackerConfig
 
 TRIES = 3
-"""Number of attempts of a log call before it is counted as lost. Opening the run is tried until the run ends."""
+"""Number of attempts of a log call before the call counts as lost. Opening the run in the library is retried until the training run ends.
+"""
 FILES = ("config.yaml", "plugins.lock.json", "plan.json")
-"""Files of the run directory that are kept as artefacts."""
+"""Files of the run directory that are logged as artefacts."""
 
 
 class TrackerError(DovetailError, RuntimeError):
@@ -42,33 +43,33 @@ class TrackedRun:
     directory: Path
     """The run directory."""
     start_step: int
-    """Number of steps finished before; the next step is the first that is logged."""
+    """Number of steps finished before this start; the next step is the first to be logged."""
     run_id: str | None
-    """The id that `open_run` returned before the run was resumed; None for a run that is new in the library."""
+    """The id from an earlier `open_run`, if the run is resumed; None for a run that is new in the library."""
     config: Mapping[str, Any]
-    """The resolved config as `config.yaml` has it: values from the environment are not in it."""
+    """The resolved config as in `config.yaml`, without values from environment variables."""
     files: tuple[Path, ...]
-    """Paths of config, lock and plan."""
+    """Paths of the config, the plugin lock file and the plan."""
 
 
 class BackgroundTracker(Tracker):
-    """Base of this package's trackers. A subclass writes to its library; only the tracker's thread calls it.
+    """Base of this package's trackers. A subclass writes to a library, in the tracker's own thread.
 
-    Hooks append to a queue and return. A call that fails is reported once and tried again; a full queue drops further calls. `close`
-    waits for the queued calls, until `close_seconds` after the end of the run.
+    Hooks append log calls to a queue and return. A failing call is reported once and retried. If the queue is full, further calls are
+    dropped. `close` waits for the queued calls, until `close_seconds` after the end of the run.
 
-    `trackers/NAME.json` in the run directory keeps the id of the run in the library and the last logged step of each metric,
-    by which a resumed run leaves out what was logged before it was killed.
+    `trackers/NAME.json` in the run directory stores the id of the run in the library and the last logged step of each metric. A resumed run
+    uses the file to skip values that were logged before.
     """
 
     api = ">=1.0,<2"
     Config = TrackerConfig
     module: ClassVar[str]
-    """The module of the library, without which the tracker can't be made."""
+    """The library's module, which the tracker requires."""
     rewinds: ClassVar[bool] = False
-    """Whether a resumed run may log steps again: the library forgets their first values, or drops the second ones."""
+    """Whether a resumed run may log a step again, because the library drops one of the two values."""
     settle_seconds: ClassVar[float] = 0.0
-    """Seconds for which the library keeps calls in memory, which a killed process loses. A resumed run logs these again."""
+    """Seconds for which the library keeps calls in memory. A killed process loses these calls, and a resumed run logs them again."""
 
     def __init__(self, config: TrackerConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -102,15 +103,15 @@ class BackgroundTracker(Tracker):
 
     @abstractmethod
     def open_run(self, run: TrackedRun) -> str:
-        """Open a run, or continue the one of `run.run_id`; return its id."""
+        """Open a run in the library, or continue the run `run.run_id`; return the run's id."""
 
     def logged_steps(self, run: TrackedRun) -> Mapping[str, int] | None:
-        """Return the last step of each metric that the library has stored for a resumed run; None: use those of `trackers/NAME.json`."""
+        """Return each metric's last step that the library has stored for a resumed run; None to use the steps in `trackers/NAME.json`."""
         return None
 
     @abstractmethod
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step, all of them finite."""
+        """Log the metrics of a step, which are finite numbers."""
 
     @abstractmethod
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -327,7 +328,7 @@ def _described(error: BaseException) -> str:
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Return rows as a Markdown table."""
+    """Return sample rows as a Markdown table with these columns."""
 
     def cell(value: object) -> str:
         text = str(value).replace("\x00", "�").replace("|", "\\|")
@@ -339,6 +340,6 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of a table of samples: prompt, response and score first."""
+    """Return the column names of a table of samples, with prompt, response and score first."""
     names = dict.fromkeys(["prompt", "response", "score"])
     return [*names, *(n for n in dict.fromkeys(k for row in rows for k in row) if n not in names)]

@@ -22,28 +22,28 @@ class TrackerConfig(PluginSection):
     notes: str = ""
     """A description of the run."""
     samples: bool = True
-    """Whether the samples of each step (`trainer.samples_per_step`) are logged as a table."""
+    """Log the samples of each step (`trainer.samples_per_step`) as a table."""
     queue_size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
-    """Log calls that may wait to be written; further ones are dropped and counted."""
+    """Maximum number of log calls that wait to be written; further calls are dropped and counted."""
     retry_seconds: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
     """Seconds after which a failed call is tried again, and after which a call that has not returned is reported."""
     close_seconds: float = attrs.field(default=60.0, validator=attrs.validators.ge(0))
-    """Seconds at the end of the run for writing the calls that still wait; all trackers share them."""
+    """Seconds at the end of the run for writing the waiting calls, for all trackers together."""
 
 
 @attrs.frozen(kw_only=True)
 class WandbConfig(TrackerConfig):
-    """Weights & Biases."""
+    """Settings of `wandb`, which logs to Weights & Biases."""
 
     mode: Literal["online", "offline"] = "online"
-    """offline: write below the run directory, for `wandb sync`."""
+    """online: send to the server; offline: write below the run directory, for `wandb sync`."""
     entity: str | None = None
-    """User or team; None: the default one of the account."""
+    """User or team; None: the account's default."""
 
 
 @attrs.frozen(kw_only=True)
 class MlflowConfig(TrackerConfig):
-    """MLflow."""
+    """Settings of `mlflow`, which logs to MLflow."""
 
     uri: str | None = None
     """Address of the tracking server, or `file:` and a folder; None: `MLFLOW_TRACKING_URI`, or the folder `mlruns` in `output_dir`."""
@@ -51,22 +51,25 @@ class MlflowConfig(TrackerConfig):
 
 @attrs.frozen(kw_only=True)
 class TensorboardConfig(TrackerConfig):
-    """TensorBoard: event files in the folder `tensorboard` of the run directory. `project` and `run_name` do nothing."""
+    """Settings of `tensorboard`, which writes event files to the run directory's folder `tensorboard`.
+
+    `project` and `run_name` have no effect.
+    """
 
 
 @attrs.frozen(kw_only=True)
 class SwanlabConfig(TrackerConfig):
-    """SwanLab."""
+    """Settings of `swanlab`, which logs to SwanLab."""
 
     mode: Literal["online", "offline"] = "online"
-    """offline: write below the run directory, for `swanlab sync`."""
+    """online: send to the server; offline: write below the run directory, for `swanlab sync`."""
     workspace: str | None = None
-    """User or organisation; None: the default one of the account."""
+    """User or organisation; None: the account's default."""
 
 
 @attrs.frozen(kw_only=True)
 class TrackioConfig(TrackerConfig):
-    """trackio: a SQLite store on this machine, or a Space."""
+    """Settings of `trackio`, which logs to a local SQLite store or to a Hugging Face Space."""
 
     space_id: str | None = None
     """A Hugging Face Space to log to; None: the local store (`TRACKIO_DIR`)."""
@@ -74,8 +77,9 @@ class TrackioConfig(TrackerConfig):
 
 @attrs.frozen(kw_only=True)
 class OpentelemetryConfig(TrackerConfig):
-    """OpenTelemetry, over OTLP/HTTP, to the address in its environment variables. `samples`: whether episodes become spans; there is no
-    table.
+    """Settings of `opentelemetry`, which sends OTLP/HTTP to the address in OpenTelemetry's environment variables.
+
+    `samples` turns spans for episodes on or off; OpenTelemetry has no tables.
     """
 
 
@@ -89,15 +93,17 @@ def _someone(config: AlertsConfig, _attribute: object, _value: object) -> None:
 
 @attrs.frozen(kw_only=True)
 class AlertsConfig(PluginSection):
-    """Alerts by a command or a webhook."""
+    """Settings of `alerts`, which reports events of the run to a command or a webhook."""
 
     command: tuple[str, ...] = ()
-    """A program and its arguments, such as `[./alert.sh, --urgent]`. It gets the alert on its standard input, as JSON."""
+    """A program and its arguments, such as `[./alert.sh, --urgent]`. The program reads the alert from standard input, as JSON."""
     webhook_variable: str | None = None
-    """The environment variable that holds the address to which the alert is posted, as JSON; the address is never written to a file."""
+    """The environment variable that holds the address of the webhook, to which the alert is posted as JSON. The address is never written to
+    a file.
+    """
     on: tuple[Event, ...] = get_args(Event)
-    """Events that cause an alert. `warning`: a warning of docs/diagnosis.md begins, such as a collapse of entropy or reward."""
+    """Events that cause an alert. `warning`: the start of a warning from docs/diagnosis.md, such as a collapse of entropy or reward."""
     stall_seconds: float = attrs.field(default=1800.0, validator=attrs.validators.gt(0))
     """Seconds without a phase, a step or a metric after which the run counts as stalled; set it above the longest phase."""
     timeout: float = attrs.field(default=10.0, validator=[attrs.validators.gt(0), _someone])
-    """Seconds for a command or a call of the webhook, and for the alerts that are left at the end of the run."""
+    """Seconds for one call of the command or the webhook, and for all waiting alerts at the end of the run."""

@@ -20,8 +20,8 @@ _LONGEST = 6000
 class MlflowTracker(BackgroundTracker):
     """Logs to an MLflow server, or to a folder.
 
-    MLflow refuses some characters in names: `val/mean@1` is logged as `val/mean_at_1`, and other characters become `_`. In a folder each
-    metric is a file, and `time/rollout` can't be a file and a folder, as `time/rollout/wait` needs: `.` replaces `/` there.
+    MLflow refuses some characters in names: `val/mean@1` is logged as `val/mean_at_1`, and other characters become `_`. In a folder, each
+    metric is a file, so `.` replaces `/`: otherwise `time/rollout` would be a file, and a folder for `time/rollout/wait`.
     """
 
     name = "mlflow"

@@ -32,10 +32,10 @@ class _Span:
 
 
 class OpentelemetryTracker(BackgroundTracker):
-    """Sends metrics as gauges, and each step as a trace: a span for the step, and below it one for each phase and each episode.
+    """Sends metrics as gauges, and each step as a trace: a span for the step, with child spans for phases and episodes.
 
     OpenTelemetry's environment variables give the address (`OTEL_EXPORTER_OTLP_ENDPOINT`, …). A phase between two steps, such as a
-    validation, is a trace of its own. Episodes are those of agent loops; a single response to a prompt is not an episode.
+    validation, is a separate trace. Only agent loops have episodes; a single response to a prompt is not an episode.
     """
 
     name = "opentelemetry"

@@ -15,8 +15,8 @@ _ENDS = {"completed": "success", "failed": "crashed"}
 class SwanlabTracker(BackgroundTracker):
     """Logs to SwanLab, or offline below the run directory.
 
-    Offline, each start of a run writes a folder of its own with the same run id. SwanLab drops a metric's value at a step for which it
-    already has one, also in `swanlab sync`.
+    Offline, each start of a run writes a separate folder with the same run id. SwanLab drops a second value of a metric at the same step,
+    also in `swanlab sync`.
     """
 
     name = "swanlab"

@@ -12,7 +12,7 @@ from dovetail_trackers.config import TensorboardConfig
 class TensorboardTracker(BackgroundTracker):
     """Writes event files into the folder `tensorboard` of the run directory.
 
-    A resumed run makes TensorBoard forget the values logged after the step from which the run continues.
+    A resumed run makes TensorBoard drop the values logged after the step from which the run continues.
     """
 
     name = "tensorboard"

@@ -11,14 +11,14 @@ from dovetail_trackers.background import BackgroundTracker, TrackedRun, TrackerE
 from dovetail_trackers.config import WandbConfig
 
 FLUSH_SECONDS = 0.5
-"""Seconds between writes to the run's file: a killed process loses at most so much."""
+"""Seconds between writes to the run's file; a killed process loses at most the values of this time."""
 
 
 class WandbTracker(BackgroundTracker):
     """Logs to Weights & Biases, or offline below the run directory.
 
-    The x axis is the metric `step`. W&B's own step counts log calls: it would hold a row back until the next step begins, and drop rows
-    of earlier steps.
+    The x axis is the metric `step`. W&B's own step is not used: it would delay each row until the next step begins, and drop rows of
+    earlier steps.
     """
 
     name = "wandb"

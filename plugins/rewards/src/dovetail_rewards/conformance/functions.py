@@ -14,19 +14,19 @@ from dovetail_rewards.sandbox import available_levels
 from dovetail_sdk.testing.conformance import RewardFunctionConformance
 
 SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
-"""Test cases for a program that adds."""
+"""Test cases for a program that adds two numbers."""
 ADDS = "```python\nprint(sum(map(int, input().split())))\n```"
 
 
 class TestCode(RewardFunctionConformance):
-    """Runs programs, where there is a sandbox to run them in."""
+    """The reward function `code`, on machines where a sandbox works."""
 
     plugin = Code
     right = ((ADDS, SUMS),)
     wrong = (("```python\nprint(3)\n```", SUMS), ("no program", SUMS))
 
     def needs_examples(self) -> None:
-        """Skip where no sandbox can run a program."""
+        """Skip the tests if no sandbox can run a program."""
         if not any(level.available for level in available_levels()[:2]):
             pytest.skip("no sandbox can run a program here: see dovetail doctor")
 

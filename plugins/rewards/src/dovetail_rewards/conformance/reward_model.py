@@ -35,7 +35,7 @@ def _kept() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def tiny_classifier(pad: int | None = None) -> Path:
-    """Return the directory of a random Qwen2 of one label, with a tokenizer, a chat template, and perhaps a padding token."""
+    """Return the directory of a random one-label Qwen2 with tokenizer and chat template; `pad` is the padding token's id."""
     where = Path(_kept().name) / f"padded with {pad}"
     where.mkdir()
     tokenizer = tiny_tokenizer(where, vocab_size=300)
@@ -61,7 +61,7 @@ def tiny_classifier(pad: int | None = None) -> Path:
 
 @functools.cache
 def plain_score(prompt: str, response: str) -> float:
-    """Return transformers' own score of one conversation."""
+    """Return the score of one conversation as transformers computes it."""
     where = tiny_classifier()
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
     model: Any = AutoModelForSequenceClassification.from_pretrained(where, dtype=torch.float32)
@@ -89,7 +89,7 @@ class TestRewardModel(RewardManagerConformance):
 
 @functools.cache
 def tiny_step_classifier() -> Path:
-    """Return the directory of a random Qwen2 that classifies tokens by two labels, with the tokenizer of `tiny_classifier`."""
+    """Return the directory of a random Qwen2 that classifies tokens into two labels, with the tokenizer of `tiny_classifier`."""
     where = Path(_kept().name) / "steps"
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(tiny_classifier())
     tokenizer.save_pretrained(where)
@@ -102,7 +102,7 @@ def tiny_step_classifier() -> Path:
 
 @functools.cache
 def plain_step_score(prompt: str, response: str) -> float:
-    """Return transformers' own score of a response of one step."""
+    """Return the score of a one-step response as transformers computes it."""
     where = tiny_step_classifier()
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
     model: Any = AutoModelForTokenClassification.from_pretrained(where, dtype=torch.float32)

@@ -18,9 +18,9 @@ _STATED_LABEL = re.compile(r"\banswer\b[*_`]{0,3}[^\S\n]{0,4}[:：][*_`]{0,3}", 
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`); None where there is none.
+    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`), or None.
 
-    Braces are matched, escaped ones (`\{`) aside. `\boxed 5`, without braces, counts where no box has them.
+    Braces must match; escaped braces (`\{`) are ignored. `\boxed 5` without braces counts only if no box has braces.
     """
     opened: list[int | None] = []
     start, found = -1, None
@@ -41,7 +41,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_label(text: str, *, stated: bool = False) -> str | None:
-    """Return the rest of the line after the last `Answer:` or `answer is`, without the marks around it; None without one.
+    """Return the rest of the line after the last `Answer:` or `answer is`, without surrounding Markdown marks; None without a label.
 
     Args:
         text: the response.
@@ -55,14 +55,14 @@ def after_label(text: str, *, stated: bool = False) -> str | None:
 
 
 def last_tag(text: str, tag: str) -> str | None:
-    """Return the text between the last `</tag>` and the `<tag>` before it, stripped; None without both."""
+    """Return the text between the last `</tag>` and the `<tag>` before it, stripped; None if a tag is missing."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end].strip() if start >= 0 and end >= 0 else None
 
 
 def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
-    """Return the last match of a pattern: its first group where it has one. Without a pattern the whole text; None without a match."""
+    """Return the last match of a pattern (its first group, if any), or None; without a pattern, return the whole text."""
     if pattern is None:
         return text
     match = last_match(pattern, text)
@@ -70,7 +70,7 @@ def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
 
 
 def truth_texts(ground_truth: GroundTruth) -> list[str]:
-    """Return the accepted answers of a row unchanged; empty where there are none, or one is neither text nor number."""
+    """Return the accepted answers of a row unchanged; empty if the row has none, or an answer is neither text nor number."""
     several = isinstance(ground_truth, (list, tuple))
     answers = list(ground_truth) if several else [ground_truth]
     known = all(isinstance(answer, (str, int, float)) for answer in answers)
@@ -78,7 +78,7 @@ def truth_texts(ground_truth: GroundTruth) -> list[str]:
 
 
 def accepted_texts(ground_truth: GroundTruth) -> list[str]:
-    """Return the accepted answers of a row, stripped; empty where there are none, or one is blank."""
+    """Return the accepted answers of a row, stripped; empty if the row has none, or an answer is blank."""
     texts = [text.strip() for text in truth_texts(ground_truth)]
     return texts if all(texts) else []
 
@@ -91,7 +91,7 @@ def complaint(ground_truth: GroundTruth) -> str | None:
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Return the last match of a pattern; None where there is none."""
+    """Return the last match of a pattern in the text, or None."""
     found = None
     for match in pattern.finditer(text):
         found = match

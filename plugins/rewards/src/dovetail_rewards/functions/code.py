@@ -22,11 +22,10 @@ _FENCED = re.compile(
 
 
 class Code(RewardFunction):
-    """Test cases, run in a sandbox: by standard input and output, by calls of a function, or by assertions.
+    """Runs the response's program on test cases in a sandbox: standard input and output, function calls, or assertions.
 
-    The ground truth is a mapping, or JSON of one: `{"inputs": […], "outputs": […]}`; with `fn_name` for calls;
-    or `{"tests": "assert …"}`. A program that fails in any way does not pass. A fault of the sandbox
-    raises, so that the sample has no score.
+    The ground truth is a mapping or its JSON: `{"inputs": […], "outputs": […]}`, also with `fn_name` for calls, or `{"tests": "assert …"}`.
+    A program that fails in any way does not pass. If the sandbox itself fails, the sample has no score.
     """
 
     name = "code"
@@ -50,10 +49,10 @@ class Code(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score` and `passed_share`; and, where a test failed, `first_failure` with `stderr`.
+        """Return `score` and `passed_share`; if a test failed, also `first_failure` and `stderr`.
 
         Raises:
-            ValueError: the ground truth holds no test cases, or tests that can't be run in a process of their own.
+            ValueError: the ground truth holds no test cases, or tests that can't run in a separate process.
             SandboxError: the sandbox could not be started.
         """
         source = self._source(solution_str)
@@ -79,10 +78,10 @@ class Code(RewardFunction):
 
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        """Return why this ground truth can't be scored, or None.
+        """Return the reason why this ground truth can't be scored, or None.
 
         Raises:
-            SandboxError: the level is not available on this machine.
+            SandboxError: the isolation level is not available on this machine.
         """
         runner_for(config)
         try:

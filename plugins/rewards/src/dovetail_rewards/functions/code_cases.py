@@ -44,7 +44,7 @@ class Case:
 
 
 class CaseRunner:
-    """Runs the cases of one row in order, as many as the config asks for.
+    """Runs the test cases of one row in order, up to the limits of the config.
 
     Args:
         config: the limits, and the conditions under which to stop.
@@ -57,7 +57,7 @@ class CaseRunner:
         self._limits = limits_of(config)
 
     def run(self, source: str, tests: Tests) -> list[Case]:
-        """Return the cases that were run, in order; the first failing one is the last where `scoring` is all.
+        """Run a program on test cases in order, and return the results; with `scoring: all`, stop at the first failure.
 
         Raises:
             SandboxError: the sandbox could not be started.

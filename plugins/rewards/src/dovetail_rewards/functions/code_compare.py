@@ -8,9 +8,8 @@ import math
 def same_output(printed: str, expected: str, tolerance: float) -> bool:
     """Compare output line by line, and the words of a line one by one.
 
-    White space between words, at the ends of lines and of the output does not count; all other
-    differences do. Where both words are numbers and one has a decimal point or exponent, they may differ by
-    `tolerance`, absolutely or relative to the expected one.
+    The amount of white space between words, and white space at the ends of lines and of the output, are ignored. If both words are numbers
+    and at least one has a decimal point or exponent, they may differ by `tolerance`, absolutely or relative to the expected number.
     """
     ours, theirs = _lines(printed), _lines(expected)
     return len(ours) == len(theirs) and all(
@@ -20,9 +19,9 @@ def same_output(printed: str, expected: str, tolerance: float) -> bool:
 
 
 def same_value(returned: object, expected: object, tolerance: float) -> bool:
-    """Compare values as JSON has them: lists in order, mappings by key, numbers as numbers, true apart from 1.
+    """Compare JSON values: lists in order, mappings by key, numbers by value; true is not equal to 1.
 
-    A float may differ by `tolerance`, absolutely or relative to the expected one.
+    A float may differ by `tolerance`, absolutely or relative to the expected number.
     """
     if isinstance(returned, bool) or isinstance(expected, bool):
         return returned is expected

@@ -87,7 +87,7 @@ from math import ceil, floor, gcd, inf, sqrt
 
 @attrs.frozen(kw_only=True)
 class Told:
-    """A driver's report on one case."""
+    """A driver program's report on one test case."""
 
     value: Any = None
     """The call's result, as a JSON value."""
@@ -96,22 +96,22 @@ class Told:
     error: str = ""
     """The exception, if the call raised or the assertion failed."""
     fault: str = ""
-    """The reason why these tests can't be run in this way with any response."""
+    """The reason why these tests can't run in this way, whatever the response."""
 
 
 @attrs.frozen(kw_only=True)
 class Driver:
-    """A program that runs some cases, and the reader of its report."""
+    """A program that runs test cases, with the method that reads its report."""
 
     program: Program
     """The program to run."""
     answer: Program | None = None
-    """The program at the other end of the channel: the response's, where the tests run in another process."""
+    """The program with the response's code, if the tests run in a separate process; else None."""
     token: str = ""
     """The token that marks an assertion that held; empty for calls."""
 
     def read(self, stdout: bytes) -> dict[int, Told]:
-        """Return results by case; cases that did not run are absent."""
+        """Return results by test case index; cases that did not run are absent."""
         found: dict[int, Told] = {}
         for line in stdout.splitlines():
             try:
@@ -135,13 +135,13 @@ class Driver:
 
 
 def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds: float) -> Driver:
-    """Return a driver that calls `function`, or the method of that name of `Solution`, with each list of arguments.
+    """Return a driver that calls `function`, or the `Solution` method with that name, once for each list of arguments.
 
     Args:
         source: the response's code.
         function: the function's name.
         cases: the arguments of each call, JSON values.
-        seconds: the CPU seconds of each call.
+        seconds: the CPU seconds allowed for each call.
     """
     task = {"function": function, "cases": list(cases), "prelude": _PRELUDE}
     return Driver(program=_program(_COMMON + _CALLS, source, seconds, task))
@@ -150,7 +150,7 @@ def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds:
 def assert_driver(
     source: str, setup: str, tests: Iterable[str], seconds: float, *, in_process: bool
 ) -> Driver:
-    """Return a driver that runs each test after `setup`: in the module of the response's code, or in another process."""
+    """Return a driver that runs `setup` and then each test, in the response's process or in a separate one."""
     tests, token = list(tests), secrets.token_hex(16)
     task = {"cases": tests, "token": token, "prelude": setup}
     if in_process:

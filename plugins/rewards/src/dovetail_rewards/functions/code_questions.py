@@ -22,10 +22,10 @@ _HOMES_OF_PATCHES = frozenset({"sys", "mock", "contextlib"})
 
 
 def names_used(tests: Iterable[str]) -> list[str]:
-    """Return the names that tests take from the response: the global names that they read and never bind.
+    """Return the names that tests take from the response: global names that the tests read and never bind.
 
-    Built-in ones are among them only where there are no others, so that a response can't replace `set` or `sorted` in a
-    test of another function.
+    Built-in names are included only if there are no other names, so that a response can't replace `set` or `sorted` in a test of another
+    function.
     """
     read: set[str] = set()
     bound: set[str] = set()
@@ -42,9 +42,9 @@ def names_used(tests: Iterable[str]) -> list[str]:
 
 
 def modules_used(tests: Iterable[str]) -> list[str]:
-    """Return the names in `names_used` that tests use only as a module of the standard library: `math` in `math.isclose(…)`.
+    """Return those of `names_used` that tests use only as a standard library module, such as `math` in `math.isclose(…)`.
 
-    A response that binds such a name to an object of its own would otherwise decide what the test compares.
+    A response that defines an object with such a name could otherwise decide what the test compares.
     """
     texts = list(tests)
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
@@ -59,7 +59,7 @@ def modules_used(tests: Iterable[str]) -> list[str]:
 
 
 def only_in_process(tests: Tests) -> str | None:
-    """Return the operations in the tests that copies of the response's values can't answer, such as identity; None where there are none."""
+    """Return the operations in the tests that fail on copies of the response's values, such as identity, or None."""
     if not isinstance(tests, AssertTests):
         return None
     texts = [tests.setup, *tests.tests]

@@ -16,7 +16,7 @@ def runner_for(config: SandboxSection) -> Runner:
     """Return the sandbox that a config selects; its helper process starts with the first program.
 
     Raises:
-        SandboxError: the level is not available on this machine.
+        SandboxError: the isolation level is not available on this machine.
     """
     with _lock:
         return _made(

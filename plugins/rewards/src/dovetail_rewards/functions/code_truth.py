@@ -45,9 +45,8 @@ def parse_truth(ground_truth: GroundTruth) -> Tests:
     """Return the test cases of a row.
 
     Args:
-        ground_truth: a mapping, or JSON of one, with `inputs` and `outputs`; with `fn_name` as well; or with
-            `tests` (text, or a list of texts), also `test_list` and `test_setup_code`, or `test` and `entry_point`.
-            A list of `{"input": …, "output": …}` does as well.
+        ground_truth: a mapping or its JSON. Keys: `inputs`, `outputs` and perhaps `fn_name`; `tests` (text, or a list of texts);
+            `test_list` and `test_setup_code`; or `test` and `entry_point`. Also a list of `{"input": …, "output": …}`.
 
     Raises:
         ValueError: the ground truth has none of these forms; the message names the missing part.
@@ -164,7 +163,7 @@ def _arguments(value: object) -> list[Any]:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of a text that is JSON, else the text itself."""
+    """Return the JSON value of a text; if the text is not JSON, return the text itself."""
     try:
         return json.loads(text)
     except ValueError:

@@ -15,10 +15,9 @@ from dovetail_rewards.functions.verified import VerifiedFunction
 class DapoMath(VerifiedFunction):
     r"""Rule of DAPO-Math-17k and AIME (arXiv:2503.14476, eq. 7): 1 for an equivalent answer, else −1.
 
-    The answer is the line after the last `Answer:` among the last `window` characters (or the last box there). It and
-    the ground truth, a text or a number, are compared once notation is made uniform: `$34$`, `34.`, `\boxed{34}` and `m+n = 34` are 34,
-    `2\frac12` and `2 1/2` are 2.5. Unlike verl's `math_dapo`, it does not take any right side of `=`: `2x = 10` is not 10, and `x = 3`
-    is not `y = 3`.
+    The answer is the line after the last `Answer:` (or the last box) in the last `window` characters. It is compared with the ground truth,
+    a text or a number, after notation is made uniform: `$34$`, `34.`, `\boxed{34}` and `m+n = 34` are 34; `2\frac12` and `2 1/2` are 2.5.
+    Unlike verl's `math_dapo`, the rule does not accept every right side of `=`: `2x = 10` is not 10, and `x = 3` is not `y = 3`.
     """
 
     name = "dapo_math"
@@ -39,7 +38,7 @@ class DapoMath(VerifiedFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; the component `correct`, 0 or 1; `pred`: the answer as written, or None.
+        """Return `score`, the component `correct` (0 or 1), and `pred` (the answer as written, or None).
 
         Raises:
             TimeoutError: the ground truth alone exceeds `verify_timeout`.

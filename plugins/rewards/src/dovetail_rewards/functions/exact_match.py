@@ -12,10 +12,10 @@ from dovetail_rewards.functions.answers import extracted, truth_texts
 
 
 class ExactMatch(RewardFunction):
-    """Equality of texts, after the options `strip`, `ignore_case` and `extract`.
+    """Compares the response's text with the ground truth, after the options `strip`, `ignore_case` and `extract`.
 
-    The ground truth is a text, a number or a list of them; with a list, any entry may match. With `extract` the last match
-    of the pattern is compared (its first group where it has one); without a match the response is a miss.
+    The ground truth is a text, a number or a list of them; with a list, any entry may match. With `extract`, the last match of the pattern
+    is compared (its first group, if the pattern has one); a response without a match is a miss.
     """
 
     name = "exact_match"
@@ -35,7 +35,7 @@ class ExactMatch(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`, and `pred`: the text after all options, as it was compared, or None."""
+        """Return `score` and `pred`: the compared text, after all options, or None."""
         answer = extracted(self._extract, solution_str)
         pred = None if answer is None else self._normal(answer)
         hit = pred in {self._normal(text) for text in truth_texts(ground_truth)}

@@ -22,9 +22,9 @@ _FLEXIBLE = re.compile(rf"({_NUMBER})")
 class Gsm8k(RewardFunction):
     """Rule of GSM8K (arXiv:2110.14168): reference solutions end with `#### 1,234`.
 
-    strict takes the number after the last `####` that has one, flexible the last number of the response.
-    Commas, dollar signs and a trailing full stop do not count; numbers are compared as numbers, so that
-    18, 18.0 and $18 are the same. Right: `score`; another number: `format_score`; none: 0.
+    `method: strict` takes the number after the last `####` with a number, `flexible` the last number of the response.
+    Commas, dollar signs and a trailing full stop are ignored. Numbers are compared by value: 18, 18.0 and $18 are equal. The right number
+    scores `score`, another number `format_score`, no number 0.
     """
 
     name = "gsm8k"
@@ -41,7 +41,7 @@ class Gsm8k(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; `correct`, 1 or 0; and `pred`, the number found, normalised and as text, or None."""
+        """Return `score`, `correct` (1 or 0), and `pred`: the number found, as normalised text, or None."""
         answer = _answer(solution_str, strict=self.config.method == "strict")
         if answer is None:
             return {"score": 0.0, "correct": 0.0, "pred": None}

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal
 
 LONGEST = 1000
-"""The number of characters beyond which an answer is compared unchanged."""
+"""Maximum length, in characters, of answers that are normalised; longer answers are compared unchanged."""
 _DIGITS = 100
 """Digits beyond which a number is compared as text."""
 
@@ -87,10 +87,10 @@ _NAME = re.compile(
 
 
 def readable(text: str) -> str:
-    r"""Return the text as math-verify reads it: full-width forms in ASCII, mixed numbers as one fraction, `\varnothing` as `\emptyset`.
+    r"""Return text rewritten for math-verify: full-width characters in ASCII, mixed numbers as one fraction, `\varnothing` as `\emptyset`.
 
-    A mixed number is digits and then a fraction of digits, with nothing but space between: `2\frac{1}{2}`, `2\frac12` and `2 1/2`
-    become `\frac{5}{2}`. math-verify reads the first two so only where no factor follows, and `2 1/2` as 3/2.
+    A mixed number is an integer and then a fraction, with nothing but space between: `2\frac{1}{2}`, `2\frac12` and `2 1/2` become
+    `\frac{5}{2}`. math-verify reads the first two as mixed numbers only if no factor follows, and reads `2 1/2` as 3/2.
     """
     if len(text) > LONGEST:
         return text
@@ -99,11 +99,11 @@ def readable(text: str) -> str:
 
 
 def stated(answer: str, truth: str) -> tuple[str, str] | None:
-    """Return the parts of an answer and a ground truth that are to be compared; None where their equations are about different names.
+    """Return the parts of an answer and a ground truth to compare; None if the two texts are equations for different names.
 
-    `x = 5` states 5 where the other text is not an equation, or one for the same name. The left side of the answer may also
-    combine names, since a question may ask for `m+n`. With a single name in it, as in `2x = 10`, the equation has yet to be solved,
-    and its right side is not an answer. Equations that state no value, such as a circle's, are compared as they are.
+    `x = 5` means 5 if the other text is not an equation, or is an equation for the same name. The answer's left side may also combine
+    names, since a question may ask for `m+n`. An equation such as `2x = 10` has yet to be solved, so its right side is not an answer.
+    Equations that state no value, such as a circle's, are compared unchanged.
     """
     ours, theirs = _sides(answer), _sides(truth)
     if len(ours) > 1 and len(theirs) > 1:
@@ -124,21 +124,21 @@ def stated(answer: str, truth: str) -> tuple[str, str] | None:
 
 
 def normal_answer(text: str) -> str:
-    r"""Return the text in one spelling, where LaTeX allows several.
+    r"""Return the text in a normal form, which is the same for equivalent LaTeX spellings.
 
-    Spacing commands, `\left`, `\right` and dollar signs go; `\text{…}` leaves its content; `\dfrac`, `\tfrac` and
-    `\frac12` become `\frac{1}{2}`; commas between groups of three digits outside of brackets, degrees, percent signs, a unit after a
-    number and a closing full stop go; numbers lose their idle zeros, and fractions of whole
-    numbers become `1/2` in lowest terms. Texts beyond LONGEST characters stay as they are, stripped.
+    Removed: spacing commands, `\left`, `\right`, dollar signs, degrees, percent signs, a unit after a number, a final full stop,
+    superfluous zeros, and commas between groups of three digits outside brackets. `\text{…}` becomes its content, `\dfrac`, `\tfrac` and
+    `\frac12` become `\frac{1}{2}`. Fractions of whole numbers become `1/2` in lowest terms. Texts over LONGEST characters are only
+    stripped.
     """
     return _without_unit(text)[0]
 
 
 def same_text(answer: str, truth: str) -> bool | None:
-    """Return whether two answers have the same normal form, ignoring case where both are words; None where the forms do not decide.
+    """Return whether two answers have the same normal form, ignoring the case of words; None if the normal forms do not decide.
 
-    Answers that differ as whole numbers, in their units, or as words of four letters or more (which math-verify reads as products) are
-    different.
+    Answers are different if they differ as whole numbers, in their units, or as words of at least four letters. math-verify would read such
+    words as products.
     """
     (first, unit), (second, other_unit) = _without_unit(answer), _without_unit(truth)
     if unit and other_unit and unit != other_unit:
@@ -155,7 +155,7 @@ def same_text(answer: str, truth: str) -> bool | None:
 
 
 def as_number(text: str) -> Fraction | None:
-    """Return the exact value of `-12`, `3.50`, `.5` or `1/2`; None for all else and for numbers of over 100 digits."""
+    """Return the exact value of text such as `-12`, `3.50`, `.5` or `1/2`; None for other text and for over 100 digits."""
     parts = text.split("/")
     if len(parts) > 2 or len(text) > _DIGITS or not all(_NUMBER.fullmatch(part) for part in parts):
         return None

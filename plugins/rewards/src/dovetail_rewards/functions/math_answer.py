@@ -12,15 +12,15 @@ from dovetail_rewards.functions.verified import VerifiedFunction
 
 
 class MathAnswer(VerifiedFunction):
-    r"""Rule of MATH (arXiv:2103.03874): the answer stands in the last `\boxed{…}`, or else after the last `Answer:`.
+    r"""Rule of MATH (arXiv:2103.03874): the answer is in the last `\boxed{…}`, or else after the last `Answer:`.
 
-    The ground truth is the answer as LaTeX, as plain text or as a number, boxed or not, or a list of accepted ones. Answer and ground truth
-    are the same where their texts are once notation is made uniform (`\dfrac12`, `$\frac{1}{2}$`), or where math-verify
-    finds them equal (`0.5`, `2^{-1}`). A mixed number has its value: `2\frac12` and `2 1/2` are 2.5. `x = 5` is 5; `2x = 10` is
-    not 10. Right: `score`; another answer: `format_score`; none: `miss_score`.
+    The ground truth is the answer as LaTeX, plain text or a number, boxed or not, or a list of accepted answers. Two answers are equal if
+    their texts are equal after notation is made uniform (`\dfrac12`, `$\frac{1}{2}$`), or if math-verify finds them equal (`0.5`,
+    `2^{-1}`). `2\frac12` and `2 1/2` are the mixed number 2.5; `x = 5` is 5; `2x = 10` is not 10. The right answer scores `score`, another
+    answer `format_score`, no answer `miss_score`.
 
-    math-verify runs in processes of its own. An answer whose comparison exceeds `verify_timeout`, or its memory, is wrong; where
-    the ground truth alone exceeds them, the sample fails as `timeout`.
+    math-verify runs in separate processes. An answer whose comparison exceeds `verify_timeout` or the memory limit is wrong. If the ground
+    truth alone exceeds a limit, the sample fails as `timeout`.
     """
 
     name = "math"
@@ -45,7 +45,7 @@ class MathAnswer(VerifiedFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; its parts `format` (there is an answer) and `correct` as 0 or 1; `pred`: the answer as written, or None.
+        """Return `score`, its parts `format` (an answer was found) and `correct`, each 0 or 1, and `pred`: the answer as written, or None.
 
         Raises:
             TimeoutError: the ground truth alone exceeds `verify_timeout`.
@@ -67,7 +67,7 @@ class MathAnswer(VerifiedFunction):
 
 
 def labelled_answer(text: str, *, stated: bool = False) -> str | None:
-    """Return the text after the last label, taken out of its box where it has one, without a final full stop."""
+    """Return the text after the last `Answer:` or `answer is`, without its box and a final full stop; None without such a label."""
     answer = after_label(text, stated=stated)
     if answer is None:
         return None

@@ -28,17 +28,17 @@ class MathTimeoutError(TimeoutError):
 
 
 class MathProcesses:
-    """Processes that compare answers, started when needed and kept; thread-safe.
+    """Processes that compare answers, started when needed and reused; thread-safe.
 
-    math-verify's own time-outs use signals, which fail outside a main thread, and would count as "not equal". So it runs without them in a
-    separate process, which is killed at the limit.
+    math-verify's own time-outs use signals, which fail outside a main thread, and would count as "not equal". So math-verify runs without
+    time-outs in a separate process, which is killed at the limit.
 
     An answer whose comparison ends without a result (time limit, memory, crash or an error of sympy) is wrong, so that a policy can't avoid
     a score by writing a power tower. The sample fails only if comparing the ground truth with the number 1 has no result either. A
-    comparison therefore takes up to the limit, and up to twice the limit where the ground truth is the cause.
+    comparison takes up to the limit, or up to twice the limit if the ground truth is the cause.
 
     Args:
-        count: the number of processes; further callers wait.
+        count: the number of processes; callers beyond that number wait.
         program: the program of a process; for tests.
     """
 
@@ -48,7 +48,7 @@ class MathProcesses:
         self._reset()
 
     def equal(self, truths: Sequence[str], answer: str, *, limit: float) -> bool:
-        """Return whether the answer equals one of the truths.
+        """Return whether the answer equals an accepted answer.
 
         Args:
             truths: accepted answers, as LaTeX or plain text.
@@ -56,7 +56,7 @@ class MathProcesses:
             limit: seconds on the clock that the comparison may take; waiting for a free process does not count.
 
         Raises:
-            MathTimeoutError: the ground truth alone takes longer.
+            MathTimeoutError: the ground truth alone takes longer than `limit`.
             RewardError: the process died, or sympy raised an exception on the ground truth alone.
         """
         reply = self._compare(truths, answer, limit)
@@ -100,7 +100,7 @@ class MathProcesses:
 
 
 def shared_processes(count: int) -> MathProcesses:
-    """Return the processes that all functions with the same `count` share in this Python process.
+    """Return the processes that all reward functions with the same `count` share.
 
     Raises:
         PluginNeedsError: math-verify is not installed.

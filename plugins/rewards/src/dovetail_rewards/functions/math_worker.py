@@ -19,10 +19,10 @@ from typing import Any, TextIO
 
 
 def compare(truths: Sequence[str], answer: str) -> bool:
-    """Return whether an answer equals one of the accepted ones; what math-verify can't read equals nothing.
+    """Return whether an answer equals an accepted answer; False if math-verify can't parse it.
 
     Raises:
-        Exception: whatever sympy raises while it compares.
+        Exception: sympy raised an exception during the comparison.
     """
     from math_verify import verify
 
@@ -49,7 +49,7 @@ def _parsed(text: str) -> list[Any]:
 
 
 def serve(memory: int) -> None:
-    """Answer the requests of a ProcessPool until the input ends."""
+    """Answer the requests of a ProcessPool until standard input ends, within `memory` bytes of address space."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)  # no library's print may look like a reply

@@ -10,7 +10,7 @@ from dovetail_rewards.functions.math_processes import shared_processes
 
 
 class VerifiedFunction(RewardFunction):
-    """Base of reward functions that compare a mathematical answer with accepted ones. Its config extends `VerifiedSection`.
+    """Base of reward functions that compare a mathematical answer with accepted answers; their configs extend `VerifiedSection`.
 
     Raises:
         PluginNeedsError: symbolic comparison is configured, and math-verify is not installed.
@@ -29,7 +29,7 @@ class VerifiedFunction(RewardFunction):
         return complaint(ground_truth)
 
     def is_right(self, answer: str | None, ground_truth: GroundTruth) -> bool:
-        r"""Return whether the answer equals an accepted one, taken out of its `\boxed{…}` where it has one; safe in threads.
+        r"""Return whether the answer, boxed or not, equals an accepted answer; safe in threads.
 
         An answer of over 1,000 characters is compared as text alone.
 

@@ -13,16 +13,17 @@ from dovetail_rollouts import RewardCall, outcomes_from
 
 
 class BatchManager(FunctionManager):
-    """Calls functions on lists: `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, any of them by
-    name, or `compute_reward(responses, ground_truths)` by position.
+    """Calls reward functions on lists of samples.
 
-    A call is made when `size` samples of one function have gathered, or the first of them has waited `wait_ms`; at most
-    `calls` run at once, in threads of this process, and while they run samples gather. `reward.timeout` holds for a
-    call. A function on single samples is called for one after the other.
+    A function is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, with any of these arguments by name, or
+    `compute_reward(responses, ground_truths)`, with its arguments by position.
 
-    Failures are isolated: an entry that is not a reward fails its own sample; a result of the wrong length fails every sample of the call,
-    since entries can't be assigned to samples; where a call raises, both halves are called again (`split`), so that only samples that raise
-    by themselves fail.
+    A call is made when `size` samples of one function have gathered, or the first sample has waited `wait_ms`. At most `calls` run at once,
+    in threads of this process; further samples wait. `reward.timeout` holds for a call. A function on single samples is called for one
+    sample after the other.
+
+    An entry that is not a reward fails its own sample. A result of the wrong length fails every sample of the call. If a call raises, both
+    halves are called again (`split`), so that only samples that raise by themselves fail.
     """
 
     name = "batch"

@@ -10,26 +10,26 @@ from collections.abc import Callable
 import attrs
 
 LONGEST_NAP = 0.5
-"""Seconds after which a waiting call checks the budget again, since charges may have been corrected in between."""
+"""Seconds after which a waiting call checks the budget again, since charges may have been corrected."""
 
 
 @attrs.define(eq=False)
 class Spending:
-    """The charge for one request, with its tokens."""
+    """The charge for one request: its time and its tokens."""
 
     at: float
     tokens: float
 
 
 class Budget:
-    """Limits requests and tokens in any `window` seconds; first come, first served.
+    """Limits requests and tokens in any `window` seconds, in order of arrival.
 
-    A request of more tokens than the whole budget is sent once nothing else is in the window.
+    A request with more tokens than the whole budget is sent when no other request lies in the window.
 
     Args:
         requests_per_minute: the limit of requests; None for no limit.
         tokens_per_minute: the limit of tokens; None for no limit.
-        window: the period in seconds; its budget is the proportional share of a minute's, at least one request.
+        window: the period in seconds; its budget is a proportional share of a minute's budget, at least one request.
         clock: a monotonic clock in seconds.
     """
 
@@ -53,7 +53,7 @@ class Budget:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def spend(self, tokens: float) -> Spending:
-        """Wait until a request of `tokens` tokens fits the budget, and charge it; correct the charge later where the real number differs."""
+        """Wait until a request of `tokens` tokens fits the budget, and return its charge, which the caller may correct later."""
         if self._requests is None and self._tokens is None:
             return Spending(self._clock(), tokens)
         async with self._queue():
@@ -64,7 +64,7 @@ class Budget:
             return spending
 
     def wait(self, tokens: float) -> float:
-        """Return the seconds until a request of `tokens` tokens fits; 0 where it fits now."""
+        """Return the seconds until a request of `tokens` tokens fits the budget; 0 if the request fits now."""
         now = self._clock()
         while self._spent and self._spent[0].at <= now - self._window:
             self._spent.popleft()

@@ -14,7 +14,7 @@ from dovetail_rollouts import RewardCall
 
 
 class OutcomeCache:
-    """The most recently used scores. Failures are not cached, nor are inputs without a comparable content.
+    """A cache of the most recently used scores. Failures are not cached, nor are scores of arguments that JSON can't represent.
 
     Args:
         size: the maximum number of cached scores.
@@ -25,7 +25,7 @@ class OutcomeCache:
         self._kept: OrderedDict[bytes, Score] = OrderedDict()
 
     def key(self, call: RewardCall, sample: Sample) -> bytes | None:
-        """Return the cache key of a function's view of this sample; None where it can't be cached."""
+        """Return the cache key of a function and the sample's arguments; None if the score can't be cached."""
         if not self._size or not call.pure:
             return None
         seen = {key: x for key, x in sample.arguments().items() if key in call.fields}
@@ -36,14 +36,14 @@ class OutcomeCache:
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def get(self, key: bytes | None) -> Score | None:
-        """Return the score under this key, where there is one."""
+        """Return the score under this key, or None."""
         if key is None or key not in self._kept:
             return None
         self._kept.move_to_end(key)
         return self._kept[key]
 
     def put(self, key: bytes | None, outcome: Outcome) -> None:
-        """Keep a score."""
+        """Store an outcome under a key, if the outcome is a score."""
         if key is None or not isinstance(outcome, Score):
             return
         self._kept[key] = outcome

@@ -11,24 +11,24 @@ import attrs
 from dovetail.interfaces import Failure, FailureKind, Outcome, RunningTime
 
 Item = TypeVar("Item")
-"""The type of gathered items: samples, or values made of them."""
+"""The type of batched items: samples, or values made of samples."""
 Run = Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
-"""A function that scores a batch: returns one outcome a sample, in order, and does not raise for failing samples."""
+"""A function that scores a batch. It returns one outcome per sample, in order, and does not raise for failing samples."""
 
 
 class BatchQueue(Generic[Item]):
-    """A queue of samples, and the calls that score them in batches. May be used from several event loops, one after another.
+    """A queue of samples that are scored in batches. May be used from several event loops, one after another.
 
-    With a budget, a batch is the sample that has waited longest and those nearest to it in weight, as long as all of them, padded
-    to the heaviest, stay within it; a sample that alone exceeds it has a batch to itself.
+    With a budget, a batch holds the sample that has waited longest and the samples nearest to its weight. Padded to the heaviest sample,
+    the batch stays within the budget; a sample over the budget has a batch to itself.
 
     Args:
         run: a function that scores a batch.
         size: the maximum number of samples in a batch.
         wait: seconds that a sample waits for others.
         calls: the maximum number of concurrent batches.
-        weigh: a function that returns a sample's weight, such as its tokens; absent: equal weights.
-        budget: the maximum weight of a batch, padding included; None for none.
+        weigh: a function that returns a sample's weight, such as its number of tokens; None weighs all samples equally.
+        budget: the maximum weight of a batch, padding included; None for no maximum.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class BatchQueue(Generic[Item]):
         self._begin()
 
     async def submit(self, sample: Item, time: RunningTime) -> Outcome:
-        """Score a sample together with others. Its time counts from the start of its batch; cancellation removes it.
+        """Score a sample in a batch. The sample's time counts from the batch's start; cancellation removes the sample.
 
-        A call is cancelled once all callers have stopped waiting for it.
+        A batch's call is cancelled when no caller waits for it any longer.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # what an abandoned loop left behind can't be finished

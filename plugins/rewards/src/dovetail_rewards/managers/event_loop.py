@@ -13,13 +13,13 @@ from dovetail.interfaces import contain_tasks, contained
 from dovetail_rewards.managers.threads import HungCalls, Outcome
 
 BLOCKED_AFTER = 0.5
-"""Seconds without an answer after which a loop counts as blocked."""
+"""Seconds without a response after which an event loop counts as blocked."""
 
 
 class AsyncLane:
-    """Runs awaitables on an event loop in a separate thread, so that a blocking one can't stop generation.
+    """Runs awaitables on an event loop in a separate thread, so that a blocking awaitable can't stop generation.
 
-    The loop lives longer than the caller's loop: clients that a function keeps between calls stay usable.
+    The event loop outlives the caller's loop, so that clients that a function keeps between calls stay usable.
     """
 
     def __init__(self, hung: HungCalls) -> None:
@@ -28,7 +28,7 @@ class AsyncLane:
         self._replaced: list[_LoopThread] = []
 
     async def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Return the awaitable's result, or its exception; cancellation cancels it.
+        """Return the awaitable's result, or raise its exception; cancelling this call cancels the awaitable.
 
         Raises:
             TooManyHungError: the limit of hung calls is reached.
@@ -52,7 +52,7 @@ class AsyncLane:
         return result
 
     def close(self) -> None:
-        """End the loop, and those that it replaced; safe to call twice."""
+        """End the event loop and the blocked loops that it replaced; safe to call twice."""
         for one in (*self._replaced, self._loop):
             if one is not None:
                 one.stop()

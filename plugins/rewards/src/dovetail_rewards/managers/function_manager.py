@@ -28,7 +28,7 @@ from dovetail_rollouts import RewardCall, RewardFunctions, failure_from, outcome
 class FunctionManager(RewardManager):
     """Scores samples one by one with the function of each row; a subclass decides how to call functions.
 
-    Its Config extends `CachingConfig`.
+    A subclass's Config extends `CachingConfig`.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
@@ -36,7 +36,7 @@ class FunctionManager(RewardManager):
         self.cache = OutcomeCache(config.cache_size)
 
     def start(self) -> None:
-        """Check that there are reward functions.
+        """Check that the context holds reward functions.
 
         Raises:
             ConfigError: the context holds no RewardFunctions.
@@ -75,7 +75,7 @@ class FunctionManager(RewardManager):
 
 
 class InProcessCalls:
-    """Calls functions in this process: each in a daemon thread, async ones on a persistent loop."""
+    """Calls reward functions in this process: sync functions in daemon threads, async functions on a persistent event loop."""
 
     def __init__(self, max_hung: int) -> None:
         self._hung = HungCalls(max_hung)
@@ -98,7 +98,7 @@ class InProcessCalls:
         return value if isinstance(value, Failure) else outcome_from(value, call.name)
 
     async def value(self, call: RewardCall, make: Callable[[], Any]) -> Any:
-        """Call a reward function, and return its result, or the Failure for its exception; cancellation of this task is raised."""
+        """Call a reward function, and return its result, or a Failure for its exception; this task's cancellation is raised."""
         try:
             if call.is_async:
                 return await self._lane.run(make())
@@ -115,16 +115,16 @@ class InProcessCalls:
             return failure_from(error, call)
 
     def close(self) -> None:
-        """End idle threads and the loop; hanging calls end with the process. Safe to call twice."""
+        """End idle threads and the event loop; hanging calls end with the process. Safe to call twice."""
         self._threads.close()
         self._lane.close()
 
 
 def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
-    """Return the functions of a manager's context.
+    """Return the reward functions of a manager's context.
 
     Raises:
-        ConfigError: the context has none.
+        ConfigError: the context has no reward functions.
     """
     functions = context.reward_functions
     if not isinstance(functions, RewardFunctions):
@@ -137,7 +137,7 @@ def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
 
 
 def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCall | Failure:
-    """Return the function of a row, or the reason why there is none."""
+    """Return the reward function of a row, or a Failure if no function is set for its data source."""
     try:
         return functions.function_for(data_source)
     except DovetailError as error:

@@ -29,15 +29,15 @@ from dovetail_rollouts import RewardCall, outcomes_from
 
 
 class GroupManager(FunctionManager):
-    """Scores a prompt's responses together, as soon as the last of them is generated.
+    """Scores a prompt's responses together, when the last response is generated.
 
-    A function on lists is called once a group. A function on pairs, `compare(prompt, solution_a, solution_b, …)`, says
-    how far the first response is the better one, p(a, b) from 0 to 1; a response's score is its mean over the others,
+    A function on lists is called once for the group. A function on pairs, `compare(prompt, solution_a, solution_b, …)`, returns the
+    preference p(a, b) for the first response, from 0 to 1. A response's score is its mean preference over the other responses:
 
     score_i = 1/(n − 1) Σ_{j≠i} p_ij, p_ij = ½ (p(i, j) + 1 − p(j, i)) with `both_orders`, else p_ij = 1 − p_ji = p(i, j), i < j
 
-    A comparison that fails fails both of its samples, and a group of one has nothing to compare with and fails. A
-    function on single samples is called for each. `reward.timeout` holds for a group.
+    A failed comparison fails both of its samples; a group of one sample fails. A function on single samples is called for each sample.
+    `reward.timeout` holds for a group.
     """
 
     name = "group"

@@ -15,9 +15,9 @@ from dovetail.interfaces import FailureKind
 from dovetail.workers import LoopThread
 
 RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which a retry may succeed."""
+"""HTTP statuses after which a retry may succeed."""
 MAX_ANSWER_BYTES = 64 << 20
-"""The most bytes that are read of an answer."""
+"""Maximum size of an answer, in bytes."""
 _CONNECT_TIMEOUT = 10.0
 _CLOSE = 2.0
 """Seconds to close connections in."""
@@ -25,22 +25,22 @@ _CLOSE = 2.0
 
 @attrs.define(kw_only=True, eq=False)
 class PostError(Exception):
-    """A request failed."""
+    """An HTTP request failed."""
 
     kind: FailureKind
     what: str
-    """The part of a message that follows the address."""
+    """The part of the message after the address."""
     retryable: bool
     retry_after: str | None = None
     """The answer's header `Retry-After`."""
 
 
 class HttpPost:
-    """Posts to one address, from any event loop; the connections live on a separate loop.
+    """Posts to one address, from any event loop; the connections live on a separate event loop.
 
     Args:
         url: the address.
-        headers: the headers of each request, besides the content type.
+        headers: the headers of each request, without the content type.
         timeout: the time limit of one request in seconds; None for no limit.
     """
 
@@ -52,7 +52,7 @@ class HttpPost:
         self._loop: LoopThread | None = None
 
     async def post(self, content: bytes) -> bytes:
-        """Post a request and return the answer, whose status is 200.
+        """Post a request and return the body of the answer.
 
         Raises:
             PostError: the request failed, or its status was not 200.
@@ -109,10 +109,10 @@ class HttpPost:
 
 
 def credential(name: str | None, manager: str) -> str | None:
-    """Return the environment variable `name`; None without a name.
+    """Return the value of the environment variable `name`; None if `name` is None.
 
     Args:
-        name: `auth_env` of the config.
+        name: the option `auth_env` of the config.
         manager: the reward manager, for messages.
 
     Raises:

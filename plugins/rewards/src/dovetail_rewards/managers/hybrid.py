@@ -27,18 +27,19 @@ from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class
 from dovetail_rollouts import configured_functions, finite_float
 
 GATED = "gated"
-"""The component that is 1 where a gate stopped the sample."""
+"""The component that is 1 if a gate stopped the sample, else 0."""
 
 
 class HybridManager(RewardManager):
-    """Runs its scorers in order and sums their weighted scores.
+    """Runs several scorers in order and sums their weighted scores.
 
-    Scorers between two gates run concurrently. Each s_k is the component `k` of the reward (which `gdpo` normalises), with its own
-    components as `k/part`; a scorer that a gate skipped has the component `skipped`. If any scorer fails, the sample fails with the same
-    kind. Where a scorer rewards tokens, the others' weighted scores are added at the last token.
+    Scorers between two gates run concurrently. The score of scorer `k` is the component `k` of the reward (which `gdpo` normalises); the
+    scorer's own components are `k/part`. For a scorer that a gate skipped, the component is the scorer's option `skipped`. If any scorer
+    fails, the sample fails with the same failure kind. If a scorer rewards tokens, the other scorers' weighted scores are added at the last
+    token.
 
-    Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a model that is asked. Their
-    capacities hold for each; waiting for one does not count as running time.
+    Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a language model, … Each manager has its own
+    capacity limit; waiting for free capacity does not count as running time.
     """
 
     name = "hybrid"
@@ -78,10 +79,10 @@ class HybridManager(RewardManager):
         return selected
 
     def start(self) -> None:
-        """Make every scorer's functions and manager, and start them.
+        """Construct every scorer's functions and manager, and start the managers.
 
         Raises:
-            ConfigError: a manager scores whole groups, or has no functions.
+            ConfigError: a manager scores whole groups, or has no reward functions.
             PluginError: a function or a manager can't be loaded.
         """
         for name, section in self.config.scorers.items():

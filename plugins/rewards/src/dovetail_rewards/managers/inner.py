@@ -22,11 +22,11 @@ from dovetail_rewards.managers.places import Places
 from dovetail_rollouts import finite_float
 
 NAIVE = PluginSection(name="naive")
-"""The default of a section that names no manager."""
+"""The manager of a config section that names none."""
 
 
 def manager_class(section: PluginSection) -> type[RewardManager]:
-    """Return the class that a section selects.
+    """Return the reward manager class that a config section selects.
 
     Raises:
         PluginError: the class can't be loaded.
@@ -35,7 +35,7 @@ def manager_class(section: PluginSection) -> type[RewardManager]:
 
 
 class InnerManager:
-    """A manager of single samples with its capacity; an invalid answer or an exception of the manager becomes a failure.
+    """A reward manager that another manager contains, with a capacity limit; invalid results and exceptions become Failures.
 
     Args:
         manager: the started reward manager.
@@ -48,12 +48,12 @@ class InnerManager:
 
     @classmethod
     def open(cls, ref: PluginRef, context: PluginContext, key: str, outer: str) -> InnerManager:
-        """Construct and start the manager.
+        """Construct and start the inner manager.
 
         Args:
-            ref: the manager's reference.
+            ref: the reference to the manager's class and config.
             context: the manager's context.
-            key: the config key that selects it, for messages.
+            key: the config key that selects the manager, for messages.
             outer: the outer manager, for messages.
 
         Raises:

@@ -16,14 +16,14 @@ from dovetail_rollouts import RewardCall, finite_float, outcome_from
 class NaiveManager(FunctionManager):
     """Scores each sample by itself when it arrives.
 
-    A function that hangs blocks neither generation nor the end of the process: at the time limit its thread is abandoned and replaced. A
-    function that holds the interpreter's lock for ever (a regular expression with endless backtracking) needs a separate process
+    A hanging function does not block generation or the end of the process: at the time limit, its thread is abandoned and replaced. A
+    function that never releases the interpreter's lock (a regular expression with endless backtracking) needs a separate process
     (`parallel`).
 
-    With `requests_per_minute` or `tokens_per_minute` calls keep to a budget, for functions that ask a service. A call's
-    tokens are estimated from prompt and response; where the function returns a mapping with `usage`, a number of
-    tokens or a mapping with `total_tokens`, as services answer, that takes the estimate's place. Waiting for the
-    budget does not count as running time, every retry spends again, and scores from the cache cost nothing.
+    With `requests_per_minute` or `tokens_per_minute`, calls keep to a budget, for functions that use a service. A call's tokens are
+    estimated from prompt and response. If the function returns a mapping with `usage` (a number of tokens, or a mapping with
+    `total_tokens`), that number replaces the estimate. Waiting for the budget does not count as running time. Every retry is charged;
+    cached scores are free.
     """
 
     name = "naive"

@@ -30,14 +30,13 @@ _BOOT = (
 
 
 class ParallelManager(FunctionManager):
-    """Scores in processes of its own: a function there can't block or crash anything else.
+    """Scores samples in worker processes, where a reward function can't block or crash the run.
 
-    Each process is a fresh interpreter that makes the functions for itself, by name or from their file, and calls
-    them in its main thread, so that rules that use signals (math-verify) work. `reward.timeout` counts from when
-    a sample is really worked on, and kills the process; a crash fails the sample that was worked on, as
-    `crash`, retryable. What workers send back is JSON and is never unpickled; what a child that a function forked
-    returns is not a score. Of a worker's prints the first MiB is shown. Processes end with the manager, and with this
-    process however it ends.
+    Each worker is a fresh interpreter that constructs the functions by name or from their file. Functions are called in the worker's main
+    thread, so that rules that use signals (math-verify) work. `reward.timeout` counts from the start of a sample's scoring; at the limit
+    the worker is killed. A crash fails only the sample that was being scored, as `crash`, retryable. Workers answer in JSON, which is never
+    unpickled; results of processes that a function forked are ignored. The first MiB of a worker's prints is shown. Workers end with the
+    manager or with this process.
     """
 
     name = "parallel"
@@ -53,14 +52,14 @@ class ParallelManager(FunctionManager):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that live now."""
+        """Process ids of the live workers."""
         return self._pool.pids if self._pool is not None else []
 
     def start(self) -> None:
         """Start the workers, and wait until they have constructed their functions.
 
         Raises:
-            ConfigError: there are no functions, or they can't be constructed in another process.
+            ConfigError: there are no functions, or the functions can't be constructed in another process.
             RewardError: a worker could not start.
         """
         setup = _setup(require_functions(self.name, self.context))

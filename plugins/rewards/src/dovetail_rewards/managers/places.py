@@ -10,7 +10,7 @@ from dovetail.interfaces import RunningTime
 
 
 class Places:
-    """Limits concurrent calls to a number of places. May be used from several event loops, one after another.
+    """A semaphore that limits concurrent calls. May be used from several event loops, one after another.
 
     Args:
         count: the maximum number of concurrent calls.
@@ -23,7 +23,7 @@ class Places:
 
     @asynccontextmanager
     async def one(self, time: RunningTime) -> AsyncIterator[None]:
-        """Hold a place; waiting for it does not count as running time."""
+        """Hold one slot during a `with` block; waiting for the slot does not count as running time."""
         loop = asyncio.get_running_loop()
         if self._free is None or self._loop is not loop:
             self._free, self._loop = asyncio.Semaphore(self._count), loop

@@ -33,7 +33,7 @@ from dovetail_rewards.urls import without_secrets
 from dovetail_rollouts import outcome_from
 
 SCHEMA = 1
-"""Version of the schema of requests and answers."""
+"""Version of the request and answer schema."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,10 +46,10 @@ class _Sent:
 
 
 class RemoteManager(RewardManager):
-    """Gathers samples into batches and has them scored elsewhere.
+    """Sends batches of samples to a scoring service or to worker processes.
 
-    With `url`, by a service: see `HttpService`. With `workers`, by processes that the runtime starts on its machines, each of
-    which runs the manager that `manager` selects over the run's own functions: see `ScoringWorkers`.
+    `url` names an HTTP service: see `HttpService`. `workers` is the number of processes that the runtime starts on its machines. Each
+    process runs the manager that `manager` selects over the run's own functions: see `ScoringWorkers`.
 
     In a config:
 
@@ -101,9 +101,9 @@ class RemoteManager(RewardManager):
         """Read the credential of the service, or start the workers.
 
         Raises:
-            ConfigError: the environment does not hold the credential; or there is no runtime that starts workers, or the
-                functions can't be made in another process.
-            DovetailError: an error in a worker's start.
+            ConfigError: the environment lacks the credential, the runtime can't start workers, or the functions can't be constructed in
+                another process.
+            DovetailError: a worker could not start.
         """
         if self._service is not None:
             self._service.start()
@@ -137,16 +137,15 @@ class RemoteManager(RewardManager):
 
 
 class HttpService:
-    """Posts batches of samples to `url`, and reads the answer as scores, one entry a sample.
+    """Posts batches of samples to `url`, and reads one score per sample from the answer.
 
     Request: `{"schema": 1, "samples": [{"sample_id", "data_source", "prompt", "solution_str", "ground_truth",
-    "extra_info", "finish_reason"}, …]}`, `response_ids` where asked for, and `trajectory` of an episode. Answer, with
-    status 200: `{"results": [entry, …]}`, one for each sample in order: a finite number, a mapping with `score` and
-    further parts, or `{"error": text, "retryable": bool}`.
+    "extra_info", "finish_reason"}, …]}`, also `response_ids` if configured, and an episode's `trajectory`. Answer, with status 200:
+    `{"results": [entry, …]}`, with one entry per sample in order: a finite number, a mapping with `score` and further parts, or `{"error":
+    text, "retryable": bool}`.
 
-    No connection, and the statuses 408, 425, 429, 500, 502, 503 and 504, are `unreachable` and may be tried
-    again; any other status is an `exception`; anything else in the place of results, and an answer of over 64 MiB, is an
-    `invalid_value`.
+    A failed connection and the statuses 408, 425, 429, 500, 502, 503 and 504 are `unreachable` failures, which may be retried. Any other
+    status is an `exception`. An invalid answer, or one over 64 MiB, is an `invalid_value`.
 
     Args:
         config: a config whose `url` is set.
@@ -161,7 +160,7 @@ class HttpService:
         """Read the credential.
 
         Raises:
-            ConfigError: the environment does not hold the credential.
+            ConfigError: the environment lacks the credential.
         """
         secret = credential(self._config.auth_env, "remote")
         if secret is not None:

@@ -31,14 +31,14 @@ TARGET = f"{__name__}:make_task"
 
 @attrs.frozen(kw_only=True)
 class TaskSetup:
-    """The setup from which a worker builds its manager."""
+    """The setup from which a worker process constructs its reward manager."""
 
     files: tuple[PluginRef, ...]
-    """Plugins in files, which must be loaded before their objects can be unpickled."""
+    """Plugin files that must be loaded before their objects can be unpickled."""
     manager: bytes
     """A pickled PluginRef."""
     functions: bytes
-    """Pickled RewardFunctions, or None."""
+    """Pickled RewardFunctions, or pickled None."""
     seed: int
 
 
@@ -53,7 +53,7 @@ class Ask:
 
 
 def make_task(given: bytes, logger: Logger) -> ScoringTask:
-    """Return the task of a pickled TaskSetup; it comes from the run's own controller."""
+    """Return the task of a pickled TaskSetup, which must come from the run's own controller."""
     setup: TaskSetup = pickle.loads(given)  # noqa: S301
     for ref in setup.files:
         load_plugin_class(ref)
@@ -68,13 +68,13 @@ def make_task(given: bytes, logger: Logger) -> ScoringTask:
 
 
 class ScoringTask:
-    """Scores batches: one outcome a sample, with a time limit each."""
+    """Scores batches of samples in a worker process, with a time limit for each sample."""
 
     def __init__(self, inner: InnerManager) -> None:
         self._inner = inner
 
     async def call(self, payload: bytes) -> bytes:
-        """Return the outcomes of a pickled Ask, in the form of `packed`."""
+        """Return the outcomes of a pickled Ask, encoded by `packed`."""
         ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
         if ask.what == "sleep":
             await asyncio.to_thread(self._inner.manager.sleep)
@@ -82,7 +82,7 @@ class ScoringTask:
         return packed(outcomes)
 
     def close(self) -> None:
-        """Close the manager."""
+        """Close the worker's reward manager."""
         self._inner.manager.close()
 
     async def _score(self, sample: Sample, seconds: float | None) -> Outcome:
@@ -98,7 +98,7 @@ class ScoringTask:
 
 
 def packed(outcomes: Sequence[Outcome]) -> bytes:
-    """Return outcomes as JSON: a list of texts."""
+    """Return outcomes as a JSON list of texts, one from `pack_outcome` for each."""
     return json.dumps([pack_outcome(outcome) for outcome in outcomes]).encode()
 
 

@@ -30,7 +30,7 @@ from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
 from dovetail_rewards.managers.wire import Garbled, unpack_outcome
 
 QUIET_SECONDS = 30.0
-"""Seconds that a worker may be silent where samples have no time limit."""
+"""Seconds that a worker may be silent if samples have no time limit."""
 
 
 @attrs.define(eq=False)
@@ -59,10 +59,10 @@ class _LostError(Exception):
 class ScoringWorkers:
     """Workers that score batches, each with a reward manager over the run's functions.
 
-    A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for that
-    time is pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored again, alone on a
-    worker: a sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most `restarts` times in a
-    row.
+    A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for the
+    length of the limit is pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored
+    again, alone on a worker; a sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most
+    `restarts` times in a row.
 
     Args:
         config: a config whose `workers` is set.
@@ -81,9 +81,8 @@ class ScoringWorkers:
         """Start the workers, and wait until each has constructed its manager.
 
         Raises:
-            ConfigError: there is no runtime that starts processes, or the functions can't be constructed in another
-                one.
-            DovetailError: an error in a worker's start.
+            ConfigError: the runtime can't start workers, or the functions can't be constructed in another process.
+            DovetailError: a worker could not start.
         """
         config, runtime = self._config, self._context.runtime
         if runtime is None or "task_workers" not in runtime.capabilities:
@@ -104,11 +103,11 @@ class ScoringWorkers:
         self._places = [_Place(worker) for worker in runtime.task_workers(spec)]
 
     async def score(self, samples: Sequence[Sample], limit: float | None) -> list[Outcome]:
-        """Return one outcome a sample, in order.
+        """Return the outcomes of a batch, one per sample in order.
 
         Args:
             samples: the samples of a batch.
-            limit: seconds that each may run.
+            limit: seconds that each sample may run; None for no limit.
         """
         self._here()
         try:
@@ -125,7 +124,7 @@ class ScoringWorkers:
             return list(await asyncio.gather(*(self._alone(sample, limit) for sample in samples)))
 
     def sleep(self) -> None:
-        """Let the workers' managers sleep, without waiting for it."""
+        """Ask the workers' managers to sleep, without waiting for an answer."""
         for place in self._places:
             if place.worker.lost is None:
                 place.worker.call(pickle.dumps(Ask(what="sleep")))

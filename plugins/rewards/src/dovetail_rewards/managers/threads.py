@@ -17,11 +17,11 @@ _Job = tuple[Callable[[], Any], Future[Outcome]]
 
 
 class TooManyHungError(RuntimeError):
-    """The limit of hanging calls is reached, so that no further one is started."""
+    """The limit of hanging calls is reached, so no further call is started."""
 
 
 class HungCalls:
-    """Counts calls that timed out while their code still runs, up to a limit; shared by threads and loops."""
+    """Counts calls that timed out but still run, up to a limit; shared by threads and event loops."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._limit = limit
@@ -30,16 +30,16 @@ class HungCalls:
 
     @property
     def count(self) -> int:
-        """The number of calls that hang now."""
+        """The number of calls that currently hang."""
         return self._count
 
     def add(self, change: int) -> None:
-        """Count a call that started to hang (1), or that returned after all (-1)."""
+        """Count a call that started to hang (`change` 1) or a hanging call that returned (-1)."""
         with self._lock:
             self._count += change
 
     def check(self) -> None:
-        """Raise TooManyHungError at the limit."""
+        """Raise TooManyHungError if the limit of hanging calls is reached."""
         if self._count >= self._limit:
             raise TooManyHungError(
                 f"{self._count} reward calls still hang in their threads, and "
@@ -50,7 +50,7 @@ class HungCalls:
 class DaemonThreads:
     """Runs calls in daemon threads, unlike concurrent.futures, whose threads are joined at exit.
 
-    Python cannot stop a thread. A call that is cancelled keeps its thread, which ends when the call returns.
+    Python cannot stop a thread. A cancelled call keeps its thread, which ends when the call returns.
     """
 
     def __init__(self, hung: HungCalls) -> None:
@@ -87,7 +87,7 @@ class DaemonThreads:
         return result
 
     def close(self) -> None:
-        """End the idle threads; hung ones end with their call or with the process."""
+        """End the idle threads; hanging threads end with their call or with the process."""
         while self._idle:
             self._idle.pop().put(None)
 

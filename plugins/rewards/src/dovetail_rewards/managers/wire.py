@@ -22,13 +22,13 @@ class Garbled(ValueError):
 
 
 def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
-    """Return a function's arguments from a sample, and the data that selects the function."""
+    """Return the sample's arguments named in `seen`, and `data_source`, which selects the reward function."""
     keep = seen | {"data_source"}
     return {name: value for name, value in sample.arguments().items() if name in keep}
 
 
 def pack_outcome(outcome: Outcome) -> str:
-    """Return an outcome as JSON; extras that are no JSON values are replaced by their repr."""
+    """Return an outcome as JSON; extras that JSON can't represent are replaced by their repr."""
     if isinstance(outcome, Failure):
         return json.dumps(["failure", str(outcome.kind), outcome.message, outcome.retryable])
     rewards = None if outcome.token_rewards is None else outcome.token_rewards.tolist()

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int) -> None:
-    """Answer the requests of a ProcessPool until its end of the channel closes.
+    """Answer the requests of a ProcessPool until standard input ends.
 
     Args:
         parent: process id of the pool.

@@ -15,7 +15,7 @@ from dovetail_rewards.urls import without_secrets
 from dovetail_rollouts import finite_float
 
 LONGEST_PAUSE = 60.0
-"""The most seconds of an endpoint's `Retry-After` that are waited."""
+"""Maximum seconds to wait before a retry, whatever the endpoint's `Retry-After` says."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,15 +24,15 @@ class ChatReply:
 
     text: str
     tokens: float | None
-    """Tokens that the call used; None where the endpoint does not report them."""
+    """Tokens that the call used; None if the endpoint does not report them."""
 
 
 @attrs.frozen(kw_only=True)
 class Refusal:
-    """The reason why there is no answer."""
+    """The reason why the judge did not answer."""
 
     failure: Failure
-    """The failure; `retryable` where another request may succeed."""
+    """The failure; `retryable` if another request may succeed."""
     pause: float = 0.0
     """Seconds to wait before the next request, as the endpoint asks."""
 
@@ -44,7 +44,7 @@ class ChatClient:
         config: the endpoint, model, sampling parameters and credential.
 
     Raises:
-        ConfigError: the environment does not hold the credential.
+        ConfigError: the environment lacks the credential.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -57,7 +57,7 @@ class ChatClient:
         )
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> ChatReply | Refusal:
-        """Send one request; failures of the endpoint are returned, not raised."""
+        """Send one request and return the judge's answer; failures of the endpoint are returned, not raised."""
         try:
             return self._read(await self._post.post(json.dumps(self._body(messages)).encode()))
         except PostError as none:

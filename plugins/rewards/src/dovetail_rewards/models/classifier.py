@@ -22,10 +22,10 @@ Found = TypeVar("Found")
 
 
 class ScoringModel(ABC, Generic[Found]):
-    """A model on its device. Runs one pass at a time; thread-safe.
+    """A scoring model on its device. Runs one forward pass at a time; thread-safe.
 
     Args:
-        config: the config, with the device and whether the model is offloaded between rollouts.
+        config: the settings of the model.
         model: a transformers model, on the CPU.
 
     Raises:
@@ -50,7 +50,7 @@ class ScoringModel(ABC, Generic[Found]):
 
     @property
     def max_length(self) -> int | None:
-        """The number of positions of the model; None where its config does not say."""
+        """The model's number of positions; None if the model's config does not state one."""
         limit = getattr(self._text_config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
@@ -59,24 +59,24 @@ class ScoringModel(ABC, Generic[Found]):
         """Return the results of a forward pass over B texts.
 
         Args:
-            inputs: the model's inputs: int64 [B, L] each, padded on the right.
+            inputs: the model's inputs by name, int64 [B, L] each, padded on the right to L tokens.
             readings: the texts.
         """
 
     def score(self, readings: Sequence[Reading]) -> list[Found]:
-        """Return the model's results for B texts, in order; float32 precision, possibly not finite.
+        """Return the model's results for B texts, in order; float32 values, possibly not finite.
 
-        A pass that does not fit into the accelerator's memory is made again in halves.
+        A forward pass that exceeds the accelerator's memory is repeated with each half of the texts.
 
         Raises:
-            torch.OutOfMemoryError: a single text does not fit.
+            torch.OutOfMemoryError: a single text exceeds the accelerator's memory.
         """
         with self._lock:
             self._wake()
             return self._halving(readings)
 
     def sleep(self) -> None:
-        """Move the model off the accelerator, where `offload` is set; waits for a running pass."""
+        """Move the model to host memory if `offload` is set, after a running forward pass."""
         if not self._host:
             return
         with self._lock:
@@ -138,7 +138,7 @@ class ScoringModel(ABC, Generic[Found]):
 
 
 class Classifier(ScoringModel[float]):
-    """The model of a `RewardModelConfig`, a sequence classifier with one label: its logit.
+    """The model of a `RewardModelConfig`: a sequence classifier with one label, whose logit is the result.
 
     Raises:
         ConfigError: the model can't be loaded, has more than one label, or its checkpoint lacks weights.
@@ -180,9 +180,9 @@ def load_scoring_model(
 
     Args:
         config: the model's config.
-        auto: the auto class that loads it.
-        what: what the model classifies, for messages.
-        labels: numbers of labels that it may have; empty for a model without any.
+        auto: the auto class of transformers that loads the model.
+        what: the unit that the model classifies, `sequence` or `token`, for messages.
+        labels: the allowed numbers of labels; empty for a model without labels.
 
     Raises:
         ConfigError: the model can't be loaded, has another number of labels, or its checkpoint lacks weights.

@@ -38,9 +38,9 @@ _SHOWN = 2000
 class JudgeManager(RewardManager):
     """Scores single samples by the verdicts of a language model.
 
-    score = aggregate of `votes` verdicts; components `votes` (that succeeded) and `vote_spread` (their standard deviation) where there are
-    several. A sample with fewer than `min_votes` successful judgements fails with the kind of the first failed one, such as an unreachable
-    judge or an answer that can't be parsed.
+    The score is the `aggregate` of `votes` verdicts. With several votes, the components are `votes` (successful judgements) and
+    `vote_spread` (the verdicts' standard deviation). A sample with fewer than `min_votes` successful judgements fails like the first failed
+    judgement: an unreachable judge, or an answer that can't be parsed.
 
     Every request, retries included, is charged to one budget; waiting for the budget does not count as running time.
 
@@ -77,7 +77,7 @@ class JudgeManager(RewardManager):
         """Compile the templates and read the credential.
 
         Raises:
-            ConfigError: a template has errors, or the environment does not hold the credential.
+            ConfigError: a template has errors, or the environment lacks the credential.
         """
         self._question = Question(self.config)
         self._verdicts = Verdicts(self.config)

@@ -26,18 +26,18 @@ RUNNING: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda p_S: np.cumsum(p_S) / np.arange(1, len(p_S) + 1),
     "sum": np.cumsum,
 }
-"""The score of the first 1, 2, … S steps, float64 [S], from their probabilities [S], by the name of the aggregate."""
+"""Functions by the name of `aggregate`, from step probabilities [S] to the scores of the first 1, 2, … S steps, float64 [S]."""
 
 
 class ProcessRewardModelManager(RewardModelManager):
     """Scores single samples by one forward pass of a process reward model over prompt and steps.
 
-    The model gives the probability p_k that step k is right. The score is the least of them, the last, their product, mean or sum
-    (`aggregate`). With `rewards: steps` the last token of step k is rewarded with A_k − A_{k−1}, where A_k is the score of the first k steps and
-    A_0 = 0: the rewards of a response add up to its score, and more steps alone gain nothing, but under `sum`, where each step's reward is p_k.
+    The model gives the probability p_k that step k is right. The score is the minimum, last, product, mean or sum of the p_k (`aggregate`).
+    With `rewards: steps`, the last token of step k is rewarded with A_k − A_{k−1}, where A_k is the score of the first k steps and A_0 = 0.
+    The rewards of a response add up to its score. More steps alone gain nothing, except under `sum`, where each step's reward is p_k.
 
-    Components are `steps`, their number, and `step_min`, `step_mean` and `step_last`; the probabilities are written with the samples. Failures are
-    those of `reward_model`, and responses that hold the mark of a step.
+    The components are `steps` (the number of steps), `step_min`, `step_mean` and `step_last`; the probabilities are written with the
+    samples. Samples fail as under `reward_model`, and if the response contains the step token.
 
     In a config:
 
@@ -99,7 +99,7 @@ class ProcessRewardModelManager(RewardModelManager):
 def token_rewards(
     sample: Sample, ends: Sequence[int], rewards_S: np.ndarray, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """Return a reward for each response token, float32 [T]: a step's reward at its last token, 0 elsewhere.
+    """Return a reward for each response token, float32 [T]: the step's reward at a step's last token, else 0.
 
     Args:
         sample: a sample with its completion.

@@ -18,10 +18,10 @@ VARIABLES = ("prompt", "messages", "response", "ground_truth", "data_source", "e
 
 
 class Question:
-    """The messages for a judge.
+    """Renders the messages for a judge from the configured templates.
 
-    Rows and responses are values of a template, never templates themselves, and a template can neither call into Python nor
-    change its values.
+    Rows and responses are values in a template, and are never rendered as templates. A template can't call into Python or change its
+    values.
 
     Args:
         config: the config, with the templates.
@@ -35,7 +35,7 @@ class Question:
         self._user = _compiled(config.template, "template")
 
     def messages(self, sample: Sample) -> list[dict[str, str]]:
-        """Return system message, where there is one, and the user's.
+        """Return the system message, if configured, and the user message for the judge.
 
         Raises:
             RewardError: the templates can't be filled from this row.

@@ -17,32 +17,32 @@ from dovetail_rollouts import conversation_ids
 
 @attrs.frozen(kw_only=True, eq=False)
 class Reading:
-    """One text for a reward model. Legend: T tokens."""
+    """One text for a reward model, with T tokens."""
 
     ids: tuple[int, ...]
     """Token ids, [T]."""
     segments: tuple[int, ...] | None = None
-    """Segment ids, [T]: 0 for the prompt and 1 for the response; None where the tokenizer has no segments."""
+    """Segment ids, [T]: 0 for the prompt and 1 for the response; None if the tokenizer has no segments."""
     truncated: bool = False
-    """Whether tokens were left out."""
+    """Whether the text was truncated."""
     steps: tuple[int, ...] = ()
-    """Positions in `ids` at which steps are judged."""
+    """Positions in `ids` of the tokens at which steps are judged."""
 
 
 class Reader:
-    """Turns rows into tokens; thread-safe.
+    """Turns prompts and responses into a reward model's tokens; thread-safe.
 
     Args:
-        config: the form of the texts; in a `RewardModelConfig` also the handling of long ones.
+        config: the form of the texts; in a `RewardModelConfig` also the handling of long texts.
         tokenizer: the model's own tokenizer.
-        limit: the model's token limit; None for none.
+        limit: the model's token limit; None for no limit.
 
     Raises:
-        ConfigError: the form is a chat, and there is no chat template.
+        ConfigError: the form is a chat, and no chat template exists.
     """
 
     without_chat = "format=pair for a model that reads two segments"
-    """The setting that an error suggests where there is no chat template."""
+    """The setting that an error suggests if there is no chat template."""
 
     def __init__(self, config: Any, tokenizer: Tokenizer, limit: int | None) -> None:
         self._config = config
@@ -58,10 +58,10 @@ class Reader:
         self._encoder = TextEncoder(tokenizer)
 
     def read(self, sample: Sample) -> Reading:
-        """Return the tokens of a row.
+        """Return the tokens of a sample's prompt and response.
 
         Raises:
-            RewardError: the text is longer than the model takes, and `overlong` is `fail`; or it has no tokens.
+            RewardError: the text has no tokens, or too many while `overlong` is `fail`.
         """
         with self._lock:
             ids, segments = (
@@ -100,7 +100,7 @@ class Reader:
 
 
 def plain_text(prompt: Any) -> str:
-    """Return a prompt as one text: a string unchanged, a single message's content, or several messages with their roles before them."""
+    """Return a prompt as one text: a string unchanged, a single message's content, or several messages, each after its role."""
     if isinstance(prompt, str):
         return prompt
     turns: Sequence[Any] = list(prompt)
@@ -110,7 +110,7 @@ def plain_text(prompt: Any) -> str:
 
 
 def template_text(text: str) -> str:
-    """Return the template itself, or the content of the file that `text` names.
+    """Return `text` itself if it is a template, or the content of the file that it names.
 
     Raises:
         ConfigError: the file can't be read.

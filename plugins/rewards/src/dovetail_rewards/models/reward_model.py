@@ -37,7 +37,7 @@ _NO_LIMIT = 1 << 40
 
 @attrs.frozen(kw_only=True, eq=False)
 class ModelText:
-    """A sample with its tokens for the model."""
+    """A sample with its tokens for the reward model."""
 
     sample: Sample
     reading: Reading
@@ -46,10 +46,10 @@ class ModelText:
 class RewardModelManager(RewardManager):
     """Scores single samples by one forward pass of a sequence classifier over prompt and response.
 
-    score = clip((logit − mean) / std); the components are `logit`, and `truncated` where texts may lose tokens.
+    score = clip((logit − mean) / std); the components are `logit` and, if texts may be truncated, `truncated`.
 
-    Samples gather into batches within a token budget while others still generate. A text that the model can't take, a
-    logit that is not finite, and a pass that fails are failures.
+    Samples are batched within a token budget while other samples are still generated. A sample fails if its text is too long, its logit is
+    not finite, or its forward pass fails.
 
     In a config:
 
@@ -119,7 +119,7 @@ class RewardModelManager(RewardManager):
         return [self.judge(text, logit) for text, logit in zip(texts, logits, strict=True)]
 
     def judge(self, text: ModelText, logit: Any) -> Outcome:
-        """Return the outcome of a text from the model's logit."""
+        """Return the score or failure of a text from the model's logit."""
         config = self.config
         if not math.isfinite(logit):
             message = f"the logit of {text.sample.sample_id} is {logit}, no finite number"
@@ -142,7 +142,7 @@ class RewardModelManager(RewardManager):
 
 
 def load_tokenizer(config: ScoringModelConfig) -> Any:
-    """Load the model's tokenizer.
+    """Load the scoring model's tokenizer.
 
     Raises:
         ConfigError: the tokenizer can't be loaded.
@@ -162,7 +162,7 @@ def load_tokenizer(config: ScoringModelConfig) -> Any:
 
 
 def longest(model: ScoringModel[Any], tokenizer: Any) -> int | None:
-    """Return the model's token limit, from the model or its tokenizer."""
+    """Return the model's token limit, from the model or its tokenizer; None if neither states one."""
     limits = [model.max_length, tokenizer.model_max_length]
     return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
 

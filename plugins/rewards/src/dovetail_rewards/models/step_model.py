@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 
 def steps_of(text: str, separator: str) -> list[Span]:
-    """Return the steps of a response; one without any visible text is a single step."""
+    """Return the steps of a response, in order; a response of white space only is a single step."""
     spans, at = [], 0
     for part in text.split(separator):
         if part.strip():
@@ -34,15 +34,15 @@ def steps_of(text: str, separator: str) -> list[Span]:
 
 
 class StepReader(Reader):
-    """Turns rows into tokens, with the step token after each step; thread-safe.
+    """Turns prompts and responses into a model's tokens, with the step token after each step; thread-safe.
 
     Args:
         config: the form of the texts.
         tokenizer: the model's own tokenizer.
-        limit: the model's token limit; None for none.
+        limit: the model's token limit; None for no limit.
 
     Raises:
-        ConfigError: the form is a chat, and there is no chat template; or the step token's text has no token.
+        ConfigError: the form is a chat without a chat template, or the step token's text has no token.
     """
 
     without_chat = "format=plain for a model that reads plain text"
@@ -57,8 +57,8 @@ class StepReader(Reader):
         """Return the tokens of a sample's prompt and response, and the positions of the step tokens.
 
         Raises:
-            RewardError: there are more tokens than the model's limit, or the number of step tokens differs from that of
-                the steps, for example where a response contains the text of the step token.
+            RewardError: there are more tokens than the model's limit, or not one step token per step. A response that contains the step
+                token's text is a cause.
         """
         config, spans = self._config, steps_of(sample.text, self._config.step_separator)
         marked = Marked(
@@ -91,7 +91,7 @@ class StepReader(Reader):
 
 
 class StepClassifier(ScoringModel[list[float]]):
-    """A token classifier, or a model with code of its own behind `AutoModel`, that gives the probability that each step is right.
+    """A model that gives the probability that each step is right: a token classifier, or custom code behind `AutoModel`.
 
     Raises:
         ConfigError: the model can't be loaded, has more than two labels, or its checkpoint lacks weights.
@@ -120,15 +120,16 @@ class StepClassifier(ScoringModel[list[float]]):
 
 
 class StepLanguageModel(ScoringModel[list[float]]):
-    """A causal language model whose probability of the token for "right" at each step, relative to the tokens for right and wrong, is the
-    step's score (arXiv 2312.08935).
+    """A causal language model that scores the steps of a response (arXiv 2312.08935).
+
+    A step's score is the probability of the "right" token, relative to the tokens for right and wrong.
 
     Args:
-        config: the config, with the model and both tokens.
+        config: the config, with the model and the tokens for right and wrong.
         tokenizer: the model's own tokenizer.
 
     Raises:
-        ConfigError: the model can't be loaded, its checkpoint lacks weights, or a text is not a token.
+        ConfigError: the model can't be loaded, its checkpoint lacks weights, or a configured text has no token.
     """
 
     def __init__(self, config: ProcessRewardModelConfig, tokenizer: Tokenizer) -> None:
@@ -149,10 +150,10 @@ class StepLanguageModel(ScoringModel[list[float]]):
 
 
 def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
-    """Return the last token of a text.
+    """Return the id of the last token of a text.
 
     Raises:
-        ConfigError: the text has no token, or an unknown one.
+        ConfigError: the text has no token, or its last token is unknown.
     """
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids or ids[-1] == tokenizer.unk_token_id:

@@ -17,11 +17,11 @@ LONGEST = 20_000
 
 
 class NoVerdict(ValueError):
-    """The answer has no verdict; the message quotes the answer."""
+    """A judge's answer has no verdict; the message quotes the answer."""
 
 
 class Verdicts:
-    """Extracts verdicts from answers, and combines several into one score."""
+    """Extracts verdicts from a judge's answers, and combines them into one score."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
@@ -29,10 +29,10 @@ class Verdicts:
         self._labels = {label.strip().casefold(): worth for label, worth in config.labels.items()}
 
     def of(self, answer: str) -> float:
-        """Return the verdict in an answer: finite, within `low` … `high`, and scaled to 0 … 1 where configured.
+        """Return the verdict in an answer: finite, within `low` … `high`, and scaled to 0 … 1 if configured.
 
         Raises:
-            NoVerdict: the answer has none.
+            NoVerdict: the answer has no valid verdict.
         """
         config, text = self._config, answer[-LONGEST:]
         found = self._in_json(text) if config.parse == "json" else self._by_pattern(text)
@@ -46,7 +46,7 @@ class Verdicts:
         return verdict
 
     def together(self, verdicts: Sequence[float]) -> float:
-        """Combine one or more verdicts into a score, as `aggregate` says."""
+        """Combine one or more verdicts into a score by the rule `aggregate`."""
         if self._config.aggregate == "median":
             return float(median(verdicts))
         if self._config.aggregate == "majority":

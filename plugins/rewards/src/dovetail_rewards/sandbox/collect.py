@@ -9,21 +9,21 @@ import socket
 import time
 
 STDERR_TAIL = 1 << 14
-"""The number of last bytes of standard error that are kept, where a traceback ends."""
+"""The number of bytes kept from the end of standard error, which holds the traceback."""
 _STARVED = 10  # as the helper's watch
 _GRACE_S = 10.0
 _CHUNK = 1 << 16
 
 
 class OutputStreams:
-    """The output streams of one run, and its status socket.
+    """The output streams and the status socket of one program's run.
 
     Args:
-        status: the socket of the report; closing our end asks the helper to end the run.
+        status: the socket on which the helper reports; closing this end asks the helper to end the run.
         stdout: reading end of standard output.
         stderr: reading end of standard error.
         limit: the byte limit of each stream.
-        wall_s: the run's wall-clock limit; long after it the helper counts as dead.
+        wall_s: the run's wall-clock limit in seconds; a helper that is silent much longer counts as dead.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OutputStreams:
         return bytes(self._err)
 
     def read(self) -> tuple[bytes, bool]:
-        """Read until the report; return the report, empty where none arrived, and whether there was too much output."""
+        """Read until the helper's report; return the report (empty if none arrived) and whether the output exceeded the limit."""
         poll = select.poll()
         for fd in (self._status.fileno(), self._stdout, self._stderr):
             poll.register(fd, select.POLLIN)

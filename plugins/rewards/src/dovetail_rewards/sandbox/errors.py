@@ -6,7 +6,7 @@ from dovetail.errors import DovetailError
 
 
 class SandboxError(DovetailError, OSError):
-    """The sandbox can't be set up here, or is used wrongly; a retry does not help."""
+    """The sandbox can't be set up on this machine, or is used wrongly; a retry does not help."""
 
 
 class SandboxUnreachableError(SandboxError, ConnectionError):

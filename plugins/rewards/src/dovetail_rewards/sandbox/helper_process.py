@@ -35,15 +35,15 @@ _STOP_S = 5.0
 
 
 class HelperProcess:
-    """A helper process. Threads share it; a process forked from this one may, too.
+    """A helper process that runs programs in a sandbox. Threads and forks of this process may share the helper.
 
     Args:
         python: the interpreter of the helper and of the programs.
-        setup: the confinement of programs.
+        setup: the confinement that the helper applies to programs.
         user: the user id of the helper (for tests as an unprivileged user); None keeps this process's user id.
 
     Raises:
-        SandboxError: the helper can't confine programs at this level on this machine.
+        SandboxError: the isolation level is not available on this machine.
     """
 
     def __init__(self, python: str, setup: SandboxSetup, *, user: int | None = None) -> None:
@@ -88,11 +88,11 @@ class HelperProcess:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Return whether the helper still runs."""
+        """Return whether the helper process still runs."""
         return self._process.poll() is None
 
     def send(self, request: Request, descriptors: Sequence[int]) -> None:
-        """Request a run; the caller closes the descriptors.
+        """Request a run from the helper; the caller closes the descriptors.
 
         Raises:
             SandboxUnreachableError: the helper is gone.
@@ -104,7 +104,7 @@ class HelperProcess:
             raise SandboxUnreachableError(f"the sandbox's helper is gone: {error}") from error
 
     def close(self) -> None:
-        """End the helper; supervisors end their runs when their callers leave."""
+        """End the helper; a running program ends when its caller closes the status socket."""
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
@@ -114,5 +114,5 @@ class HelperProcess:
 
 
 def default_python() -> str:
-    """Return this interpreter outside of its virtual environment."""
+    """Return the path of this interpreter outside its virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

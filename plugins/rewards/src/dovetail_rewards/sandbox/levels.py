@@ -16,14 +16,16 @@ from dovetail_rewards.sandbox.errors import SandboxError
 from dovetail_rewards.sandbox.helper.wire import Level, SandboxSetup
 
 LEVELS: tuple[Level, ...] = ("namespaces", "bubblewrap", "subprocess")
-"""The levels, best first. The first two guarantee the same, and `namespaces` is faster. The third is used only if selected by name."""
+"""The isolation levels, best first. `namespaces` and `bubblewrap` give the same guarantees; `namespaces` is faster. `subprocess` must be
+selected by name.
+"""
 
 GUARANTEES: dict[Level, str] = {
     "namespaces": "sees only the interpreter and the system's libraries; own processes, network and files",
     "bubblewrap": "sees only the interpreter and the system's libraries; own processes, network and files",
     "subprocess": "reads only the interpreter and the system's libraries, by Landlock; no network; shares process ids",
 }
-"""The guarantees of each level, in a line."""
+"""The guarantees of each level, as one line of text."""
 
 
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - every directory in it has a name of its own and mode 0700
@@ -32,12 +34,12 @@ _ROOM = 1 << 30
 
 @attrs.frozen(kw_only=True)
 class LevelReport:
-    """One level on this machine; `dovetail doctor` prints them."""
+    """The state of one isolation level on this machine, as printed by `dovetail doctor`."""
 
     level: Level
     """The level's name."""
     available: bool
-    """Whether a program could be run at this level."""
+    """Whether a test program ran at this level."""
     detail: str
     """The level's guarantees, or the reason why it is not available."""
 
@@ -49,7 +51,7 @@ def setup_for(
     preload: Sequence[str] = (),
     folders: Sequence[str] = (),
 ) -> SandboxSetup:
-    """Return the set-up of a helper at this level.
+    """Return the set-up of a helper process at this level.
 
     Raises:
         SandboxError: the level needs a program that is not installed.
@@ -84,21 +86,21 @@ def _base() -> str:
 
 
 def available_levels(python: str | None = None) -> list[LevelReport]:
-    """Return every level, best first, with its guarantees, or the reason why it is not available.
+    """Try every isolation level, best first, and return a report on each.
 
-    Each is tried by running a program; the answer is kept for this process.
+    Each level is tried by running a program; the result is cached in this process.
 
     Args:
-        python: the interpreter of the programs; None means this one.
+        python: the interpreter of the programs; None means this interpreter.
     """
     return list(_available_levels(python))
 
 
 def chosen_level(level: str, python: str | None = None) -> Level:
-    """Return the level to use: the configured one; for "auto" `namespaces` or else `bubblewrap`, never a weaker one.
+    """Return the configured isolation level; for "auto", `namespaces` or else `bubblewrap`, never a weaker level.
 
     Raises:
-        SandboxError: the level is not available; lists each with its reason, and the choices.
+        SandboxError: the level is not available; the message gives the reasons and the alternatives.
     """
     wanted = LEVELS[:2] if level == "auto" else [known for known in LEVELS if known == level]
     reports = {report.level: report for report in _available_levels(python)}

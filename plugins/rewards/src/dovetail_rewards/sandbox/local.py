@@ -38,21 +38,20 @@ _ADD_SEALS = 1033
 class Sandbox:
     """Runs untrusted programs on this machine.
 
-    A helper process of the standard library alone is started at the first run, with an empty environment. Each
-    run is a fork of it that gives up every right before it runs the program; nothing of it is left at the end.
+    The first run starts a helper process, which uses only the standard library and has an empty environment. Each run is a fork of the
+    helper that drops all its privileges before it runs the program. No process or file of a run is left at its end.
 
     Args:
         level: `auto` (`namespaces` or `bubblewrap`), or one of `LEVELS`.
-        python: interpreter of the programs; None means this one, without its packages.
+        python: interpreter of the programs; None means this interpreter, without its packages.
         packages: directories with packages that programs may import.
-        preload: modules imported once, not in every run; only at levels other than bubblewrap does this save time.
-        folders: paths at the root, such as `/tests`, that are mapped to those of the same name in a program's working
-            directory.
-        user: user id to start the helper as, where this process is root; for tests.
-        tried: whether the level was tried already, so that the trial is skipped.
+        preload: modules imported once instead of in every run; saves no time under bubblewrap.
+        folders: paths at the root, such as `/tests`, that are mapped to directories with the same name in a program's working directory.
+        user: user id of the helper if this process is root; for tests.
+        tried: whether to skip the trial of the level, because it was tried before.
 
     Raises:
-        SandboxError: the level is not available.
+        SandboxError: the isolation level is not available.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Sandbox:
 
         Raises:
             SandboxError: the sandbox could not be set up.
-            SandboxUnreachableError: the helper gave no answer, or the machine gave the program no core.
+            SandboxUnreachableError: the helper did not answer, or no CPU core was free for the program.
         """
         with self._slot() as slot, ExitStack() as stack:
             request = _request(limits, slot)
@@ -204,7 +203,7 @@ def _sealed(data: bytes, stack: ExitStack) -> int:
 
 
 def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
-    """Return the result of a run.
+    """Return the Result of a run from the helper's report and the output.
 
     Args:
         report: the helper's report.
@@ -213,7 +212,7 @@ def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
 
     Raises:
         SandboxError: the sandbox could not be set up.
-        SandboxUnreachableError: the machine gave the program no core for many times its limit.
+        SandboxUnreachableError: no CPU core was free for the program within a multiple of its time limit.
     """
     if report["fault"] is not None:
         errors = streams.stderr.decode("utf-8", "replace").strip()

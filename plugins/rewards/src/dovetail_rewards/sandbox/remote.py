@@ -20,10 +20,10 @@ _MOST_ANSWER = 64 * MIB
 
 
 class RemoteSandbox:
-    """Runs programs on a service, which isolates them; limits are part of the request.
+    """Runs programs on a sandbox service, which enforces the limits sent with each request.
 
     Args:
-        url: the address of the service, such as `http://sandbox:8080`; `/run_code` is added where no path is given.
+        url: the address of the service, such as `http://sandbox:8080`; `/run_code` is added to an address without a path.
         headers: the headers of each request, such as an authorization.
 
     Raises:
@@ -44,11 +44,11 @@ class RemoteSandbox:
         self.url = url
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
-        """Run a program of Python source on the service.
+        """Run a Python program on the service.
 
         Raises:
-            SandboxUnreachableError: no answer, an overloaded service, or a fault of its own; may be tried again.
-            SandboxError: the service refuses the request, or its answer is not understood.
+            SandboxUnreachableError: the service did not answer, is overloaded or failed; a retry may succeed.
+            SandboxError: the service refused the request, or its answer is invalid.
         """
         if program.source is None or program.channel is not None:
             raise SandboxError(
@@ -72,7 +72,7 @@ class RemoteSandbox:
         return _result(answer, limits, without_secrets(self.url))
 
     def cancel(self, program: Program) -> None:
-        """Do nothing: the service has no request for cancellation, and ends a program at its limit."""
+        """Do nothing: the service can't cancel a program, and ends it at its time limit."""
 
     def _post(self, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         began = time.monotonic()

@@ -21,21 +21,21 @@ class ProgramLimits:
     """Limits on a program's resources: time, memory, processes and files."""
 
     cpu_s: float = attrs.field(default=4.0, validator=_positive)
-    """CPU seconds of all the program's processes together."""
+    """Limit of CPU seconds of all the program's processes together."""
     wall_s: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
-    """Wall-clock seconds, without those in which the program waited for a core; None means three times `cpu_s`, plus 2."""
+    """Limit of wall-clock seconds, not counting time spent waiting for a core; None means three times `cpu_s`, plus 2."""
     memory: int = attrs.field(default=1024 * MIB, validator=attrs.validators.ge(32 * MIB))
-    """Limit in bytes for the address space of each process, and for the resident memory of all together."""
+    """Limit in bytes for the address space of each process, and for the resident memory of all processes together."""
     processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
-    """The most processes and threads at once; 1 forbids new processes."""
+    """Maximum number of processes and threads at once; 1 forbids new processes."""
     open_files: int = attrs.field(default=64, validator=attrs.validators.ge(16))
-    """The most open files of each process."""
+    """Maximum number of open files of each process."""
     file_size: int = attrs.field(default=16 * MIB, validator=_positive)
-    """The most bytes of a file."""
+    """Maximum size of a file, in bytes."""
     disk: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(MIB))
-    """The most bytes of all files together."""
+    """Maximum size of all files together, in bytes."""
     output: int = attrs.field(default=MIB, validator=_positive)
-    """Bytes of standard output that are kept; a program that writes more to standard output or standard error is ended."""
+    """Maximum bytes of standard output, and of standard error; a program that writes more is ended."""
 
     @property
     def wall(self) -> float:
@@ -48,13 +48,13 @@ class Program:
     """Untrusted code: Python source, or a command."""
 
     source: str | None = None
-    """Python source, run as `python solution.py` would, by the sandbox's interpreter."""
+    """Python source, run like `python solution.py` by the sandbox's interpreter."""
     argv: tuple[str, ...] = ()
-    """A command and its arguments, in place of `source`."""
+    """A command and its arguments, instead of `source`."""
     stdin: bytes = b""
     """The program's standard input."""
     channel: socket.socket | None = None
-    """A socket as standard input, in place of `stdin`; another program may have the socket's other end."""
+    """A socket as standard input, instead of `stdin`; another program may hold the socket's other end."""
     files: Mapping[str, bytes] = attrs.field(factory=dict)
     """Contents of files in the program's working directory, by relative path."""
 
@@ -73,7 +73,7 @@ class ProgramVerdict(StrEnum):
     OK = "ok"
     """The program exited with status 0."""
     FAILED = "failed"
-    """The program exited with another status, such as after an exception."""
+    """The program exited with another status, for example after an exception."""
     CRASHED = "crashed"
     """The program was ended by a signal."""
     TIMEOUT = "timeout"
@@ -89,9 +89,9 @@ class Result:
     verdict: ProgramVerdict
     """How the program ended."""
     exit_status: int | None = None
-    """The program's exit status; None where a signal or a limit ended it."""
+    """The program's exit status; None if a signal or a limit ended the program."""
     signal: int | None = None
-    """The signal that ended the program; None where it exited or a limit ended it."""
+    """The signal that ended the program; None if the program exited or a limit ended it."""
     stdout: bytes = b""
     """The first `ProgramLimits.output` bytes of standard output."""
     stderr: bytes = b""
@@ -99,9 +99,9 @@ class Result:
     cpu_s: float = 0.0
     """CPU seconds of all the program's processes, set-up included."""
     wall_s: float = 0.0
-    """Seconds on the clock from the start of the sandbox to the program's end."""
+    """Wall-clock seconds from the start of the sandbox to the program's end."""
     peak_memory: int = 0
-    """Peak resident memory in bytes: the most of one process, or the most measured of all together."""
+    """Peak resident memory in bytes: the larger of one process's peak and the measured peak of all processes together."""
 
     @property
     def ok(self) -> bool:
@@ -110,16 +110,16 @@ class Result:
 
 
 class Runner(Protocol):
-    """Runs programs, in the sandbox of this machine or by a service."""
+    """Runs programs in the sandbox of this machine or on a sandbox service."""
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
         """Run a program to its end; safe to call from many threads.
 
         Raises:
-            SandboxError: the sandbox could not be started; nothing is known about the program.
+            SandboxError: the sandbox could not be started, so the program has no result.
         """
         ...
 
     def cancel(self, program: Program) -> None:
-        """End the runs of this Program object; they raise SandboxUnreachableError. On a service they end at their limit."""
+        """End the runs of this Program object, which then raise SandboxUnreachableError. On a service, runs end at their time limit."""
         ...

@@ -29,7 +29,7 @@ def has_highlights(text: str, *, num_highlights: int) -> bool:
 
 @instruction("detectable_format:multiple_sections")
 def has_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """Check for at least `num_sections` sections, each headed by the word and a number: `SECTION 1`."""
+    """Check for at least `num_sections` sections, each headed by `section_spliter` and a number, such as `SECTION 1`."""
     head = rf"(?<!\w){re.escape(section_spliter.strip())}\s?\d"
     return len(re.findall(head, text)) >= num_sections
 
@@ -68,7 +68,7 @@ def has_placeholders(text: str, *, num_placeholders: int) -> bool:
 
 @instruction("detectable_content:postscript")
 def has_postscript(text: str, *, postscript_marker: str) -> bool:
-    """Check that a line begins with the marker, such as `P.S.`, and something follows it; the case and spaces inside the marker do not matter."""
+    """Check that text follows a marker such as `P.S.` at the beginning of a line, ignoring case and spaces inside the marker."""
     letters = [re.escape(letter) for letter in postscript_marker if not letter.isspace()]
     marker = r"[^\S\n]?".join(letters)
     return (
@@ -79,6 +79,6 @@ def has_postscript(text: str, *, postscript_marker: str) -> bool:
 
 @instruction("combination:two_responses")
 def has_two_responses(text: str) -> bool:
-    """Check for two different responses, parted by six asterisks."""
+    """Check for two different responses, separated by six asterisks."""
     parts = [part.strip() for part in text.split("******")]
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]

@@ -16,25 +16,25 @@ _RULE = re.compile(r"^[^\S\n]{0,64}(?:\*\*\*|---|___)[^\S\n]*$", re.MULTILINE)
 
 
 def sentences(text: str) -> int:
-    """Return the number of sentences: parts with a word that `.`, `!`, `?` or empty lines end; common abbreviations end none."""
+    """Return the number of sentences: parts with a word, ended by `.`, `!`, `?` or an empty line, but not by a common abbreviation."""
     plain = _NO_END.sub(lambda match: match.group()[:-1], text)
     return sum(WORD.search(piece) is not None for piece in _SENTENCE_END.split(plain))
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return the paragraphs between empty lines, without empty ones."""
+    """Return the non-empty paragraphs between empty lines."""
     return [part.strip() for part in re.split(r"\n[^\S\n]*\n", text) if part.strip()]
 
 
 @instruction("length_constraints:number_words")
 def has_words(text: str, *, num_words: int, relation: Relation = "at least") -> bool:
-    """Check for at least, or less than, `num_words` words."""
+    """Check for at least `num_words` words or, by `relation`, for fewer words."""
     return compare(len(WORD.findall(text)), relation, num_words)
 
 
 @instruction("length_constraints:number_sentences")
 def has_sentences(text: str, *, num_sentences: int, relation: Relation = "at least") -> bool:
-    """Check for at least, or less than, `num_sentences` sentences."""
+    """Check for at least `num_sentences` sentences or, by `relation`, for fewer sentences."""
     return compare(sentences(text), relation, num_sentences)
 
 
@@ -48,7 +48,7 @@ def has_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 
 @instruction("length_constraints:nth_paragraph_first_word")
 def nth_begins_with(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Check for exactly `num_paragraphs` paragraphs, separated by empty lines, of which the n-th, counted from 1, begins with a word."""
+    """Check for exactly `num_paragraphs` paragraphs between empty lines, with `first_word` at the start of the n-th, counted from 1."""
     parts = paragraphs(text)
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False

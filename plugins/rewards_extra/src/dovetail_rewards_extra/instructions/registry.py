@@ -13,24 +13,24 @@ from dovetail.errors import nearest
 Check = TypeVar("Check", bound=Callable[..., bool])
 
 Relation = Literal["less than", "at least"]
-"""The relation of a count to its bound."""
+"""The required relation of a count to its bound."""
 
 
 @attrs.frozen
 class Instruction:
-    """One kind of instruction."""
+    """One verifiable instruction and its arguments."""
 
     name: str
     """The instruction's name, such as `keywords:existence`."""
     holds: Callable[..., bool]
-    """A function `holds(text, **arguments)` that returns whether a response keeps to the instruction."""
+    """A function `holds(text, **arguments)` that returns whether a response follows the instruction."""
     arguments: Mapping[str, Any]
     """The type of each argument, by name."""
     optional: frozenset[str]
     """Arguments that may be absent."""
 
     def complaint(self, given: Mapping[str, Any]) -> str | None:
-        """Return the problem of arguments, or None."""
+        """Return the reason why the given arguments are invalid, or None."""
         lacking = [
             name for name in self.arguments if name not in given and name not in self.optional
         ]
@@ -47,14 +47,14 @@ class Instruction:
 
 
 INSTRUCTIONS: dict[str, Instruction] = {}
-"""The instructions by name. `@instruction("my:name")` adds one, which rows may then name."""
+"""The instructions by name. `@instruction("my:name")` adds an instruction, which rows may then use."""
 
 
 def instruction(name: str) -> Callable[[Check], Check]:
-    """Add a function to the registry.
+    """Register the decorated function as the instruction `name`.
 
-    Its first parameter is the response; its keyword parameters, annotated with `int`, `str`, `tuple[str, ...]` or `Relation`, are
-    the instruction's arguments.
+    The function's first parameter is the response. Its keyword parameters are the instruction's arguments, annotated with `int`, `str`,
+    `tuple[str, ...]` or `Relation`.
     """
 
     def add(holds: Check) -> Check:
@@ -72,7 +72,7 @@ def instruction(name: str) -> Callable[[Check], Check]:
 
 
 def compare(count: int, relation: str, bound: int) -> bool:
-    """Return whether a count keeps to its bound."""
+    """Return whether a count has the given relation to a bound."""
     return count < bound if relation == "less than" else count >= bound
 
 

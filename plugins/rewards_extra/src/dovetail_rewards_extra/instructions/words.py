@@ -31,7 +31,7 @@ def lacks_words(text: str, *, forbidden_words: tuple[str, ...]) -> bool:
 def has_keyword_often(
     text: str, *, keyword: str, frequency: int, relation: Relation = "at least"
 ) -> bool:
-    """Check that a keyword occurs at least, or less than, `frequency` times."""
+    """Check that a keyword occurs at least `frequency` times or, by `relation`, less often."""
     return compare(occurrences(text, keyword), relation, frequency)
 
 
@@ -39,7 +39,7 @@ def has_keyword_often(
 def has_letter_often(
     text: str, *, letter: str, let_frequency: int, let_relation: Relation = "at least"
 ) -> bool:
-    """Check that a letter, in either case, occurs at least, or less than, `let_frequency` times."""
+    """Check that a letter, ignoring case, occurs at least `let_frequency` times or, by `let_relation`, less often."""
     return compare(text.casefold().count(letter.casefold()), let_relation, let_frequency)
 
 
@@ -51,7 +51,7 @@ def is_lower_case(text: str) -> bool:
 
 @instruction("change_case:english_capital")
 def is_upper_case(text: str) -> bool:
-    """Check that the text has letters, and only capitals."""
+    """Check that the text has letters, and that all letters are capitals."""
     return text.isupper()
 
 
@@ -59,7 +59,7 @@ def is_upper_case(text: str) -> bool:
 def has_capital_words(
     text: str, *, capital_frequency: int, capital_relation: Relation = "at least"
 ) -> bool:
-    """Check that at least, or less than, `capital_frequency` words are in capitals."""
+    """Check that at least `capital_frequency` words are in capitals or, by `capital_relation`, fewer words."""
     return compare(
         sum(word.isupper() for word in WORD.findall(text)), capital_relation, capital_frequency
     )

@@ -17,11 +17,11 @@ _MUTABLE = (list, dict, set, bytearray, collections.deque)
 _UNSHARED = 3
 """References to a copy that the test holds no more."""
 TEXT = "_text_"
-"""Name of the attribute that holds the text of a response's exception."""
+"""Name of the attribute that holds the message of an exception raised by the response."""
 
 
 class TestsError(Exception):
-    """The tests can't be run in a separate process."""
+    """The tests can't run in a separate process."""
 
 
 class AnswerLostError(BaseException):
@@ -29,7 +29,7 @@ class AnswerLostError(BaseException):
 
 
 def refusal(error: BaseException) -> dict[str, str]:
-    """Return the reply to a request whose result can't be sent."""
+    """Return the reply to a request whose result can't be sent because of `error`."""
     why = (
         "it has a cycle or is nested too deeply"
         if isinstance(error, RecursionError)
@@ -41,10 +41,10 @@ def refusal(error: BaseException) -> dict[str, str]:
 
 
 class AnswerClient:
-    """Sends requests to the process with the response's code.
+    """Sends the tests' requests to the process that runs the response's code.
 
     Args:
-        channel: the socket to the process.
+        channel: the socket to the response's process.
     """
 
     def __init__(self, channel: MessageSocket) -> None:
@@ -65,13 +65,13 @@ class AnswerClient:
         """What the tests can't do here: there is no score, whatever they caught."""
 
     def ask(self, what: str, /, *args: object, **named: object) -> Any:
-        """Return the result of an operation in the response's process, on its objects and on plain data.
+        """Return the result of an operation that the response's process performs on its own objects and on plain data.
 
         Raises:
-            TestsError: an argument is not plain data, or too long.
-            NotPlainError: the response's values have a cycle, are nested too deeply or are too long.
+            TestsError: an argument is too long, or is not plain data.
+            NotPlainError: a value of the response has a cycle, is nested too deeply, or is too long.
             AnswerLostError: no reply arrived.
-            BaseException: the exception that the operation raised there, with the same type name and arguments.
+            BaseException: the operation raised an exception, which is recreated with the same type name and arguments.
         """
         if what != "change":
             self._write_back()
@@ -130,9 +130,9 @@ class AnswerClient:
         return TestsError(why)
 
     def resolve(self, name: str, namespace: dict[str, Any]) -> None:
-        """Put the object that the response's module holds under this name into a namespace, if there is one.
+        """Put the object that the response's module holds under this name, if any, into a namespace.
 
-        Modules that the response imported are imported here, under their own names only.
+        A module that the response imported is imported in this process, under its own name only.
         """
         reply = self.exchange({"do": "name", "name": name})
         with self._reading():
@@ -152,7 +152,7 @@ class AnswerClient:
                 self._imported += given
 
     def import_module(self, name: str, namespace: dict[str, Any]) -> None:
-        """Import a module that the tests use into a namespace, if it exists, even where the response has defined its name."""
+        """Import a module that the tests use into a namespace, if the module exists, even if the response defines its name."""
         try:
             namespace[name] = importlib.import_module(_ALIASES.get(name, name))
         except ImportError:
@@ -165,7 +165,7 @@ class AnswerClient:
                 self.resolve(name, self._namespace)
 
     def exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request.
+        """Send a request to the response's process and return the reply.
 
         Raises:
             TestsError: the request is too long.

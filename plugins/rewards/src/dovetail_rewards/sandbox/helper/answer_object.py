@@ -12,13 +12,13 @@ FIX = "set tests=in_process"
 
 
 class NotPlainError(TypeError):
-    """The tests use a value of the response in a way that only its own process could."""
+    """The tests use a value of the response in a way that works only in the response's process."""
 
 
 class AnswerObject:
-    """Proxy of an object in the response's process that is not plain data: a function, an instance, an iterator.
+    """Proxy of an object in the response's process that is not plain data, such as a function, an instance or an iterator.
 
-    Calls, attributes and items are evaluated in that process, and return plain data or another proxy. Comparisons and hashing are
+    Calls, attributes and items are evaluated in the response's process, and return plain data or another proxy. Comparisons and hashing are
     refused.
     """
 
@@ -106,7 +106,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 class TypeOfCopy(type):
-    """The tests' `type`, which refuses proxies: their types exist only in the response's process."""
+    """Replacement of `type` for the tests, which refuses proxies: a proxied object's type exists only in the response's process."""
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """Return the type of the one argument, or a new class."""

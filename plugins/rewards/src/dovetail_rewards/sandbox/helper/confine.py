@@ -17,20 +17,20 @@ STACK = 64 << 20
 _DAC_READ_SEARCH = 1 << 2
 _LAST_CAPABILITY = 63
 SLOTS = 256
-"""The number of private users of one helper."""
+"""The number of private user ids of one helper process."""
 _SPARE = 4
 """Processes of the helper's own that count against the private user or namespace."""
 
 
 def own_processes(setup: SandboxSetup) -> bool:
-    """Return whether programs run in a separate process namespace."""
+    """Return whether programs run in a separate PID namespace."""
     return setup["level"] in ("namespaces", "bubblewrap")
 
 
 def private_users() -> int | None:
-    """Return the first of the user ids for runs, one a slot, where the helper is root; None elsewhere.
+    """Return the first of the SLOTS private user ids for programs; None if the helper is not root.
 
-    These ids are far above ordinary users'. In a container that maps only a few ids, the highest ones are used.
+    The ids lie far above those of ordinary users. In a container that maps only a few ids, the highest ids are used.
     """
     if os.geteuid() != 0:
         return None
@@ -44,7 +44,7 @@ def private_users() -> int | None:
 
 
 def open_to_all(paths: list[str]) -> bool:
-    """Return whether an unprivileged user can reach and read all of these paths."""
+    """Return whether an unprivileged user can read all of these paths."""
     for path in paths:
         modes = [os.stat(path).st_mode & 0o5]
         parent = os.path.dirname(path)
@@ -62,7 +62,7 @@ def confine(
     """Confine this process irrevocably. Only the working directory is writable.
 
     Raises:
-        OSError: the kernel refuses a step; the program must not be run.
+        OSError: the kernel refused a step; the program must not run.
     """
     os.umask(0o077)
     alone = own_processes(setup)

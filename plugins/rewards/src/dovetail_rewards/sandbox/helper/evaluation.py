@@ -26,7 +26,7 @@ _MODULE = "solution"
 
 
 def limit(seconds: float, clock_factor: float) -> None:
-    """Let the kernel end this process after `seconds` of CPU time, or a multiple of them in wall-clock time."""
+    """Let the kernel end this process after `seconds` of CPU time or `seconds * clock_factor` of wall-clock time."""
     for name in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(name, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -37,11 +37,11 @@ def limit(seconds: float, clock_factor: float) -> None:
 
 
 class AnswerServer:
-    """Carries out the tests' operations on objects of the response's module.
+    """Performs the tests' operations on objects of the response's module, in the response's process.
 
     Args:
         module: the response's module.
-        task: the mapping with `seconds` and `clock` of a test.
+        task: the mapping with a test's time limit (`seconds`) and wall-clock factor (`clock`).
     """
 
     def __init__(self, module: types.ModuleType, task: Mapping[str, Any]) -> None:
@@ -71,8 +71,9 @@ class AnswerServer:
         }
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply: `value`, `raised` or the result of `_look_up`, with `arguments` where they changed; or `refused` with the
-        reason.
+        """Return the reply to a request: `value`, `raised` or the object of a name; `refused` if the result can't be sent.
+
+        The reply holds `arguments`, too, if the operation changed them.
         """
         try:
             return self._answer(request)
@@ -151,7 +152,7 @@ def _lineage(kind: type) -> list[Any]:
 
 
 def run_answer(task: Mapping[str, Any]) -> NoReturn:
-    """Run `prelude` and `source` of the task, and then serve the tests' requests until they end."""
+    """Run the task's `prelude` and `source`, and then serve the requests of the tests' process until it ends."""
     channel = MessageSocket()
     os.dup2(2, 1)
     module = _module()
@@ -178,9 +179,9 @@ def _module() -> types.ModuleType:
 
 
 def run_tests(task: Mapping[str, Any]) -> None:
-    """Run each text of `cases` after `prelude`, and print a line of JSON for each: `held` is the token, or `error`.
+    """Run `prelude`, then each test in `cases`; print one line of JSON per test, with the token as `held`, or an `error`.
 
-    The cases can use the response's objects that `names` lists.
+    The tests can use those objects of the response that `names` lists.
     """
     channel = MessageSocket()
     told = os.dup(1)

@@ -13,14 +13,14 @@ from . import confine, jail, program, syscalls as sc
 from .wire import Request, SandboxSetup
 
 FAULT = b"!"
-"""First byte of a report that the program could not start."""
+"""First byte of a report that says why the program could not start."""
 STATUS = struct.Struct("<xi")
 STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
-"""The descriptor numbers in a first process and its children."""
+"""The descriptor numbers in the sandbox's first process and its children."""
 
 
 def place(descriptors: list[int]) -> None:
-    """Move stdin, stdout, stderr, payload and report to their places, and close all others."""
+    """Move the descriptors of stdin, stdout, stderr, payload and report to the numbers 0–4, and close all other descriptors."""
     # Above all of them first: a place may be the number of a descriptor that is not moved yet.
     free = max(len(descriptors), *descriptors) + 1
     for offset, fd in enumerate(descriptors):
@@ -33,7 +33,7 @@ def place(descriptors: list[int]) -> None:
 def first_process(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> NoReturn:
-    """Start the program and wait for it; processes that it leaves behind end with this one or with its supervisor."""
+    """Start the program, wait for it, and report its exit status; the program's other processes are killed afterwards."""
     try:
         pid = os.fork()
     except OSError as error:
@@ -71,7 +71,7 @@ def fault(error: BaseException) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run a program under bubblewrap: the arguments are set-up, request, private user and readable paths as JSON."""
+    """Run a program under bubblewrap; the argument is a JSON list of set-up, request, private user and readable paths."""
     for number in (signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     try:

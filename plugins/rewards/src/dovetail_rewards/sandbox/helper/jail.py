@@ -15,7 +15,7 @@ WORK = f"{BOX}/work"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _LINKS = {"/tmp": f"{BOX}/tmp", "/dev/shm": f"{BOX}/shm", "/dev/fd": "/proc/self/fd"}  # noqa: S108 - inside the jail
 FOLDERS = ("work", "tmp", "shm")
-"""The folders of a fresh box: the working directory, /tmp and /dev/shm."""
+"""The program's writable folders: the working directory, /tmp and /dev/shm."""
 _SYSTEM = (
     "/usr",
     "/bin",
@@ -30,7 +30,7 @@ _BASE = "/tmp"  # noqa: S108 - a mount of our own covers it, in our namespace al
 
 
 def readable(extra: list[str]) -> list[str]:
-    """Return existing paths that the interpreter needs, each once and none inside another; links stay links."""
+    """Return existing paths that the interpreter needs, without duplicates and nested paths; symbolic links are kept."""
     prefixes = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__)]
     paths = [os.path.realpath(path) for path in (*prefixes, *extra)]
     wanted = sorted(path for path in {*_SYSTEM, *paths} if os.path.lexists(path) and path != "/")
@@ -38,7 +38,7 @@ def readable(extra: list[str]) -> list[str]:
 
 
 def links(paths: list[str], folders: list[str]) -> dict[str, str]:
-    """Return the links inside the jail, by place; none where a readable path lies below."""
+    """Return the targets of the jail's symbolic links by path, without links in the way of a readable path."""
     return {
         link: target
         for link, target in {**_LINKS, **{each: f"{WORK}{each}" for each in folders}}.items()
@@ -47,7 +47,7 @@ def links(paths: list[str], folders: list[str]) -> dict[str, str]:
 
 
 def build(paths: list[str], folders: list[str]) -> None:
-    """Move this process into a file system root and mount namespace of its own, in which only the box is writable.
+    """Give this process a new root file system, in which only the program's folders are writable.
 
     Raises:
         OSError: the kernel refuses one of the mounts.
@@ -75,7 +75,7 @@ def build(paths: list[str], folders: list[str]) -> None:
 
 
 def fill_box(size: int, user: int, group: int) -> None:
-    """Mount an empty file system of `size` bytes, owned by a user, for the program's files; it ends with the mount namespace."""
+    """Mount an empty file system of `size` bytes, owned by a user, for the program's files."""
     data = f"mode=0755,size={size},nr_inodes={MOST_FILES}"
     sc.mount("tmpfs", BOX, "tmpfs", sc.NO_SUID | sc.NO_DEV, data)
     for name in FOLDERS:

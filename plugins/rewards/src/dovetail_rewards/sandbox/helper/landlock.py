@@ -26,7 +26,7 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the kernel's Landlock version; 0 where it has none."""
+    """Return the kernel's Landlock version; 0 if the kernel has no Landlock."""
     try:
         return syscall("landlock", _CREATE, None, 0, 1)
     except OSError:
@@ -34,9 +34,9 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Restrict this process and its children to these paths and everything below them; no TCP, no signals to other processes.
+    """Restrict this process and its children to these paths and everything below, without TCP or signals to other processes.
 
-    A path that is not there is left out: a link to nowhere grants nothing.
+    Missing paths are skipped: a broken link grants nothing.
     """
     abi = version()
     handled = (1 << 13) - 1  # all rights of version 1

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""The most bytes of one message; the response's process is abandoned if it sends more."""
+"""Maximum size of one message, in bytes; a response's process that sends more is abandoned."""
 _ARRAY_KINDS = "biufcSUmM"
 """Kinds of dtypes whose bytes are the values: numbers, texts and times, no objects."""
 _SCALARS = (str, int, float)
@@ -48,18 +48,18 @@ _TYPES: dict[str, Any] = {
 
 
 def is_array(value: object) -> Any:
-    """Return whether this is an array of numpy, of any shape and dtype."""
+    """Return whether a value is a NumPy array, of any shape and dtype."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(type(value), numpy.ndarray)
 
 
 def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> Any:
-    """Return a value as JSON values: a list is `[type, *items]`.
+    """Return a value as JSON; a list becomes `[type, *items]`.
 
     Args:
         value: any object.
         keep: a function that returns a placeholder for a value that is not plain data, or raises.
-        exact: whether subclasses of the plain types are refused; otherwise they become their base type.
+        exact: whether to pass instances of subclasses to `keep`; otherwise, they are encoded as their base type.
     """
     kind: Any = type(value)
     if kind in _ATOMS:
@@ -101,7 +101,7 @@ def _encoded_array(value: Any) -> list[Any]:
 
 
 def decode(data: Any, kept: Callable[..., object]) -> Any:
-    """Return the value that `encode` encoded; `kept` returns the object behind a reference or an import."""
+    """Return the value that `encode` encoded; `kept` returns the object for a reference or an import."""
     if not isinstance(data, list):
         return data
     name, *parts = data
@@ -119,7 +119,7 @@ def decode(data: Any, kept: Callable[..., object]) -> Any:
 
 
 def change(ours: Any, theirs: Any) -> None:
-    """Apply the other process's changes of a copied mutable value to the original; other values are unchanged."""
+    """Apply the changes that the other process made to its copy of a mutable value; immutable values are unchanged."""
     if isinstance(ours, (list, bytearray)):
         ours[:] = theirs
     elif isinstance(ours, (dict, set, collections.deque)):
@@ -130,7 +130,7 @@ def change(ours: Any, theirs: Any) -> None:
 
 
 class MessageSocket:
-    """Lines of JSON on standard input, a socket, which nothing else in this process reads from then on."""
+    """Sends and receives lines of JSON over the socket at standard input, which nothing else in this process reads any more."""
 
     def __init__(self) -> None:
         self._fd = os.dup(0)
@@ -141,7 +141,7 @@ class MessageSocket:
             sys.set_int_max_str_digits(0)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message.
+        """Send a message as one line of JSON.
 
         Raises:
             ValueError: the message has more than `MAX_MESSAGE_BYTES`.

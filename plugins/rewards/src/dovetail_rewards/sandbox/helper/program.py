@@ -25,7 +25,7 @@ _NO_FLUSH = 120  # Python's own exit status for output that could not be written
 
 
 def read(fd: int) -> Payload:
-    """Return the payload, from a descriptor that is closed after."""
+    """Read the payload from a descriptor, and close the descriptor."""
     with open(fd, "rb") as file:
         return cast("Payload", json.loads(file.read()))
 
@@ -41,7 +41,7 @@ def write_files(payload: Payload) -> None:
 
 
 def run(payload: Payload, packages: list[str]) -> NoReturn:
-    """Run the program in this process; never returns."""
+    """Run the program in this process, and exit with its status."""
     work = os.getcwd()
     os.environ.update(HOME=work, TMPDIR=work)
     if "argv" in payload:

@@ -88,7 +88,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-"""System calls that are always refused. `socket` is among them, hence there is no network at any level."""
+"""System calls that are always refused, with their numbers on x86_64 and aarch64. Without `socket`, no isolation level has a network."""
 
 ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
@@ -110,7 +110,7 @@ ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "file_setattr": (469, 469),
     "truncate": (76, 45),
 }
-"""System calls that are also refused where programs share the machine's files: Landlock does not guard the attributes of files."""
+"""System calls that are also refused if programs share the machine's files, because Landlock does not guard file attributes."""
 
 JUDGED: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220),
@@ -127,7 +127,7 @@ JUDGED: dict[str, tuple[int | None, int | None]] = {
     "rt_sigaction": (13, 134),
     "socketpair": (53, 199),
 }
-"""System calls that are refused by their arguments."""
+"""System calls that are refused depending on their arguments."""
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
@@ -143,18 +143,18 @@ _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, c
 
 
 def supported() -> str | None:
-    """Return why the system call filter does not support this machine; None where it does."""
+    """Return the reason why the system call filter does not support this machine, or None."""
     machine = platform.machine()
     return None if machine in _ARCHITECTURES else f"no system call table for {machine}"
 
 
 def build(*, only_itself: int | None, may_fork: bool, shared_files: bool) -> list[_Instruction]:
-    """Return the filter as BPF instructions.
+    """Return the seccomp filter as BPF instructions.
 
     Args:
-        only_itself: the one process id that may be signalled; None leaves signals to namespaces and users.
-        may_fork: whether new processes may be made; threads always may.
-        shared_files: whether programs reach files of the machine by path.
+        only_itself: the only process id that may be signalled; None if namespaces or user ids restrict signals.
+        may_fork: whether new processes are allowed; threads always are.
+        shared_files: whether programs can open the machine's files by path.
     """
     column, architecture = _ARCHITECTURES[platform.machine()]
     program: list[_Instruction] = [

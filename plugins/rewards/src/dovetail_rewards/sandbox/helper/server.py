@@ -28,10 +28,10 @@ _MOST_BYTES, _DESCRIPTORS = 1 << 14, 5
 
 
 def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
-    """Bring this process into the initial state of every run, and return the paths that programs may read.
+    """Prepare this process as the parent of every run, and return the paths that programs may read.
 
     Raises:
-        OSError: the level is not available here.
+        OSError: the isolation level is not available on this machine.
     """
     if reason := seccomp.supported():
         raise OSError(reason)
@@ -56,7 +56,7 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
 
 
 def main() -> None:
-    """Serve runs; arguments: the set-up as JSON, and the descriptor of the control socket. Ends when the caller's end is closed."""
+    """Serve runs until the control socket's other end is closed; the arguments are the set-up as JSON and the socket's descriptor."""
     setup: SandboxSetup = json.loads(sys.argv[1])
     control = socket.socket(fileno=int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)

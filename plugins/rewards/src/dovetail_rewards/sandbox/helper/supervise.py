@@ -22,10 +22,10 @@ class Supervisor:
     Args:
         setup: the helper's set-up.
         request: the run's request.
-        descriptors: the descriptors of status socket, stdin, stdout, stderr and payload.
+        descriptors: the descriptors of the status socket, stdin, stdout, stderr and the payload.
         procfs: a descriptor of /proc.
         readable: the paths that programs may read.
-        user: the private user of this run; None where the helper is not root.
+        user: the private user id of this run; None if the helper is not root.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Supervisor:
         self._folder = -1
 
     def run(self) -> NoReturn:
-        """Run the program under its limits, and end this process."""
+        """Run the program under its limits, report the result, and end this process."""
         report = Report(status=None, ended=None, cpu_s=0.0, wall_s=0.0, peak_memory=0, fault=None)
         try:
             self._run(report)

@@ -32,7 +32,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def checked(result: int, what: str) -> int:
-    """Return the result of a system call; OSError with its errno where it is negative."""
+    """Return the result of a system call; raise OSError with its errno if the result is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -71,7 +71,7 @@ def unmount(target: str) -> None:
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Make `new` the root directory and hang the old one below it."""
+    """Make `new` the root directory, and mount the old root at `old`."""
     syscall(f"pivot_root to {new}", _PIVOT_ROOT, new.encode(), old.encode())
 
 
@@ -80,7 +80,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def seal_mounts(target: str, *, devices: bool = False) -> None:
-    """Make a mount and all below it read-only and without set-uid programs (mount_setattr(2), Linux 5.12)."""
+    """Make a mount and all mounts below it read-only and without set-uid programs (mount_setattr(2), Linux 5.12)."""
     attributes = _MountAttributes(READ_ONLY | NO_SUID | (0 if devices else NO_DEV), 0, 0, 0)
     syscall(
         f"read-only mount of {target}",
@@ -94,7 +94,7 @@ def seal_mounts(target: str, *, devices: bool = False) -> None:
 
 
 def set_capabilities(mask: int) -> None:
-    """Set by capset(2) exactly these effective and permitted capabilities, none inheritable."""
+    """Set exactly these effective and permitted capabilities, and no inheritable ones (capset(2))."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)

@@ -24,17 +24,17 @@ _PREFIX = "dovetail-sandbox-"
 _STARVED = 10
 """A run that needs so many times its wall limit, waiting for a core, is given up as a fault of the machine."""
 MOST_FILES = 10_000
-"""The most files and directories of one run."""
+"""Maximum number of files and directories of one run."""
 
 
 class Watch:
-    """Measures a run, and compares it with its limits.
+    """Measures the resources that a run uses, and compares them with its limits.
 
     Args:
         request: the request, with its limits.
         procfs: a descriptor of /proc as the supervisor's process namespace sees it.
-        disk: the directory whose size is limited; None where the kernel limits it.
-        box: the file system in memory whose files are counted; None where the kernel counts them.
+        disk: the directory whose size is limited; None if the kernel limits the size.
+        box: the in-memory file system whose files are counted; None if the kernel limits their number.
     """
 
     def __init__(self, request: Request, procfs: int, *, disk: str | None, box: str | None) -> None:
@@ -53,7 +53,7 @@ class Watch:
         return time.monotonic() - self._began
 
     def reason(self) -> str | None:
-        """Return the limit that is exceeded now, or None."""
+        """Return the name of a limit that the run exceeds now, or None."""
         if self.wall_s > _STARVED * self._request["wall_s"]:
             return "starved"
         cpu, memory, files = cpu_of_children(), 0, 0
@@ -109,7 +109,7 @@ class Watch:
 
 
 def cpu_of_children() -> float:
-    """Return CPU seconds of the dead children that this process has waited for."""
+    """Return the CPU seconds of terminated children that this process has waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -129,7 +129,7 @@ def descendants(procfs: int, pid: int) -> Iterator[int]:
 
 
 def occupied(directory: str) -> int:
-    """Return bytes on disk below a directory; more than any limit where there are too many files."""
+    """Return the bytes on disk below a directory; with over MOST_FILES files, a number above any limit."""
     total, files, folders = 0, 0, [directory]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
@@ -145,7 +145,7 @@ def occupied(directory: str) -> int:
 
 
 def held(procfs: int, pids: Iterator[int]) -> int:
-    """Return bytes of files that have no name any more and that these processes hold open, as far as we may look."""
+    """Return the bytes of deleted files that these processes hold open, as far as this user may look."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
         for number in _descriptors(procfs, pid):
@@ -170,7 +170,7 @@ def _descriptors(procfs: int, pid: int) -> list[str]:
 
 
 def end_all(procfs: int) -> None:
-    """Kill every descendant of this process, which must be their subreaper, and wait until none is left.
+    """Kill every descendant of this process, which must be a subreaper, and wait until no descendant is left.
 
     Args:
         procfs: a descriptor of /proc.
@@ -186,9 +186,9 @@ def end_all(procfs: int) -> None:
 
 
 def make_directory(base: str) -> tuple[str, int]:
-    """Create a temporary directory below another, and return its path and a descriptor that holds its lock.
+    """Create a temporary directory below `base`, and return its path and a descriptor that holds its lock.
 
-    The kernel drops the lock with this process and its children, however they end: `remove_stale` then takes the directory.
+    The kernel releases the lock when this process and its children end, even if killed. `remove_stale` then removes the directory.
     """
     while True:
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
@@ -201,7 +201,7 @@ def make_directory(base: str) -> tuple[str, int]:
 
 
 def remove_stale(base: str, procfs: int) -> None:
-    """Remove the temporary directories of killed supervisors, as far as this user may."""
+    """Remove the temporary directories of killed supervisors, if this user has permission."""
     for name in os.listdir(base):
         if re.fullmatch(f"{_PREFIX}[a-z0-9_]{{8}}", name):  # as mkdtemp names them
             with contextlib.suppress(OSError):
@@ -214,14 +214,14 @@ def remove_stale(base: str, procfs: int) -> None:
 
 
 def remove(directory: str, top: int, procfs: int) -> None:
-    """Remove a directory and all below it, however deep and whatever its modes; no link is followed.
+    """Remove a directory and everything below it, at any depth and with any modes; no link is followed.
 
-    Every nested directory is moved up to the top first: no path grows long, and no descriptor is held a level. Its new
-    name is drawn at random now that every program has ended, so that none could take it before.
+    Every nested directory is first moved up to the top, so that paths stay short and no descriptor per level is needed. The directory's new
+    name is drawn at random after all programs have ended, so that no program could take the name before.
 
     Args:
         directory: the path of the directory.
-        top: a descriptor of it, opened before any program ran.
+        top: a descriptor of the directory, opened before any program ran.
         procfs: a descriptor of /proc.
     """
     os.fchmod(top, 0o700)

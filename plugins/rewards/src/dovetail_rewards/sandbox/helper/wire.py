@@ -12,28 +12,28 @@ class SandboxSetup(TypedDict):
 
     level: Level
     readable: list[str]
-    """Directories with packages that programs may import, and further ones that they may read."""
+    """Directories that programs may read, such as those of importable packages."""
     packages: list[str]
     """Directories that are added to `sys.path`."""
     preload: list[str]
     """Modules imported once, before the first program."""
     folders: list[str]
-    """Paths at the root that stand for those of the same name in the working directory, such as `/tests`."""
+    """Paths at the root, such as `/tests`, that are links to the directories with the same name in the working directory."""
     bwrap: str
-    """Path of bubblewrap; empty at other levels."""
+    """Path of bubblewrap; empty at the other isolation levels."""
     base: str
-    """The directory for temporary directories, at the level without private mounts."""
+    """The parent of temporary directories at the level `subprocess`, which has no private mounts."""
 
 
 class Request(TypedDict):
-    """One run. It is sent with the descriptors status, stdin, stdout, stderr and payload."""
+    """A request to run one program, sent with the descriptors of status socket, stdin, stdout, stderr and payload."""
 
     slot: int
-    """Number of the private user that the run gets; no other run has it at the same time."""
+    """Number of the run's private user id, which no other run has at the same time."""
     cpu_s: float
     wall_s: float
     memory: int
-    """Memory limit in bytes; the other sizes are in bytes, too."""
+    """Memory limit in bytes; `file_size` and `disk` are in bytes, too."""
     processes: int
     open_files: int
     file_size: int
@@ -41,24 +41,24 @@ class Request(TypedDict):
 
 
 class Payload(TypedDict, total=False):
-    """The program. Only the process that is about to run it reads it, already confined."""
+    """The program to run, read only by the process that will run it."""
 
     source: str
-    """Python source; absent where `argv` is given."""
+    """Python source; absent if `argv` is given."""
     argv: list[str]
     files: dict[str, str]
-    """The content of files as base64, by relative path."""
+    """The contents of files, as base64, by relative path."""
 
 
 class Report(TypedDict):
     """The report on a finished run."""
 
     status: int | None
-    """The wait status; None where the program was ended, or never began."""
+    """The wait status; None if the program was ended by the sandbox, or never started."""
     ended: str | None
-    """The reason for which the run was ended: wall, cpu, memory, disk, caller or starved."""
+    """Why the sandbox ended the run: wall, cpu, memory, disk, caller or starved; None if the program ended by itself."""
     cpu_s: float
     wall_s: float
     peak_memory: int
     fault: str | None
-    """The error with which the sandbox could not be set up."""
+    """The error that prevented the sandbox's set-up, or None."""
