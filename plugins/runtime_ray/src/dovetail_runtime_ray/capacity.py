@@ -10,7 +10,7 @@ from dovetail.errors import PlacementError
 from dovetail.sections import Pool
 
 EPSILON = 1e-4
-"""Tolerance in comparing resources, which Ray counts in ten-thousandths."""
+"""Tolerance in comparing amounts of resources, which Ray counts in ten-thousandths."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +51,7 @@ class Share:
 
 
 def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
-    """Return each pool's part of each of its nodes."""
+    """Return one share for each node of each pool."""
     found = []
     for pool in pools:
         rank: dict[str, float] = {"CPU": float(cpus_per_worker or 1)}
@@ -62,12 +62,12 @@ def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
 
 
 def fit(wanted: Sequence[Share], nodes: Sequence[Node]) -> list[Node]:
-    """Assign a node to each share: shares of one pool on different nodes, different pools on the same where they fit.
+    """Assign a node to each share: shares of one pool to different nodes, shares of different pools to one node if they fit.
 
-    The largest go first, each to the node that it fills best.
+    The largest shares are assigned first, each to the node that it fills best.
 
     Raises:
-        PlacementError: the shares do not fit; names what was asked for and what is free on every node.
+        PlacementError: the shares do not fit; names the requested resources and those that are free on every node.
     """
     free = {node.node_id: dict(node.free) for node in nodes}
     chosen: dict[int, Node] = {}
