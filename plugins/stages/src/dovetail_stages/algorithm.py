@@ -50,13 +50,13 @@ def current_is_old(facts: PlanFacts) -> bool:
 
 
 def samples_are_masked(facts: PlanFacts) -> bool:
-    """Return whether samples have a `loss_mask`, because a filter masks some."""
+    """Return whether a sample filter masks samples, so that the batch has a `loss_mask`."""
     source = facts.plugins["source"]
     return "loss_mask" in source.cls.gives(source.config, facts)
 
 
 def uses_critic(facts: PlanFacts) -> bool:
-    """Return whether something requires a value function."""
+    """Return whether any plugin requires `values`, which a critic computes."""
     return "values" in facts.required
 
 

@@ -14,7 +14,7 @@ class AdaptiveKlConfig(PluginSection):
     target: float = attrs.field(default=0.1, validator=attrs.validators.gt(0))
     """Target mean KL, in nats a token."""
     horizon: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
-    """Samples over which the weight moves by at most a fifth."""
+    """Number of samples over which the weight changes by at most a fifth."""
 
 
 @attrs.frozen(kw_only=True)

@@ -52,7 +52,7 @@ def diagnose(
         sampling: the sampling settings of the rollout.
         bound: largest mean difference that needs no explanation.
         weight_version: the current version of the weights, if known.
-        broken: masked-in tokens whose log-probabilities are not finite.
+        broken: number of masked-in tokens whose log-probabilities are not finite.
     """
     if broken:
         return Diagnosis(

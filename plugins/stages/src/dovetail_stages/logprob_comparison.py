@@ -101,7 +101,7 @@ class Comparison:
         return float(np.corrcoef(one_K, other_K)[0, 1])
 
     def worst_rows(self) -> np.ndarray:
-        """Return the rows of the samples that differ, int64 [M], largest mean difference first; a stale token adds 1 to its own."""
+        """Return the rows of the samples that differ, int64 [M], by descending mean over tokens; 1 is added for a stale token."""
         if not len(self.row_K):
             return np.empty(0, np.int64)
         badness_K = self.judged_K + self.stale_K

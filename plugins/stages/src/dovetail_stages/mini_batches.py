@@ -37,8 +37,8 @@ def mini_batch_rows(
 
     Args:
         group_ids_N: int64 [N], ids of the samples' groups.
-        prompts: groups a mini-batch; the last one of a pass may have fewer.
-        epochs: passes over the batch.
+        prompts: number of groups in a mini-batch; the last mini-batch of a pass may have fewer.
+        epochs: number of passes over the batch.
         shuffle: whether every pass takes the groups in another order.
         seed: the seed of the run, from which the orders derive.
         step: the number of the step, from which the orders derive as well.
@@ -83,8 +83,8 @@ def train_role(
         batch: N samples with the columns that the objective requires, and `group_id`.
         step: the current step.
         objective: the objective to minimise.
-        prompts: groups a mini-batch.
-        epochs: passes over the batch.
+        prompts: number of groups in a mini-batch.
+        epochs: number of passes over the batch.
         max_kl: the largest `actor/approx_kl`; after a mini-batch above it the remaining ones are skipped. A mini-batch's
             KL is measured before its own optimizer step, so the first is 0.
 

@@ -29,7 +29,7 @@ _STAGES = (
 
 
 class Standard(StageSet):
-    """The stages of a policy-gradient step: scores, checks, corrections, penalties, advantages, updates of critic, roles and actor."""
+    """The stages of a step: scores, checks, corrections, penalties, advantages, and the updates of critic, further roles and actor."""
 
     name = "standard"
     api = ">=1.1,<2"

@@ -41,7 +41,7 @@ def weighted_moments(
     deviations in a second pass, so that a large mean costs no precision.
 
     Args:
-        values_N: [N], any real dtype; those of weight 0 may hold anything.
+        values_N: [N], any real dtype; values of weight 0 may be anything.
         weights_N: [N], counts of at least 0, or a mask.
         reduction: the sum over the ranks that share the batch; by default this rank alone.
     """

@@ -12,14 +12,14 @@ from dovetail.plugins import make_plugin
 from dovetail_stages.numerics.finite import require_finite
 
 KEPT = 32
-"""Objectives kept for later updates."""
+"""Number of objectives that are cached for later updates."""
 
 
 def build_objective(spec: ObjectiveSpec, *, seed: int = 0) -> Objective:
     """Return the objective of a spec, from the plugin index; objectives are cached.
 
     Args:
-        spec: the spec of any objective.
+        spec: the spec of the objective.
         seed: the run's seed, for losses that choose at random.
 
     Raises:

@@ -82,7 +82,7 @@ def loss_denominators(
 def metric_weight(micro_batch: Batch, denominators: Mapping[str, float]) -> float:
     """Return a micro-batch's share of the mini-batch's samples.
 
-    The weights of a mini-batch add up to 1, so a `loss_share` is a sum within a mini-batch and a mean over several.
+    The weights of a mini-batch add up to 1, so `loss_share` metrics add up within a mini-batch and average over several.
     """
     return len(micro_batch) / (denominators["samples"] or 1.0)
 

@@ -1,6 +1,6 @@
 """Checks of the inputs and results of plugins' losses and corrections, which cost nothing on the device.
 
-Only types, shapes and dtypes are looked at, never values: a value would have to wait for the device. T response tokens.
+Only types, shapes and dtypes are checked, never values, which would have to be fetched from the device. T response tokens.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_correction(
 
     Args:
         found: the returned value.
-        like_T: float32 [T], the log-probabilities that it was given.
+        like_T: float32 [T], the log-probabilities that the plugin got.
         correction: the plugin.
 
     Raises:

@@ -30,9 +30,9 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     """A step has several updates, and nothing limits the distance to the policy that generated the samples.
 
     From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient.
-    A loss whose upper bound is never reached lets a token's probability grow without limit. Both look well for a while and then collapse.
-    A bypass correction supplies the missing ratio: it weights every micro-batch by the current one. `actor.max_kl` limits the growth: it
-    ends a step's updates early.
+    A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look well for a while and then
+    collapse. A bypass correction supplies the missing ratio, by weighting every micro-batch with the current ratio. `actor.max_kl` limits
+    the growth, by ending a step's updates early.
     """
     loss = policy_loss_of(config)
     counts = count(config, None)
@@ -110,7 +110,7 @@ def loss_aggregation_overridden(config: RunConfig, plan: Plan | None) -> Iterato
 
 
 def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The clip bounds are of another order of magnitude than the loss needs: a token's instead of a sequence's, or vice versa.
+    """The clip bounds are of another order of magnitude than the loss needs: for the ratio of a token instead of a sequence, or vice versa.
 
     The length-normalised ratio of a whole sequence moves by a few 1e-4 an update, a token's ratio by tenths. GSPO
     (arXiv 2507.18071) with the bounds of PPO never clips; PPO with those of GSPO clips nearly every token. Which of
