@@ -26,7 +26,7 @@ class Node:
     """CPUs and GPUs of the node that are not reserved."""
 
     def described(self) -> str:
-        """Return `host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
+        """Return the node as text, such as `host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
         parts = [
             f"{_number(self.free.get(kind, 0))} of {_number(self.total.get(kind, 0))} {kind}s"
             for kind in ("GPU", "CPU")
@@ -36,7 +36,7 @@ class Node:
 
 @attrs.frozen(kw_only=True)
 class Share:
-    """The part of a pool that lives on one node."""
+    """The part of a pool on one node."""
 
     pool: Pool
     index: int

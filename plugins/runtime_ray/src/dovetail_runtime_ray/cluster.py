@@ -305,7 +305,7 @@ def found_here() -> str:
     """Return the address of the cluster that runs on this machine, as Ray's own `auto` finds it.
 
     Raises:
-        PlacementError: no cluster runs here.
+        PlacementError: no cluster runs on this machine.
     """
     from ray._private import services
 

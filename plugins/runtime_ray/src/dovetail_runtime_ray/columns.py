@@ -27,7 +27,7 @@ ALONG = 1 << 16
 
 @attrs.frozen(eq=False)
 class PackedColumn:
-    """A ragged column by reference."""
+    """A ragged column as references to stored arrays."""
 
     chunks: tuple[tuple[Any, np.dtype[Any], tuple[int, ...], bool], ...]
     """Reference, dtype, shape and finiteness of each stored array."""
@@ -36,7 +36,7 @@ class PackedColumn:
     start_M: np.ndarray | int
     """int64 [M], start of each row in its chunk; for consecutive rows a single number, the start of the first."""
     offsets: np.ndarray
-    """int64 [M + 1]."""
+    """int64 [M + 1], offsets of the rows' values."""
 
 
 @attrs.frozen(eq=False)
@@ -98,7 +98,7 @@ class Chunks:
         return placed
 
     def clear(self) -> None:
-        """Drop all references."""
+        """Drop all references to stored rows."""
         with self._lock:
             self._held.clear()
 
@@ -147,7 +147,7 @@ class BatchCodec:
         self._chunks = Chunks(store)
 
     def encode(self, calls: Sequence[Call | None]) -> list[Any]:
-        """Return one payload a rank, None for ranks without a call; equal arguments get the same object."""
+        """Return one payload a rank, None for ranks without a call; calls with the same arguments share a payload."""
         packed: dict[int, PackedBatch] = {}
         payloads: dict[tuple[Any, ...], Call] = {}
 
@@ -181,7 +181,7 @@ class BatchCodec:
         return [_walked(result, self._unpack, PackedBatch) for result in results]
 
     def close(self) -> None:
-        """Drop the references to stored columns; a column in use keeps its own."""
+        """Drop the references to stored columns; columns in use keep their references."""
         self._chunks.clear()
 
     def _pack(self, batch: Batch) -> PackedBatch:

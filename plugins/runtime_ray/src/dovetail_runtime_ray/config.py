@@ -50,7 +50,7 @@ METHODS_OF_REPLICAS = (
     "resume",
     "reset_cache",
 )
-"""The methods that a run calls on workers, for which time limits can be set."""
+"""The methods that a run calls on rollout replicas, for which time limits can be set."""
 
 _COUNT = attrs.validators.optional(attrs.validators.ge(0))
 _EACH_ABOVE_ZERO: Validator = attrs.validators.deep_mapping(
@@ -129,7 +129,7 @@ class RayConfig(RuntimeSection):
 
     @property
     def in_process(self) -> bool:
-        """Whether workers live in the controller's process: False."""
+        """Whether workers run in the controller's process; always False."""
         return False
 
     @property

@@ -50,7 +50,7 @@ class Gather:
         self._grace_ends: float | None = None
 
     def done(self) -> bool:
-        """Return whether `results` would return or raise at once."""
+        """Return whether `results` would return or raise without waiting."""
         if not self._pending or self._pool.health.error is not None:
             return True
         refs = list(self._pending)

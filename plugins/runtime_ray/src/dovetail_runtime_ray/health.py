@@ -46,7 +46,7 @@ class Health:
                 self._thread.start()
 
     def fail(self, error: WorkerError) -> WorkerError:
-        """Record an error, unless there is an earlier one; returns the earliest."""
+        """Record an error unless there is an earlier error, and return the earliest."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -133,5 +133,5 @@ class CallTimeouts:
 
     @property
     def longest(self) -> float:
-        """The longest limit of all methods."""
+        """The longest limit of all methods, in seconds."""
         return max([self.default, *self.methods.values()])

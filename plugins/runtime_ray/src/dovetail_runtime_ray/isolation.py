@@ -63,7 +63,8 @@ class EnvironmentInfo:
     uses: Mapping[str, str] = field(default_factory=dict)
     """Dependency → version, for the dependencies of the plugins' distributions."""
     plugins: Sequence[Mapping[str, Any]] = ()
-    """Requested plugins: kind, name, distribution, version, sha256; also `missing`, the reason, or `unmet`: need → install command."""
+    """The requested plugins, each with kind, name, distribution, version and sha256. A missing plugin has the reason in `missing`;
+    unmet needs have their install commands in `unmet`."""
 
     @property
     def pip(self) -> str:

@@ -64,7 +64,7 @@ class WorkerLogs:
         return self._warnings.take()
 
     def close(self) -> None:
-        """Remove the files that nothing was written to."""
+        """Remove log files that are empty."""
         sys.stdout.flush()
         sys.stderr.flush()
         _remove_empty(self._files)

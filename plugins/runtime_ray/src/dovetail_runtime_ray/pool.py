@@ -220,8 +220,8 @@ class PoolProcesses:
             name: the method that names the file; empty during the start, for no file.
 
         Returns:
-            A text for the error, with the file's path or the stacks themselves; and the ranks that gave no stacks. A
-            rank that waits in a collective still gives its stacks, so these processes are stopped.
+            A text for the error, with the file's path or the stacks themselves; and the ranks that gave no stacks. Even a
+            rank that waits in a collective gives its stacks, so the others must be suspended (SIGSTOP).
         """
         asked = {
             rank: self._actors[rank].stacks.options(concurrency_group=CONTROL).remote()

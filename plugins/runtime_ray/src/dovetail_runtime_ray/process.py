@@ -183,7 +183,7 @@ class HostProcess(Process):
             role: the worker's role.
             method: the method of the worker.
             payload: the encoded call.
-            answers: whether the result is read; otherwise it is not sent.
+            answers: whether to send the result; False if no caller reads it.
             context: fields of the controller's events, such as the step.
         """
 
@@ -207,7 +207,7 @@ class HostProcess(Process):
             self.logs.close()
 
     def stacks(self) -> str:
-        """Return the stack of every thread; answers during a call."""
+        """Return the stack of every thread, also while a call is running."""
         return stacks()
 
     def watch(self) -> None:

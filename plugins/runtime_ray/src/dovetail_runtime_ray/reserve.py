@@ -90,7 +90,7 @@ def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserve
 
 
 def release(groups: Sequence[PlacementGroup]) -> None:
-    """Return placement groups to Ray."""
+    """Remove placement groups, which frees their resources."""
     for group in groups:
         remove_placement_group(group)
 

@@ -113,7 +113,7 @@ class RayRuntime(Runtime):
         """Start a worker on every rank of the role's pool, and wait until all have started.
 
         Raises:
-            DispatchError: no pool is for this role, or the mesh has another size than the pool.
+            DispatchError: no pool has this role, or the mesh has another size than the pool.
             WorkerError: a process died or did not join the others.
             DovetailError: an error that the first failing rank raised in its start.
         """
@@ -128,7 +128,7 @@ class RayRuntime(Runtime):
         """Start replicas, each in a process of its own.
 
         Raises:
-            DispatchError: count is below 1, or no pool is for rollouts.
+            DispatchError: count is below 1, or no pool has the role `rollout`.
             RolloutError: a replica did not start in time, or its process died.
         """
         if count < 1:

@@ -38,7 +38,7 @@ class RayStore:
     """
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Place]:
-        """Copy arrays of any shape into the store: small ones together, as one object, and large ones alone."""
+        """Copy arrays of any shape into the store: small arrays together as one object, large arrays each alone."""
         places: list[Place | None] = [None] * len(arrays)
         small = [number for number, array in enumerate(arrays) if array.nbytes < TOGETHER]
         large = [number for number, array in enumerate(arrays) if array.nbytes >= TOGETHER]

@@ -24,7 +24,7 @@ class RoleEnvironment:
     env_vars: Mapping[str, str] = attrs.field(factory=dict)
     """Environment variables in addition to those of every process."""
     controller: Mapping[str, Any] | None = None
-    """The controller's `ProcessInfo`, which the process compares with its own."""
+    """The controller's `EnvironmentInfo` as a mapping, which the process compares with its own environment."""
     plugins: Sequence[Mapping[str, Any]] = ()
     """Entries of the run's lock that the processes load."""
 
@@ -83,7 +83,7 @@ class ProcessInfo:
     """The path of the process's Python interpreter."""
 
     def described(self) -> str:
-        """Return `pid 123 on host (10.0.0.1)`."""
+        """Return the process as text, such as `pid 123 on host (10.0.0.1)`."""
         return f"pid {self.pid} on {self.host} ({self.node})"
 
 
@@ -104,14 +104,14 @@ class WireFailure:
     pickled: bytes | None
     """The pickled exception; None if it can't be pickled."""
     text: str
-    """`Type: message`."""
+    """The exception as text, `Type: message`."""
     traceback: str
     failed_at: float
     """Time of the failure, in seconds since the epoch."""
 
     @classmethod
     def of(cls, failure: RankFailure) -> WireFailure:
-        """Pack a failure."""
+        """Pack a rank's failure, with its exception pickled if possible."""
         error = failure.error
         try:
             pickled: bytes | None = pickle.dumps(error)
