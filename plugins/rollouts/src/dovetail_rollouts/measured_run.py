@@ -65,7 +65,7 @@ _PREDICTED = (
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """The steps of a run after its first ones.
+    """The measurements of a run's steps, without its first steps.
 
     Attributes:
         name: the name of the run.

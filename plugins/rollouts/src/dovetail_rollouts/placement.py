@@ -19,7 +19,7 @@ _BETWEEN_ACCELERATORS = "nccl"
 
 @attrs.frozen(kw_only=True)
 class RolloutPlacement(SourcePlacement):
-    """The replicas of a rollout."""
+    """The number and the placement of a rollout's replicas."""
 
     replicas: int
     joined: int = 0

@@ -82,9 +82,9 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     `rollout.stop_token_ids` names a token that the model does not have.
 
     Every engine stops at the end tokens of the tokenizer, config.json and generation_config.json, at `rollout.stop_token_ids`
-    and at `rollout.stop`; one of these is enough. Templates that end a turn with plain text are not checked, since the files
-    don't tell whether the model writes that text or an end token: set `rollout.stop` to such text. Models that are not on this
-    machine are not checked either.
+    and at `rollout.stop`; it is enough if one of these has the token. Templates that end a turn with plain text are not
+    checked, since the files don't tell whether the model writes that text or an end token: set `rollout.stop` to such text.
+    Models that are not on this machine are not checked either.
     """
     from dovetail_datasets import ModelFacts, load_tokenizer, message_form
 

@@ -216,7 +216,7 @@ class ReplicaSet:
             The faults of newly added replicas that do not support the update.
 
         Raises:
-            WeightSyncError: an older replica does not support the update; a retry would not help.
+            WeightSyncError: any other replica does not support the update; a retry would not help.
         """
         faults = []
         for member, answer in self.each(

@@ -23,7 +23,7 @@ _SHARE = 32
 
 
 def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    """Return the first samples, up to the limit (−1: all), and the first failed one."""
+    """Return the first samples, up to the limit (−1: all), and up to 64 further samples without a score."""
     if limit < 0:
         return list(samples)
     failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]

@@ -18,10 +18,10 @@ class RunSchedule:
     """The settings that decide when trainer and rollout work.
 
     Attributes:
-        groups: prompts a step.
-        samples: responses a prompt.
+        groups: the number of prompts of a step.
+        samples: the number of responses to a prompt.
         steps_behind: the largest age of the weights in steps; `Trainer.max_staleness`.
-        over_sampling: the most prompts that may be outstanding, in steps' prompts; `Trainer.over_sampling`.
+        over_sampling: the limit of outstanding prompts, as a multiple of a step's prompts; `Trainer.over_sampling`.
         sync_every: steps between two weight updates of the rollout.
         cut_short: whether running responses are interrupted by a weight update and continue afterwards; False if they finish first.
         take_turns: whether generation stops while a step trains, since both use the same accelerators.

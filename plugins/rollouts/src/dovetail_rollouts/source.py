@@ -313,7 +313,7 @@ class RolloutsSource(ExperienceSource):
 
     @property
     def observers(self) -> Mapping[str, object]:
-        """The observer that writes samples."""
+        """The observer that writes notable samples; empty if it is turned off."""
         size = self._plan.facts.config.trainer.kept_samples_bytes
         return {"kept_samples": KeptSamples(self.context.tokenizer, size)} if size else {}
 

@@ -1,4 +1,4 @@
-"""SourceWrapper: a source of experience around another one."""
+"""SourceWrapper: a source of experience that wraps another source."""
 
 from __future__ import annotations
 

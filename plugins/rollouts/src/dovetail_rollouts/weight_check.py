@@ -184,7 +184,7 @@ def join_prompts(
 ) -> list[np.ndarray]:
     """Concatenate prompts to S sequences: sequence s holds prompts s, s + S, s + 2S, …, starting over after the last prompt.
 
-    Every sequence begins with a whole prompt, as some models predict badly without the token that begins a text.
+    Every sequence starts at the beginning of a prompt, since some models predict badly without the token that begins a text.
 
     Args:
         prompts: at least one prompt, of at least one token each.

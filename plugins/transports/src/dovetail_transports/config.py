@@ -30,7 +30,7 @@ class LocalConfig(RingConfig):
     """Directory in which sender and receivers meet, by sockets that only this user can open; absent: below `/dev/shm`, or the
     directory for temporary files if there is no `/dev/shm`."""
     channel: str | None = None
-    """A name that both sides share in place of the run's directory."""
+    """Name that sender and receivers share, in place of the run directory's path."""
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,7 @@ class InProcessTransportConfig(PluginSection):
     channel: str | None = None
     """Name of a mailbox that all transports with this `channel` in one process share; absent: a private mailbox."""
     verify: bool = True
-    """Verify by digests that every tensor arrived as it was sent."""
+    """Whether to verify by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds to wait for an update."""
 
@@ -28,6 +28,6 @@ class DiskTransportConfig(PluginSection):
     keep: int = attrs.field(default=2, validator=attrs.validators.ge(1))
     """Number of newest updates to keep."""
     verify: bool = True
-    """Verify by digests that every tensor arrived as it was sent."""
+    """Whether to verify by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds to wait for an update."""

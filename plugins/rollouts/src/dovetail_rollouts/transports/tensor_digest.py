@@ -4,7 +4,7 @@ The bytes are read as 32-bit words w_i, each multiplied by a pseudo-random odd 6
 summed modulo 2^64, block by block (multilinear hashing: Lemire and Kaser, "Strongly universal string
 hashing is fast", 2014); the block sums are mixed with their positions and summed again. Integer sums
 do not depend on the order in which a device adds: a CPU and an accelerator agree to the bit. One flipped
-bit always changes the digest; exchanged words do but for one chance in 2^32 or less.
+bit always changes the digest; exchanged words leave it unchanged with a chance of at most 2^-32.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Peer:
     ready: bool = False
     """Whether the receiver takes part in this update."""
     state: dict[str, Any] = attrs.field(factory=dict)
-    """The state of the receiver's end of the ring, as it reported it."""
+    """The state of the receiver's end of the ring, as the receiver reported it."""
     done: int = 0
     """Number of buckets that the receiver has finished."""
     fault: str | None = None

@@ -36,7 +36,7 @@ def default_root() -> Path:
 
 
 class RendezvousDirectory:
-    """Membership in a run's directory.
+    """Membership of this process in the private directory in which sender and receivers of a run meet.
 
     Args:
         root: the directory with the directories of all runs of this user.
