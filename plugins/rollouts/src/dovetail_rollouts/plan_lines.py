@@ -105,7 +105,7 @@ def whole_updates(plan: Plan) -> bool:
 
 @attrs.frozen(kw_only=True)
 class WeightUpdate:
-    """The content of one weight update of the rollout, and its estimated duration."""
+    """The size of one weight update of the rollout in bytes, and its estimated duration."""
 
     bytes: int
     seconds: Mapping[str, float]
@@ -122,7 +122,7 @@ class WeightUpdate:
 
 
 def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
-    """Return the content of a weight update; None without updates, or if they stay in one process. See `read_shape` for errors."""
+    """Estimate size and duration of a weight update; None without updates, or within one process. See `read_shape` for errors."""
     chosen = plan.refs.get("rollout.weight_transport")
     if chosen is None or chosen.name == "in_process":
         return None

@@ -140,7 +140,7 @@ class HostProcess(Process):
         self._codec = BatchCodec(RayStore())
 
     def address(self) -> str:
-        """Return an address `tcp://host:port` of this process for a rendezvous of ranks on several nodes."""
+        """Return a free address `tcp://host:port` of this node, for the rendezvous of ranks on several nodes."""
         node = node_address()
         with socket.socket() as probe:
             probe.bind((node, 0))
