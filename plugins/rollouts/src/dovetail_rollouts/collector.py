@@ -35,15 +35,15 @@ from dovetail_rollouts.weight_sync import WeightSync
 
 
 class RolloutCollector:
-    """Admits prompts to the rollout service, and builds a step's experience from the returned groups.
+    """Submits prompts to the rollout service, and builds a step's experience from the returned groups.
 
     Args:
         site: the site of the run.
-        sync: the object that sends the weights to replicas before they generate.
+        sync: the object that sends the weights to replicas before generation.
         service: the service that generates and scores.
         pool: the replicas, for their metrics.
         tokenizer: the tokenizer of the run, for the tokens of episodes in `samples/`.
-        whole: whether a group's scores depend on each other, so that the whole group is drawn anew.
+        whole: whether a group's scores depend on each other, so that a retry draws the whole group again.
         filters: sample filters by name, in the order in which they are applied.
     """
 
@@ -88,7 +88,7 @@ class RolloutCollector:
         )
 
     def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
-        """Take the step's groups, admitted ones first; further rounds replace groups that were filtered out.
+        """Take the step's groups, those of `admit` first; further rounds replace groups that were filtered out.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
@@ -149,7 +149,7 @@ class RolloutCollector:
     def state(self) -> dict[str, Any]:
         """Return the groups that no step has used, with their samples so far, and the settings of sampling and scoring.
 
-        Groups of a failed step are generated again; where running groups are kept, they keep their places in the queue.
+        Groups of a failed step are generated again. If the state includes running groups, they keep their positions in the queue.
         """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:
@@ -168,8 +168,9 @@ class RolloutCollector:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the groups of `state`. Groups are sampled again where sampling or scoring has changed, or where they would exceed a
-        reduced `max_staleness`.
+        """Restore the groups of `state`.
+
+        Groups are sampled again if the settings of sampling or scoring have changed, or if they would exceed a reduced `max_staleness`.
         """
         if state["drawn"] != self._how() or not state["groups"]:
             return
@@ -211,12 +212,12 @@ class RolloutCollector:
             raise
 
     def give_back(self, step: int, *, sound: bool) -> None:
-        """Hand the groups of a step that ended early to the next step, unchanged.
+        """Return the groups of a step that ended early to the queue, unchanged, for the next step.
 
         Args:
             step: the number of the step.
-            sound: True where the step was stopped, False where it failed. After a failure, which the groups may have caused, no
-                checkpoint keeps them.
+            sound: True if the step was stopped, False if it failed. Groups of a failed step are in no checkpoint, since they
+                may have caused the failure.
         """
         groups = self._taken.pop(step, [])
         self._ledger.give_back(step)

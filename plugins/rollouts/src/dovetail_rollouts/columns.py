@@ -1,4 +1,4 @@
-"""The columns that a step of generated samples has before its first stage, and the batch that is made of the samples.
+"""The columns that a step of generated samples has before its first stage, and the batch of these samples.
 
 Legend: N sequences (a forked sample has several), T response tokens, packed end to end.
 """
@@ -34,9 +34,9 @@ ALWAYS = frozenset(
         "temperature",
     ]
 )
-"""Columns of every rollout, without a request for them."""
+"""Columns that every rollout has without a request."""
 OF_EPISODES = frozenset({"turn_ids", "trajectory"})
-"""Columns that episodes add where something requires them; the single response of `single_turn` has none of them."""
+"""Columns that episodes add if a plugin requires them; single-response samples don't have these columns."""
 OF_REWARDS = frozenset({"scores", "token_rewards", "reward_components"})
 """Columns that scoring provides."""
 BASELINE, LOSS_MASK = "baseline_scores", "loss_mask"
@@ -82,16 +82,16 @@ def to_batch(
     baselines: Mapping[int, Sample] | None = None,
     columns: Collection[str] = (),
 ) -> Batch:
-    """Return the columns of the samples that have a score, one row for each of their sequences; failed samples are left out.
+    """Return a batch of the samples that have a score, one row for each sequence of a sample; failed samples are left out.
 
-    A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position among the
-    samples in the batch. `sample_id` is unique: a sample's second sequence and those after it append their number to it.
+    A scalar reward is on the last token that the policy produced in the sample's last sequence. `trajectory_id` is the sample's position
+    among the batch's samples. `sample_id` is unique: further sequences of a sample append their number to the sample's id.
 
     Args:
-        samples: samples in any order; those of one `group` answer one prompt.
+        samples: samples in any order; samples with the same `group` answer one prompt.
         temperature: the sampling temperature.
-        baselines: the greedy response of each group, which gives the column `baseline_scores`. Samples of a group whose
-            baseline has no score are left out.
+        baselines: the greedy response of each group, for the column `baseline_scores`. If it has no score, the group's
+            samples are left out.
         columns: the columns of episodes to add: `turn_ids`, `trajectory`.
     """
     scored = [

@@ -26,8 +26,8 @@ def pool() -> None:
 def status(run: Path, as_json: bool) -> None:
     """Print the replicas of RUN, a run directory, and the length of its queue.
 
-    A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the others') or
-    failed. REQUESTS counts unanswered requests, TOKENS the most tokens that they may still generate.
+    A replica is ready, joining (added, and without weights until the next update), draining, behind (other replicas have newer weights)
+    or failed. REQUESTS counts unanswered requests, TOKENS the most tokens that these requests may still generate.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_rollouts.pool_socket import ask
@@ -67,7 +67,7 @@ def status(run: Path, as_json: bool) -> None:
 def add(run: Path, url: str, no_wait: bool) -> None:
     """Add the server at URL to the replicas of RUN, and wait until it has the weights.
 
-    Start the server by hand, like those of `rollout.urls`. It gets requests once it has received the next weights and they were verified.
+    Start the server by hand, like the servers of `rollout.urls`. The server gets requests after the next weight update was verified.
     """
     _ask(run, {"command": "add", "address": url}, "starting" if no_wait else None)
 
@@ -80,10 +80,10 @@ def add(run: Path, url: str, no_wait: bool) -> None:
 )
 @_NO_WAIT
 def drain(run: Path, replica: str, force: bool, no_wait: bool) -> None:
-    """Send no more requests to REPLICA (a number or the URL of a server), and wait until it has none left.
+    """Send no more requests to REPLICA (a number or the URL of a server), and wait until it has no request left.
 
-    Its running responses finish first; with `rollout.partial_rollout` they continue on other replicas, from their tokens so far. A drained
-    replica's server may be stopped.
+    Running responses finish first; with `rollout.partial_rollout` they continue on other replicas, from their tokens so far. The server of
+    a drained replica may be stopped.
     """
     request = {"command": "drain", "member": replica, "force": force}
     _ask(run, request, "draining" if no_wait else None)

@@ -26,7 +26,7 @@ Key = tuple[int, int, int]
 
 
 class DynamicSampler:
-    """Collects the samples of a step in rounds, until it has as many groups to train on as the step takes.
+    """Collects the samples of a step in rounds, until there are as many groups to train on as the step takes.
 
     Args:
         wanted: the number of groups that the step trains on.
@@ -86,7 +86,7 @@ class DynamicSampler:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics `filter/…`; empty where there are no filters and no refills."""
+        """The metrics `filter/…`; empty without filters and refills."""
         if not self._filters and not self._refills:
             return {}
         return {name: float(count) for name, count in self._counts.items()} | {
@@ -96,11 +96,12 @@ class DynamicSampler:
         }
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Add a round, and run the filters over it. Samples without a score, or without a score of their baseline, are removed before any
-        filter sees their group.
+        """Add the groups of a round, and run the filters over their samples.
+
+        Samples without a score, or without a score of their baseline, are removed before any filter sees their group.
 
         Raises:
-            PluginBrokenError: a filter raised, or did not return one bool for each sample.
+            PluginBrokenError: a filter raised an error, or did not return one bool for each sample.
         """
         self.count += 1
         samples = list[Sample]()
@@ -121,7 +122,7 @@ class DynamicSampler:
             self.reasons.pop(sample.prompt.key, None)
 
     def batch(self) -> Batch:
-        """Return the columns of the trained samples; `loss_mask` is `response_mask`, with 0 for the samples that a filter masked."""
+        """Return a batch of the trained samples; `loss_mask` is `response_mask`, but 0 on samples that a filter masked."""
         batch = self._batch(self.kept)
         if all(_action(chosen) != "mask" for chosen in self._filters.values()):
             return batch
@@ -133,7 +134,7 @@ class DynamicSampler:
         )
 
     def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
-        """Return the fields to write with these samples: the filter that dropped or masked each, and its baseline's score."""
+        """Return the rows of these samples for a file, each with the filter that dropped or masked the sample, and its baseline's score."""
         rows = []
         for sample in samples:
             row = sample.row()

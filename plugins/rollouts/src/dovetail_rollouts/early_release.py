@@ -1,4 +1,4 @@
-"""The choice of finished groups that a step takes before earlier ones, such that every group is still trained on in time."""
+"""The choice of finished groups that a step takes before earlier groups, such that every group is still trained on in time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Pending(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether all its samples have outcomes."""
+        """Whether all samples of the group have outcomes."""
         ...
 
     @property
     def due(self) -> int | None:
-        """The last step that may train on it, by the bound on staleness; None without one."""
+        """The last step that may train on the group, by the bound on staleness; None without a bound."""
         ...
 
 
@@ -29,7 +29,7 @@ G = TypeVar("G", bound=Pending)
 
 @attrs.frozen(kw_only=True)
 class EarlyRelease:
-    """Lets a step take finished groups before earlier ones that are still running.
+    """Lets a step take finished groups before earlier groups that are still running.
 
     Attributes:
         step: the number of the step that takes groups.
@@ -40,13 +40,13 @@ class EarlyRelease:
     batch: int
 
     def choose(self, admitted: Sequence[G], count: int) -> list[G] | None:
-        """Return the groups to take, sorted by the step in which they are due; None where the step has to wait.
+        """Return the groups to take, sorted by the step in which they are due; None if the step has to wait.
 
-        The first finished groups are taken if all remaining groups can still be trained on in time when later steps take the earliest
-        deadline first. Where that is impossible, the step waits for the groups that are due first.
+        The first finished groups are taken if all remaining groups can still be trained on in time, provided that later steps take the
+        earliest deadline first. Otherwise the step waits for the groups that are due first.
 
         Args:
-            admitted: the groups that no step has taken; at least `count`.
+            admitted: the groups that no step has taken, at least `count` of them.
             count: the number of groups to take.
         """
         in_order = sorted(admitted, key=_due)

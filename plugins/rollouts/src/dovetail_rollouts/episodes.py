@@ -1,6 +1,6 @@
 """Episodes: runs an agent loop for each sample, and turns its result or its failure into a sample.
 
-The loop is constructed from the config. The chat template is tried on what the loop observes before anything is generated.
+The loop is constructed from the config. The chat template is tried on the loop's kinds of observations before generation.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _KEY = "rollout.agent_loop"
 
 
 Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
-"""Returns the single response to a request; marks the time in which it waits for new weights in the `RunningTime`."""
+"""A function that returns the single response to a request, and marks waits for new weights in the `RunningTime`."""
 
 
 class Episodes:
-    """Runs the episodes of a run, on the event loop of the rollout service.
+    """Runs the agent loop for each sample of a run, on the event loop of the rollout service.
 
     Args:
         loop: the started agent loop.
@@ -92,12 +92,11 @@ class Episodes:
             ask: a function that sends a request to the policy.
 
         Returns:
-            The sample, without an outcome if it is still to be scored. A failed episode's sample has a Failure as outcome, and the
-            tokens so far.
+            The sample, not yet scored. The sample of a failed episode has a Failure as its outcome, and the tokens so far.
 
         Raises:
-            RolloutError: every replica failed, or one refused a request.
-            DovetailError: lost replicas could not be brought back.
+            RolloutError: every replica failed, or a replica refused a request.
+            DovetailError: lost replicas could not be restarted.
         """
         began, limit = time.monotonic(), self._limits.max_seconds
         timeout = asyncio.timeout(limit)
@@ -155,8 +154,10 @@ class Episodes:
         )
 
     def first_prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """Render messages as a prompt, int64 [P], with the functions that the chat template describes; errors of the template are raised
-        unchanged.
+        """Render messages as a prompt, int64 [P], with the functions that the chat template describes.
+
+        Raises:
+            Exception: an error of the chat template.
         """
         return np.array(
             self._encoder.encode(self._encoder.render(messages, generate=True)), np.int64
@@ -167,11 +168,11 @@ class Episodes:
 
         Args:
             request: the request of the earlier episode.
-            sample: the sample of the earlier episode; if it has several sequences, the last one is continued.
-            text: the text of the message.
+            sample: the sample of the earlier episode; if it has several sequences, the last sequence is continued.
+            text: the text of the user message.
 
         Raises:
-            Exception: the chat template's error if it does not accept a user message there.
+            Exception: the chat template's error if it does not accept a user message after the episode.
         """
         completion, trajectory = sample.completion, sample.trajectory
         if completion is None or trajectory is None or not trajectory.turns:
@@ -204,10 +205,10 @@ class Episodes:
 def running_episodes(
     config: RunConfig, context: PluginContext, logger: Logger
 ) -> Iterator[Episodes | None]:
-    """Start the agent loop of a config, and close it after the block; None where a sample is one response to the prompt.
+    """Start the agent loop of a config, and close the loop after the block; yields None if a sample is one response to the prompt.
 
     Raises:
-        ConfigError: the chat template does not render what the loop observes, or changes earlier turns although the config refuses that.
+        ConfigError: the chat template does not render the loop's observations, or changes earlier turns although the config forbids it.
     """
     with _started(config, context) as loop:
         if loop.one_response:
@@ -219,7 +220,7 @@ def running_episodes(
 
 
 def chat_tools(config: RunConfig, tokenizer: Tokenizer) -> Sequence[Mapping[str, Any]] | None:
-    """Return the functions that the chat template describes in every prompt; None where a sample is one response to the prompt."""
+    """Return the functions that the chat template describes in every prompt; None if a sample is one response to the prompt."""
     context = PluginContext(seed=config.seed, tokenizer=tokenizer, model=config.model)
     with _started(config, context) as loop:
         return None if loop.one_response else tuple(loop.chat_tools())

@@ -1,4 +1,4 @@
-"""Streaming generation and scoring: each sample is scored as soon as it is generated, while others still generate."""
+"""Streaming generation and scoring: each sample is scored as soon as it is generated, while other samples still generate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from dovetail_rollouts.rollout_seconds import BusyTime
 from dovetail_rollouts.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list[Sample]] | None
-"""The task that generates a request's samples; None where there is nothing to generate."""
+"""The task that generates a request's samples; None if there is nothing to generate."""
 _AGAIN_SECONDS = 0.5
 
 
@@ -50,11 +50,11 @@ class Generation:
         scorer: the scorer, which gets each sample on arrival.
         tokenizer: the tokenizer that decodes the text to score.
         seed: the seed of the run.
-        episodes: the runner of multi-turn episodes; None where a sample is one response to the prompt.
+        episodes: the runner of multi-turn episodes; None if a sample is one response to the prompt.
 
     Attributes:
         asking: the time in which requests to the pool were pending.
-        working: the time in which a response, an episode or an outcome was pending, except while all of them were held.
+        working: the time in which a response, an episode or an outcome was pending, without the time in which all were held.
         held: whether new requests are held back.
         progress: the time of the last response or outcome, in seconds of `time.monotonic`.
     """
@@ -80,11 +80,11 @@ class Generation:
         self._frozen: list[Replica] = []
 
     def begin(self, groups: Sequence[Group]) -> list[asyncio.Task[None]]:
-        """Start generating the missing samples of groups, ahead of greedy responses.
+        """Start generating the missing samples of groups, before their greedy responses.
 
         Returns:
-            One task for each group, which waits for the group's samples and stores them in it. The task raises RolloutError if the
-            engine failed and no replica could take over.
+            One task for each group, which waits for the group's samples and stores them in the group. The task raises RolloutError
+            if the engine failed and no replica could take over.
         """
 
         def start(group: Group, request: RolloutRequest | None) -> Drawing:
@@ -102,7 +102,7 @@ class Generation:
         self.held = True
 
     def go_on(self) -> None:
-        """Send requests again, also for interrupted responses, those of the oldest groups first."""
+        """Send requests again, also for interrupted responses; requests of the oldest groups are sent first."""
         self.held = False
         while self._waiting:
             *_, turn = heapq.heappop(self._waiting)
@@ -110,13 +110,13 @@ class Generation:
                 turn.set_result(None)
 
     async def drain(self) -> None:
-        """Hold, and wait until running requests have finished."""
+        """Hold back new requests, and wait until running requests have finished."""
         self.hold()
         while not self._pool.idle:
             await self._pool.wait_idle(_AGAIN_SECONDS)
 
     async def cut_short(self) -> None:
-        """Hold, and abort running requests: each response keeps its tokens so far and is continued after `go_on`."""
+        """Hold back new requests, and abort running ones: each response keeps its tokens so far and is continued after `go_on`."""
         self.hold()
         while not self._pool.idle:
             # Again and again: a request whose replica fails meanwhile is asked of another one.
@@ -127,18 +127,18 @@ class Generation:
             await self._pool.wait_idle(_AGAIN_SECONDS)
 
     async def freeze(self) -> None:
-        """Hold, and pause running requests until `thaw`: each response stays in its engine, with its keys and values."""
+        """Hold back new requests, and pause running ones until `thaw`: each response stays in its engine with its KV cache."""
         self.hold()
         self._frozen = await self._pool.freeze()
 
     async def thaw(self) -> None:
-        """Continue after `freeze`; requests on a replica that did not take the weights continue on another one."""
+        """Continue after `freeze`; requests on a replica that did not take the weights continue on another replica."""
         for member in await self._pool.thaw(self._frozen):
             await self.move_from(member)
         self.go_on()
 
     async def move_from(self, member: Replica) -> None:
-        """Abort requests on a replica that gets no more requests: each response continues on another replica, from its tokens so far."""
+        """Abort the requests on a replica; each response continues on another replica, from its tokens so far."""
         while member.requests:
             self._aborted |= member.requests
             with suppress(RolloutError):  # where it can't be asked, it has lost its requests

@@ -1,4 +1,4 @@
-"""Group: a prompt with its samples, and the requests to the pool for it: for whole responses, and for the rest of interrupted ones."""
+"""Group: a prompt with its samples, and its requests to the pool: for new responses, and for the rest of interrupted responses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dovetail.interfaces import Completion, Prompt, RolloutRequest, Sample, Samp
 from dovetail.random_streams import SampleStream
 
 BASELINE = "baseline"
-"""The `purpose` of greedy responses, a part of the names of their requests and random streams."""
+"""The `purpose` of greedy responses, which is part of the names of their requests and random streams."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Group:
-    """A prompt during the rollout, with the samples drawn for it: the unit in which prompts are admitted, taken and given back."""
+    """A prompt during the rollout, with its samples: the unit in which prompts are queued, taken by steps and returned to the queue."""
 
     prompt: Prompt
     """The prompt, with the number of its latest attempt."""
@@ -24,26 +24,25 @@ class Group:
     """The number of samples to draw."""
     sampling: SamplingParams
     purpose: str = "train"
-    """The purpose of the samples, a part of the name of their random streams."""
+    """The purpose of the samples, which is part of the name of their random streams."""
     baseline: bool = False
     """Whether the group also needs a greedy response."""
     samples: list[Sample] = attrs.field(factory=list)
-    """The samples so far: successful ones with the number of the latest attempt, failed ones with that of their own attempt."""
+    """The samples so far. A scored sample has the number of the latest attempt, a failed sample the number of its own attempt."""
     greedy: Sample | None = None
     arrived: dict[str, Sample] = attrs.field(factory=dict)
     """Complete responses that have no outcome yet, by sample id."""
     cut: dict[str, Completion] = attrs.field(factory=dict)
-    """Interrupted responses that will be continued, by sample id; for a running episode, all turns so far with `prompt_ids`, by request id.
-    """
+    """Interrupted responses to be continued, by sample id. For a running episode: its turns so far with `prompt_ids`, by request id."""
     finished: bool = False
     """Whether every requested sample has an outcome."""
     place: int | None = None
-    """The group's position in the order in which groups were begun; after a hold, earlier groups are requested first."""
+    """The group's number in the order of starting; after a hold, groups that started earlier are requested first."""
     due: int | None = None
-    """The last step that may train on it, by the bound on staleness; None without one."""
+    """The last step that may train on the group, by the bound on staleness; None without a bound."""
     priority: int = 0
-    """The priority of the group's requests: the number of the step that trains on it, where groups are taken in the order of admission; 0
-    where no step trains on it and the trainer waits, as in validation."""
+    """The priority of the group's requests: the number of the step that trains on the group, if groups are taken in order. 0 if no step
+    trains on the group and the trainer waits, as in validation."""
 
     def missing(self) -> tuple[int, bool]:
         """Return how many samples are still to be drawn, and whether the greedy response is still to be drawn."""
@@ -55,10 +54,10 @@ class Group:
         return attrs.evolve(self, samples=[], greedy=None, arrived={}, cut={}, finished=False)
 
     def try_again(self, *, whole: bool) -> None:
-        """Go on to the next attempt, which keeps the samples that have a score.
+        """Start the next attempt, which keeps the samples that have a score.
 
         Args:
-            whole: whether a single missing sample discards all, because their scores depend on each other.
+            whole: whether a single missing sample discards all samples, because their scores depend on each other.
         """
         self.finished = False
         self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
@@ -71,15 +70,16 @@ class Group:
 
 
 def sample_name(request: RolloutRequest, number: int) -> str:
-    """Return the id of a sample of a request."""
+    """Return the sample id of a request's sample with this number."""
     return f"{request.request_id}.s{number}"
 
 
 def missing_parts(
     request: RolloutRequest, names: Sequence[str], group: Group
 ) -> list[tuple[RolloutRequest, Sequence[int]]]:
-    """Return the requests for the samples that have not arrived: one for all that have no token yet, and one for each interrupted
-    response, which continues its tokens. The numbers of the samples come with each request.
+    """Return the requests for the samples that have not arrived, each with the numbers of its samples.
+
+    One request is for all samples without a token. Each interrupted response has a request that continues its tokens.
     """
     left = [number for number, name in enumerate(names) if name not in group.arrived]
     begin = [number for number in left if names[number] not in group.cut]
@@ -111,7 +111,7 @@ def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) ->
 
 
 def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
-    """Return the tokens from which a response is continued: without the last ones if a stop string may have begun in them."""
+    """Return the tokens from which a response is continued, without final tokens in which a stop string may have begun."""
     count = len(cut.response_ids) - max(map(len, sampling.stop), default=0)
     if count <= 0:
         return None
@@ -125,7 +125,7 @@ def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
 
 
 def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
-    """Return the request for the samples that a group lacks, and the one for its greedy response."""
+    """Return the request for the missing samples of a group, and the request for its greedy response; None if nothing is missing."""
     missing, greedy = group.missing()
     return (
         _request(group, missing, group.sampling, group.purpose, seed) if missing else None,

@@ -36,7 +36,7 @@ _TOKENS = {
 
 
 def pack(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the state of groups, for a checkpoint. Results of reward functions other than numbers and texts are left out."""
+    """Return the state of groups, for a checkpoint; only numbers and texts of reward functions' results are kept."""
     if not groups:
         return {"groups": []}
     responses = [response for group in groups for response in _responses(group)]
@@ -71,7 +71,7 @@ def unpack(
     issued: Callable[[int, int, int], Prompt],
     sampling: Callable[[Collection[str]], SamplingParams],
 ) -> list[Group]:
-    """Return the groups of a state that `pack` returned.
+    """Restore groups from the state that `pack` returned.
 
     Args:
         state: the result of `pack`.

@@ -65,7 +65,7 @@ _PREDICTED = (
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """The steps of a run after its first ones.
+    """The measurements of a run's steps, without its first steps.
 
     Attributes:
         name: the name of the run.
@@ -80,7 +80,7 @@ class Measured:
     lengths: Sequence[int]
 
     def mean(self) -> Prediction:
-        """Return the measured means of what the simulation predicts."""
+        """Return the measured means of the quantities that the simulation predicts."""
         seconds = fmean(step["time/step"] for step in self.steps)
 
         def share(*names: str) -> float:
@@ -124,11 +124,10 @@ class Measured:
         )
 
     def decodings(self) -> list[Decoding]:
-        """Return the decoding times with which a simulation of the run reproduces the measured generation time and concurrency, then those
-        for a deviation of `_MODEL_ERROR` in either direction.
+        """Return decoding times with which a simulation reproduces the run's generation time and concurrency.
 
-        The larger the part of a decode step's time that grows with the number of running samples, the longer many samples run at once,
-        before the longest ones run alone.
+        The first are the best fit. The next two are those with the smallest and the largest fixed part whose concurrency is within
+        `_MODEL_ERROR` of the run's.
         """
         schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
         count = self.plan.counts.samples_per_step
@@ -179,7 +178,7 @@ class Forecast:
         measured: means of the run's own steps.
         own: the prediction for the run's own plan.
         predicted: the prediction for the plan.
-        low, high: the least and the most seconds per step of the plan, over all decode times that fit the run about as well.
+        low, high: the least and the most seconds per step of the plan, over all decoding times that fit the run about as well.
         steps: the number of measured steps.
         assumed: the assumptions of the prediction, each as a sentence.
         differing: config keys in which run and plan differ with unknown effect, each with both values.
@@ -355,7 +354,7 @@ def _offloads(config: RunConfig) -> tuple[bool, ...]:
 
 
 def differences(run: RunConfig, config: RunConfig) -> Iterator[str]:
-    """Yield the keys that may affect lengths or times and differ between a run and a config, each with both values."""
+    """Yield the config keys that differ between a run and a config and may affect lengths or times, each with both values."""
     sections = (
         "model",
         "data",

@@ -19,14 +19,13 @@ _BETWEEN_ACCELERATORS = "nccl"
 
 @attrs.frozen(kw_only=True)
 class RolloutPlacement(SourcePlacement):
-    """The replicas of a rollout."""
+    """The number and the placement of a rollout's replicas."""
 
     replicas: int
     joined: int = 0
-    """The number of running engines that replicas join, one each; 0 where each replica starts its own."""
+    """The number of running engines that replicas join, one each; 0 if each replica starts its own engine."""
     engine_ranks: int | None = None
-    """Ranks of each replica's engine, if the replica starts processes for them; None if the engine computes in the replica's own process.
-    """
+    """Ranks of each replica's engine, one process each; None if the engine computes in the replica's own process."""
     ends_meet: bool = False
     """Whether sender and receivers of a weight update run at the same time, since the sender waits for the receivers."""
     on_each_machine: bool = False
@@ -42,8 +41,8 @@ def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlaceme
         trainer: the pool of the actor.
 
     Raises:
-        PlanError: the replicas do not fit there, the weight transport does not reach them, they do not support this
-            kind of weights, or they have to sleep and can't.
+        PlanError: the replicas do not fit the pool, or lack a required capability, or the weight transport does not reach
+            them.
     """
     config, rollout, transport = facts.config, facts.plugins[ROLLOUT], facts.plugins[TRANSPORT]
     replicas, joined = replicas_in(config, pool), config.rollout.joined
@@ -118,7 +117,7 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
 
 
 def default_transport(config: RunConfig) -> str:
-    """Return the weight transport of a config that selects none, by where trainer and engine run."""
+    """Return the weight transport for a config that selects none, according to where trainer and engine run."""
     runtime, rollout = config.runtime, config.rollout
     if not runtime.in_process or (rollout.in_process and not rollout.joined):
         return runtime.default_transport(joined=bool(rollout.joined))

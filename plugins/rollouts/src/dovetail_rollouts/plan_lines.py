@@ -14,12 +14,12 @@ from dovetail_rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_o
 from dovetail_rollouts.measured_run import Forecast, schedule_of
 
 BETWEEN_MACHINES, WITHIN_MACHINE, HOST_MEMORY, FILES = 25e9, 30e9, 5e9, 1e9
-"""Bytes a second that `weight_update` assumes: a network of 200 Gb/s, an accelerator to engines beside it with digests (36 were
-measured on one H200), memory of the host, a disk that all machines share."""
+"""Bytes a second that `weight_update` assumes: for a 200 Gb/s network, for accelerators of one machine with digests (36e9 were
+measured on one H200), for host memory, and for a shared disk."""
 
 
 def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
-    """Yield rollout, greedy baselines, rewards, filters."""
+    """Yield the parts of a step before its stages: rollout, greedy baselines, rewards and filters."""
     config, required, columns = facts.config, facts.required, columns_of(facts)
     rollout = facts.plugins["rollout"].ref.name
     asked = sorted(columns & ON_REQUEST.keys())
@@ -59,14 +59,14 @@ def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
 
 
 def cache_tokens(plan: Plan) -> int:
-    """Return the most tokens that a replica's samples hold at once: those of all outstanding prompts at full length."""
+    """Return the most tokens that a replica's samples hold at once, with all outstanding prompts at full length."""
     data, schedule = plan.facts.config.data, schedule_of(plan)
     samples = -(-schedule.most_outstanding * schedule.samples // schedule.replicas)
     return samples * (data.max_prompt_length + data.max_response_length)
 
 
 def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
-    """Yield the memory of the engines on a rank, in bytes by purpose. For errors see `read_shape`."""
+    """Yield the memory of the engines on a rank, in bytes by purpose. See `read_shape` for errors."""
     shape, width = read_shape(config.model), BYTES[config.model.dtype] * _engines_a_rank(plan)
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width
@@ -98,18 +98,18 @@ def generation_rules(plan: Plan) -> MemoryRules:
 
 
 def whole_updates(plan: Plan) -> bool:
-    """Return whether the actor sends all of its weights, rather than an adapter to a base model that the rollout reads from disk."""
+    """Return whether the actor sends all weights, and not only an adapter for a base model that the rollout reads from disk."""
     engines = [model.engine.config for model in plan.models if model.role == "actor"]
     return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
 
 
 @attrs.frozen(kw_only=True)
 class WeightUpdate:
-    """The content of one weight update of the rollout, and its estimated duration."""
+    """The size of one weight update of the rollout in bytes, and its estimated duration."""
 
     bytes: int
     seconds: Mapping[str, float]
-    """Seconds of an update by each transport that this placement allows, the chosen one first."""
+    """Seconds of an update by each transport that this placement allows, the chosen transport first."""
 
     def __str__(self) -> str:
         """Describe it for people, with the rates that are assumed."""
@@ -122,7 +122,7 @@ class WeightUpdate:
 
 
 def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
-    """Return the content of an update; None where there is none, or it stays in one process. For errors see `read_shape`."""
+    """Estimate size and duration of a weight update; None without updates, or within one process. See `read_shape` for errors."""
     chosen = plan.refs.get("rollout.weight_transport")
     if chosen is None or chosen.name == "in_process":
         return None
@@ -150,7 +150,7 @@ def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
 
 
 def generated_ahead(plan: Plan) -> Iterator[PlanNote]:
-    """Yield how far ahead of training generation may be, and how a publication affects it; nothing in an on-policy run."""
+    """Yield how far generation may run ahead of training, and what a weight update does to running responses; nothing if on-policy."""
     rollout = plan.facts.config.rollout
     if not (steps := plan.facts.age):
         return
@@ -175,7 +175,7 @@ def generated_ahead(plan: Plan) -> Iterator[PlanNote]:
 
 
 def forecast_note(found: Forecast) -> PlanNote:
-    """Return a text: the run's measurements, the predictions for that run and for the plan, and the assumptions."""
+    """Return a note with the run's measurements, the predictions for the run and for the plan, and the assumptions."""
     own = found.own.step_seconds / found.measured.step_seconds - 1
     spread = f" ({found.low:.3g} to {found.high:.3g})" if found.high > found.low else ""
     table = [

@@ -20,12 +20,12 @@ _WATCH_SECONDS = 1.0
 
 
 class PoolCommands:
-    """Carries out commands on a pool. Everything runs on the loop of the rollout service.
+    """Carries out commands on a rollout pool, on the event loop of the rollout service.
 
     Args:
-        pool: the replicas.
+        pool: the pool of replicas.
         service: the service that generates on the replicas.
-        start: a function that starts a replica, given its number and the address of the server that it joins.
+        start: a function that starts a replica, given the address of the server that it joins and its number.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PoolCommands:
         self._adding = asyncio.Lock()
 
     async def run(self, request: Mapping[str, Any]) -> AsyncIterator[Answer]:
-        """Run one command, and yield its answers as JSON values; the last is its result.
+        """Run one command, and yield its answers as JSON values; the last answer is the command's result.
 
         Args:
             request: `{"command": "status"}`, `{"command": "add", "address": URL}` or
@@ -60,7 +60,7 @@ class PoolCommands:
             raise RolloutError(f"a pool has no command {command!r}; it has add, drain, status")
 
     async def watch(self) -> None:
-        """Drain replicas that announce their end, until this is cancelled."""
+        """Drain replicas that announce their end, until the task is cancelled."""
         drains: set[asyncio.Task[None]] = set()
         while True:
             for member in self._pool.replicas.all:
@@ -138,15 +138,15 @@ class PoolCommands:
 def adding_to(
     spec: WorkerSpec, device: str, machines: int = 1
 ) -> Callable[[str, int], BaseRollout]:
-    """Return a function that takes a replica's number and a server's address, and starts a replica in this process that joins the server.
+    """Return a function that starts a replica in this process, given a server's address to join and the replica's number.
 
-    It may be called from any thread. It raises ConfigError where such servers, or weights of this run, can't be joined, and
-    what the replica's own start raises.
+    The function may be called from any thread. It raises ConfigError if the engine can't join servers or the weight transport does not
+    reach the server, and any error of the replica's start.
 
     Args:
         spec: the spec of the run's other replicas.
-        device: the device that its plugin's context names.
-        machines: the machines of the run's rollout.
+        device: the device in the context of the replica's plugin.
+        machines: the number of machines of the run's rollout.
     """
 
     def start(address: str, number: int) -> BaseRollout:

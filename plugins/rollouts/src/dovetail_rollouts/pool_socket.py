@@ -1,7 +1,7 @@
 """The connection of `dovetail pool` to an active run: a Unix socket that carries JSON lines.
 
-The socket is in a folder that only the run's user may enter, since its path may have at most about 100 bytes and a shared file system
-may not support sockets. The run directory holds a symbolic link to it.
+The socket is in a temporary folder that only the run's user may enter: its path may have at most about 100 bytes, and a shared file
+system may not support sockets. The run directory holds a symbolic link to the socket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = "socket"
 def served(
     commands: PoolCommands, service: RolloutService, directory: RunDirectory, logger: Logger
 ) -> Iterator[None]:
-    """Answer `ask` within the block, on the service's loop, and watch for replicas that will be ended.
+    """Answer `ask` within the block, on the service's event loop, and drain replicas that announce their end.
 
     If no socket can be created, the run continues without one, and a warning is logged.
     """
@@ -56,7 +56,7 @@ def ask(directory: RunDirectory, request: Mapping[str, Any]) -> Iterator[dict[st
     """Send a command to the run in a directory, and yield its answers; see `PoolCommands.run`.
 
     Raises:
-        RunDirectoryError: no run is active there, or it can't be reached.
+        RunDirectoryError: no run is active in the directory, or the run can't be reached.
         DovetailError: the run can't carry out the command.
     """
     path = directory.path

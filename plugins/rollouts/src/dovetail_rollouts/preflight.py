@@ -1,5 +1,5 @@
-"""Rules about rollouts: keys that nothing uses, a metric that validation does not report, chat templates that change earlier turns or do not
-end a response.
+"""Rules about rollouts: unused keys, a metric that validation does not report, and chat templates that change earlier turns or do not end
+a response.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _TOOL = {
 
 
 def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The chat template renders earlier turns of an episode in another way once others follow, such as without their thinking; or it
-    does not render what the agent loop observes, such as the results of tools, which is an error.
+    """The chat template renders an episode's earlier turns differently when later turns follow, such as without their thinking.
 
-    A server that renders the whole conversation again then shows the policy other tokens than it was trained on. The warning names the
-    turns and the setting of `rollout.agent_loop.on_history_change`: `keep` or `fork`; `refuse` makes it an error. The template is tried
-    with a tool in place of the loop's own, which are not started. Models that are not on this machine are not looked at.
+    A server that renders the whole conversation again then shows the policy other tokens than in training. The warning names the turns
+    and the setting of `rollout.agent_loop.on_history_change`: `keep` or `fork`; with `refuse` it is an error. A template that does not
+    render the agent loop's observations, such as results of tools, is an error too. The template is tried with a stand-in tool, since
+    the loop's own tools are not started. Models that are not on this machine are not checked.
     """
     from dovetail_datasets import load_tokenizer
     from dovetail_rollouts.template_transitions import (
@@ -81,11 +81,10 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     """The chat template ends an assistant's turn with a token at which generation does not stop, so that responses run on; or
     `rollout.stop_token_ids` names a token that the model does not have.
 
-    Every engine stops at the end tokens of the tokenizer, of config.json and of generation_config.json together, at
-    `rollout.stop_token_ids` and at `rollout.stop`: that these files differ does no harm as long as one of them names the
-    token. Templates that end a turn with plain text, also a mark that the tokenizer splits into several tokens, are not
-    judged: whether the model writes that text or an end token is not in these files. Set `rollout.stop` to such text.
-    Nor are models that are not on this machine.
+    Every engine stops at the end tokens of the tokenizer, config.json and generation_config.json, at `rollout.stop_token_ids`
+    and at `rollout.stop`; it is enough if one of these has the token. Templates that end a turn with plain text are not
+    checked, since the files don't tell whether the model writes that text or an end token: set `rollout.stop` to such text.
+    Models that are not on this machine are not checked either.
     """
     from dovetail_datasets import ModelFacts, load_tokenizer, message_form
 
@@ -130,8 +129,8 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
 
 
 def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever cut short; or
-    `rollout.keep_cache` is set without it.
+    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever interrupted; or
+    `rollout.keep_cache` is set without `rollout.partial_rollout`.
     """
     if plan is None or not plan.generates:
         return
@@ -149,7 +148,7 @@ def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Fin
 
 
 def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The config lets the rollout sleep between steps, but it computes on CPUs, where sleeping engines free no memory."""
+    """The config lets the rollout sleep between steps, but the rollout computes on CPUs, where sleeping engines free no memory."""
     if plan is None or not config.rollout.offload or config.rollout.joined:
         return
     if not plan.generates:

@@ -16,8 +16,8 @@ from dovetail.interfaces import BaseRollout
 class ReplicaState(StrEnum):
     """The state of a replica's weights. Only a `current` replica gets requests.
 
-    A dead replica is detected by failing requests, which other replicas then answer, or by the next update, which checks every replica.
-    Draining and freed memory are independent of this state: a draining replica can be behind, or fail.
+    A dead replica is detected when its requests fail, or by the next update, which checks every replica. Draining and freed memory are
+    independent of this state: a draining replica can be behind, or fail.
     """
 
     STARTING = "starting"
@@ -29,7 +29,7 @@ class ReplicaState(StrEnum):
     CURRENT = "current"
     """The replica holds the current weights."""
     FAILED = "failed"
-    """The replica failed, and gets no requests until it is restarted or has taken a complete update."""
+    """The replica failed, and gets no requests until it is restarted or has received a complete update."""
     GONE = "gone"
     """The replica has left the pool and is closed."""
 
@@ -42,11 +42,11 @@ class Replica:
     number: int
     state: ReplicaState = ReplicaState.CURRENT
     version: int | None = None
-    """Version of the weights that the replica took last; None before the first update."""
+    """Version of the weights that the replica received last; None before the first update."""
     fault: Exception | None = None
-    """The error with which the replica failed."""
+    """The error with which the replica failed; None if it has not failed."""
     draining: bool = False
-    """Whether the replica gets no more requests, and leaves at the next version boundary."""
+    """Whether the replica gets no more requests, and leaves the pool at the next weight update."""
     asleep: frozenset[str] = frozenset()
     """Tags of the memory that the replica has freed."""
     outstanding: int = 0
@@ -64,7 +64,7 @@ class Replica:
     address: str | None = None
     """URL of the server that the replica joined, if it was started by hand."""
     reopen: Callable[[], BaseRollout] | None = None
-    """A function that joins the server again; None where the pool's `restart` restarts the replica."""
+    """A function that joins the server again; None if the pool's `restart` restarts the replica."""
     joined: Future[int] | None = None
     """A future with the version of the replica's first weights, or the reason for its rejection; None if it started with the run."""
 
@@ -83,30 +83,30 @@ class Replica:
         self.state, self.fault = ReplicaState.FAILED, self.fault or error
 
     def took(self, version: int) -> None:
-        """Record that the replica holds these weights completely."""
+        """Record that the replica has completely received this version of the weights."""
         self.state = ReplicaState.STARTING if self.joining else ReplicaState.CURRENT
         self.version, self.fault, self.failures = version, None, 0
 
     def welcome(self, version: int) -> None:
-        """Record that the replica has received its first update."""
+        """Record that an added replica has received its first update, and gets requests from now on."""
         self.state = ReplicaState.CURRENT
         if self.joined is not None:
             self.joined.set_result(version)
 
     def leave(self, error: Exception | None = None) -> None:
-        """Close the replica, whose server may be gone already. `error` is the reason if an added replica was rejected."""
+        """Close a replica that leaves the pool; `error` is the reason if an added replica was rejected."""
         self.state = ReplicaState.GONE
         if error is not None and self.joined is not None and self.joining:
             self.joined.set_exception(error)
         close(self.engine)
 
     def request_failed(self, error: RolloutError, *, most: int, counted: bool) -> None:
-        """Record a failed request; after `most` failures in a row the replica has failed.
+        """Record a failed request, and mark the replica as failed after `most` failures in a row.
 
         Args:
             error: the error of the request.
-            most: the number of consecutive failures after which the replica has failed.
-            counted: whether the request failed together with others, in a failure that is already counted.
+            most: the number of consecutive failures after which the replica counts as failed.
+            counted: whether the request belongs to a failure of several requests that was counted already.
         """
         self.last_error = error
         if counted:
@@ -140,6 +140,6 @@ def close(engine: BaseRollout) -> None:
 
 
 def describe(error: Exception) -> str:
-    """Return an error's message, preceded by the type where it is not an error of Dovetail."""
+    """Return an error's message, preceded by the error's type if it is not a Dovetail error."""
     message = getattr(error, "message", None)
     return str(message) if message is not None else f"{type(error).__name__}: {error}"

@@ -18,20 +18,20 @@ EVERYTHING = frozenset({"weights", "kv_cache"})
 """Tags of all memory that a replica can free."""
 
 Restart = Callable[[BaseRollout], BaseRollout]
-"""Closes a replica and starts another in its place: a runtime's `restart_replica`."""
+"""A function that closes a replica and returns a new replica in its place, such as a runtime's `restart_replica`."""
 
 
 class ReplicaSet:
-    """Replicas by number. A number is used once, and a restarted replica keeps it.
+    """The replicas of a rollout pool, by number. A restarted replica keeps its number; no number is used twice.
 
     Args:
         replicas: started replicas.
-        restart: closes a replica and starts another in its place; None where nothing can.
-        addresses: URLs of the servers that the first replicas joined, in their order.
+        restart: a function that closes a replica and starts a new one in its place; None if replicas can't be restarted.
+        addresses: URLs of the servers that the first replicas joined, in the replicas' order.
 
     Only the thread that sends weights changes the members, in `settle`, `let_go` and `restart`, so that they are fixed during an update.
-    When a replica fails in an operation on all, the others have completed it: faults are returned, and the failed replica gets no requests
-    until it is restarted or has taken a complete update.
+    An operation on all replicas returns the faults of those that failed; all other replicas have completed it. A failed replica gets no
+    requests until it is restarted or has received a complete update.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class ReplicaSet:
 
     @property
     def members(self) -> tuple[Replica, ...]:
-        """All replicas but those that are added at the next version boundary."""
+        """All replicas but those that join at the next weight update."""
         return tuple(self._members)
 
     @property
     def all(self) -> tuple[Replica, ...]:
-        """All replicas, including those that join at the next version boundary."""
+        """All replicas, including those that join at the next weight update."""
         return (*self._members, *self._added)
 
     @property
@@ -78,7 +78,7 @@ class ReplicaSet:
 
     @property
     def changing(self) -> bool:
-        """Whether a replica joins or leaves at the next version boundary."""
+        """Whether a replica joins or leaves at the next weight update."""
         return bool(self._added) or self.staying < self.size
 
     @property
@@ -88,7 +88,7 @@ class ReplicaSet:
 
     @property
     def receivers_on(self) -> dict[str, int]:
-        """The number of weight receivers on each machine; empty where the run is on one machine."""
+        """The number of weight receivers on each machine; empty if the run is on one machine."""
         found: dict[str, int] = {}
         for member in self._members:
             if member.engine.machine is not None:
@@ -103,15 +103,15 @@ class ReplicaSet:
         return {member.number: member.version for member in self._members}
 
     def join(self, engine: BaseRollout) -> None:
-        """Add a started replica to the pool. Once the pool has received weights, a new replica gets requests only after an update."""
+        """Add a started replica to the pool. If the pool has received weights already, the replica gets requests after the next update."""
         self._members.append(Replica(engine, self._numbers, self._started))
         self._numbers += 1
 
     def add(self, start: Callable[[int], BaseRollout], address: str) -> Replica:
-        """Start a replica that joins a server; it becomes a member in `settle`. May be called from any thread, one call at a time.
+        """Start a replica that joins a server, and becomes a member in `settle`. May be called from any thread, one call at a time.
 
         Args:
-            start: returns a started replica for a number.
+            start: a function from a number to a started replica.
             address: the address of the server.
         """
         number, self._numbers = self._numbers, self._numbers + 1
@@ -127,7 +127,7 @@ class ReplicaSet:
         return member
 
     def settle(self) -> None:
-        """Add new replicas to the pool, and remove those that are drained and have no request left. Called at a version boundary."""
+        """Add new replicas to the pool, and remove drained replicas without requests. Called at a weight update."""
         leaving = [m for m in self._members if m.draining and not m.requests]
         self._members = [m for m in self._members if m not in leaving]
         while self._added:
@@ -138,11 +138,11 @@ class ReplicaSet:
     def let_go(
         self, faults: Iterable[ReplicaFault], *, unreached: Collection[int] = ()
     ) -> tuple[tuple[ReplicaFault, ...], tuple[ReplicaFault, ...]]:
-        """Remove the faulty replicas that the run can do without: drained ones, and added ones that have received no weights.
+        """Remove the faulty replicas that the run does not need: draining replicas, and added replicas without weights.
 
         Args:
             faults: the faults of the replicas.
-            unreached: the numbers of replicas whose server can't be joined again: they are removed too, where another
+            unreached: the numbers of replicas whose server can't be joined again; these are removed too, if another
                 replica stays.
 
         Returns:
@@ -161,16 +161,16 @@ class ReplicaSet:
         return tuple(kept), tuple(gone)
 
     def welcome(self, version: int) -> list[Replica]:
-        """Start sending requests to the added replicas that now hold this verified version, and return these replicas."""
+        """Start sending requests to the added replicas, which now hold this verified version, and return these replicas."""
         new = [member for member in self._members if member.joining]
         for member in new:
             member.welcome(version)
         return new
 
     def lost(self) -> tuple[ReplicaFault, ...]:
-        """Return unusable replicas with the reason: died, failed too often, or holding a partial update.
+        """Return the faults of unusable replicas: dead, failed too often, or with a partial update.
 
-        Asks every replica, so it blocks for a moment.
+        Every replica is asked whether it is alive, so the call blocks for a moment.
         """
         present = [member for member in self._members if not member.draining]
         faults = []
@@ -186,7 +186,7 @@ class ReplicaSet:
     def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
         """Restart these replicas concurrently, with their numbers.
 
-        If the pool has received weights, they get requests only after an update.
+        If the pool has received weights already, restarted replicas get requests after the next update.
 
         Returns:
             The faults of the replicas that could not be started.
@@ -210,13 +210,13 @@ class ReplicaSet:
         return tuple(faults)
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
-        """Ask every replica whether it supports such an update; replicas that do not answer fail in the update itself.
+        """Ask every replica whether it supports the update; replicas that do not answer fail in the update itself.
 
         Returns:
-            The faults of just added replicas that do not support the update.
+            The faults of newly added replicas that do not support the update.
 
         Raises:
-            WeightSyncError: another replica does not support the update; a retry would not help.
+            WeightSyncError: any other replica does not support the update; a retry would not help.
         """
         faults = []
         for member, answer in self.each(
@@ -234,15 +234,15 @@ class ReplicaSet:
         manifest: WeightManifest,
         failed: Callable[[Exception], None] | None = None,
     ) -> tuple[ReplicaFault, ...]:
-        """Load new weights on every replica, all at the same time.
+        """Load new weights on all replicas concurrently.
 
         Args:
             version: the version of the weights.
             manifest: the description of the update.
-            failed: called at each failure, while others still wait; from several threads.
+            failed: a function that is called at each failure, while other replicas still wait; called from several threads.
 
         Returns:
-            The faults of the replicas that did not take the weights.
+            The faults of the replicas that did not receive the weights.
         """
 
         def take(engine: BaseRollout) -> None:
@@ -269,10 +269,10 @@ class ReplicaSet:
         return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
 
     def sleep(self, tags: frozenset[str] = EVERYTHING, *, keep_weights: bool = True) -> int:
-        """Free the memory of these tags on every replica; for `keep_weights` see `BaseRollout.sleep`.
+        """Free the memory of these tags on every replica. See `BaseRollout.sleep` for `keep_weights`.
 
         Returns:
-            The bytes freed. A replica that fails frees none, and is among the `lost`.
+            The number of bytes freed. A replica that fails frees no memory, and is returned by `lost`.
         """
         freed: list[int] = []
 
@@ -291,7 +291,7 @@ class ReplicaSet:
         """Allocate the memory of these tags again on every replica that freed it.
 
         Returns:
-            The faults of the replicas that could not.
+            The faults of the replicas that failed.
         """
         asleep = [m for m in self._members if m.asleep & tags and m.fault is None]
         faults = self._all(lambda engine: engine.wake(tags), asleep)
@@ -309,7 +309,7 @@ class ReplicaSet:
     def each(
         self, call: Callable[[Replica], T], members: Sequence[Replica] | None = None
     ) -> list[tuple[Replica, T | Exception]]:
-        """Call every replica, or these, concurrently; a single one is called in this thread. Return each result or exception."""
+        """Call a function with every replica, or with these, concurrently, and return each replica with its result or exception."""
         chosen = list(self._members if members is None else members)
 
         def guarded(member: Replica) -> tuple[Replica, T | Exception]:

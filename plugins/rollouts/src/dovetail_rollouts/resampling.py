@@ -1,7 +1,7 @@
 """Estimates of pass@k and similar metrics, and bootstrap intervals of means over prompts. Legend: P prompts, M samples a prompt.
 
-A prompt's samples stand left-aligned in rows of width M; `sizes_P` says how many there are. Drawing k of m samples is
-always without replacement, and where a prompt has fewer than k, all of them are drawn.
+A prompt's samples are left-aligned in a row of width M, and `sizes_P` has their number. Drawing k of m samples is always
+without replacement; if a prompt has fewer than k samples, all are drawn.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real
 
 DRAWS = 1 << 16
-"""Random draws of one majority estimate over all prompts: its standard error is below 0.002 of the scores' range."""
+"""Random draws of one majority estimate over all prompts, for a standard error below 0.002 of the scores' range."""
 MOST_DRAWS = 1024
-"""Draws of a single prompt, at most."""
+"""Largest number of draws of a single prompt."""
 _CELLS = 1 << 22
 """Entries of the largest temporary array."""
 
 
 def powers_up_to(n: int) -> list[int]:
-    """Return 1, 2, 4, … and n itself: the sizes k of pass@k and similar metrics."""
+    """Return the sizes k of pass@k and similar metrics: 1, 2, 4, … up to n, and n itself."""
     if n < 1:
         raise ValueError(f"n must be 1 or more, but is {n}")
     return [*(1 << i for i in range((n - 1).bit_length())), n]
@@ -30,15 +30,15 @@ def powers_up_to(n: int) -> list[int]:
 def pass_at_k(
     passed_P: Int64[np.ndarray, "P"], sizes_P: Int64[np.ndarray, "P"], k: int
 ) -> Float64[np.ndarray, "P"]:
-    """Return float64 [P]: the unbiased chance that at least one of k samples passes (arXiv 2107.03374, eq. 1).
+    """Estimate pass@k without bias, float64 [P]: the probability that at least one of k samples passes (arXiv 2107.03374, eq. 1).
 
-    1 − C(m − c, k) / C(m, k) = 1 − Π_{j<k} (1 − c / (m − j)), summed as logarithms, so that neither large binomials
-    nor the difference to 1 lose digits.
+    1 − C(m − c, k) / C(m, k) = 1 − Π_{j<k} (1 − c / (m − j)). The product is a sum of logarithms, so no digits are lost
+    in large binomials or in the difference to 1.
 
     Args:
-        passed_P: c, samples of each prompt that pass, 0 … m.
-        sizes_P: m, samples of each prompt, 1 or more.
-        k: samples drawn, 1 or more; min(k, m) where a prompt has fewer.
+        passed_P: c, number of each prompt's samples that pass, 0 … m.
+        sizes_P: m, number of each prompt's samples, 1 or more.
+        k: number of samples drawn, 1 or more; m for a prompt with fewer samples.
     """
     drawn_P = np.minimum(k, sizes_P)
     left_PK = sizes_P[:, None] - np.arange(k)
@@ -53,14 +53,14 @@ def pass_at_k(
 def best_at_k(
     scores_PM: Float64[np.ndarray, "P M"], sizes_P: Int64[np.ndarray, "P"], k: int
 ) -> Float64[np.ndarray, "P"]:
-    """Return float64 [P]: the expected largest score among k samples drawn without replacement.
+    """Return the expected largest score among k samples drawn without replacement, float64 [P].
 
-    Σ_i s_(i) · C(i − 1, k − 1) / C(m, k) over the scores in ascending order; with scores of 0 and 1 it is pass@k.
+    Σ_i s_(i) · C(i − 1, k − 1) / C(m, k) over the scores in ascending order; for scores of 0 and 1 this is pass@k.
 
     Args:
-        scores_PM: float64 [P, M]; what stands beyond a row's size is not read.
-        sizes_P: m, samples of each prompt, 1 or more.
-        k: samples drawn, 1 or more; min(k, m) where a prompt has fewer.
+        scores_PM: float64 [P, M]; values beyond a row's size are not read.
+        sizes_P: m, number of each prompt's samples, 1 or more.
+        k: number of samples drawn, 1 or more; m for a prompt with fewer samples.
     """
     width = scores_PM.shape[1]
     rank_M = np.arange(width)
@@ -82,17 +82,18 @@ def majority_at_k(
     ks: Sequence[int],
     rng: np.random.Generator,
 ) -> Float64[np.ndarray, "K P"]:
-    """Return float64 [K, P]: the expected score of the answer that most of k samples give (arXiv 2203.11171), for each k.
+    """Return the expected score of the answer that most of k samples give (arXiv 2203.11171), float64 [K, P].
 
-    An answer scores the mean of the prompt's samples that give it. Answers with equally many votes share the draw. A
-    sample without an answer has no vote; where no drawn one has, the draw scores the mean of the samples without. Exact
-    for k = 1 (the mean of all samples) and for k ≥ m; between them a mean over random draws, the same ones for every k.
+    The score of an answer is the mean over the prompt's samples that give it. Answers with equally many votes share the
+    draw. Samples without an answer have no vote; if no drawn sample has an answer, the draw scores the mean of the
+    samples without. The result is exact for k = 1 (the mean of all samples) and for k ≥ m. For other k it is a mean over
+    random draws, which all k share.
 
     Args:
-        scores_PM: float64 [P, M]; what stands beyond a row's size is not read.
-        answers_PM: int64 [P, M], which answer each sample gives, 0 … M − 1, equal where answers are; −1 for none.
-        sizes_P: m, samples of each prompt, 1 or more.
-        ks: numbers of samples drawn, each 1 or more.
+        scores_PM: float64 [P, M]; values beyond a row's size are not read.
+        answers_PM: int64 [P, M], number of the answer that each sample gives, 0 … M − 1; −1 for no answer.
+        sizes_P: m, number of each prompt's samples, 1 or more.
+        ks: K numbers of samples drawn, each 1 or more.
         rng: the random generator.
     """
     prompts, width = scores_PM.shape
@@ -135,15 +136,15 @@ def bootstrap_intervals(
     resamples: int = 1000,
     level: float = 0.95,
 ) -> tuple[Float64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
-    """Lower and upper ends, float64 [K] each, of a percentile bootstrap interval of each row's mean (Efron, 1979).
+    """Return the lower and upper ends of a percentile bootstrap interval of each row's mean, float64 [K] each (Efron, 1979).
 
-    Prompts are drawn with replacement, the same ones for every row; a row's interval is that of its means' quantiles.
+    Each resample draws prompts with replacement, the same prompts for every row. The ends are quantiles of the row's means.
 
     Args:
-        values_KP: one figure a row, one value a prompt; at least one prompt.
+        values_KP: K metrics with one value for each of P prompts, P > 0.
         rng: the random generator.
         resamples: the number of resamples of all prompts.
-        level: share of the means that lie between the two ends.
+        level: share of the means between the two ends.
     """
     rows, prompts = values_KP.shape
     means_KR = np.empty((rows, resamples))

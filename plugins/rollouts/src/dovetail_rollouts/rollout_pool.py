@@ -18,23 +18,23 @@ from dovetail_rollouts.replicas import ReplicaSet, Restart
 _REMEMBERED_CONVERSATIONS = 100_000
 
 Rescue = Callable[[Sequence[ReplicaFault]], None]
-"""A function that restarts the replicas with the current weights when all are lost, or raises."""
+"""A function that restarts the replicas with the current weights after all were lost, or raises an error."""
 
 
 class RolloutPool:
-    """Distributes requests over replicas by outstanding tokens, and retries failed ones on other replicas.
+    """Distributes requests over replicas by outstanding tokens, and retries failed requests on other replicas.
 
     Args:
-        replicas: the members and their states.
-        max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again;
-            requests that were in flight together and fail together are one failure.
-        restart: closes a replica and starts another in its place; None where nothing can.
-        addresses: URLs of the servers that the first replicas joined, in their order.
+        replicas: started replicas.
+        max_failures: number of failures in a row after which a replica gets no requests until it is restarted or updated;
+            requests in flight that fail together count once.
+        restart: a function that closes a replica and starts a new one in its place; None if replicas can't be restarted.
+        addresses: URLs of the servers that the first replicas joined, in the replicas' order.
 
     Attributes:
         replicas: the members of the pool and their states.
-        rescue: called in a thread, once for all pending requests, when every replica is lost during generation; missing
-            samples are then requested again. None lets the requests fail.
+        rescue: a function that restarts the replicas when all are lost during generation, after which missing samples are
+            requested again. Called in a thread, once for all pending requests. None if requests fail instead.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class RolloutPool:
     ) -> AsyncGenerator[Completion, None]:
         """Yield every sample of one request as it finishes.
 
-        When a replica fails, the missing samples are requested from another one. A sample keeps its random stream on any replica.
+        If a replica fails, the missing samples are requested from another replica. A sample keeps its random stream on any replica.
 
         Raises:
-            RequestRefusedError: a replica refused the request; it is not retried.
-            RolloutError: the request failed on every replica, or there is none.
+            RequestRefusedError: a replica refused the request, which is not retried.
+            RolloutError: the request failed on every replica, or there is no replica.
             DovetailError: every replica was lost, and the rescue failed.
         """
         missing = dict(enumerate(request.streams))
@@ -117,7 +117,7 @@ class RolloutPool:
                 member.request_failed(error, most=self._max_failures, counted=counted)
 
     async def abort(self, request_ids: Sequence[str], member: Replica | None = None) -> None:
-        """End these requests early on every replica, or on one."""
+        """End these requests early on every replica, or only on `member`."""
         names = [name for wanted in request_ids for name in _names_of(wanted, self._attempts)]
         members = self.replicas.members if member is None else (member,)
         await asyncio.gather(*(m.engine.abort(names) for m in members))
@@ -128,7 +128,7 @@ class RolloutPool:
         """Return the log-probabilities of given tokens on every replica; see `BaseRollout.score`.
 
         Returns:
-            Replica → float32 [L_i − 1] for each sequence, or what it raised.
+            Replica → float32 [L_i − 1] for each sequence, or the replica's error.
         """
         members = self.replicas.members
         answers = await asyncio.gather(
@@ -142,9 +142,9 @@ class RolloutPool:
         return found
 
     async def freeze(self) -> list[Replica]:
-        """Pause requests on every replica, with their keys and values, until `thaw`; return the replicas that were asked.
+        """Pause requests on every replica, with their KV cache, until `thaw`; return the replicas that were asked to pause.
 
-        A replica that can't pause them loses them, or interrupts them when the weights arrive.
+        A replica that can't pause its requests loses them, or interrupts them when the weights arrive.
         """
         members = [m for m in self.replicas.members if m.fault is None]
         await asyncio.gather(
@@ -154,7 +154,7 @@ class RolloutPool:
         return members
 
     async def thaw(self, members: Sequence[Replica]) -> list[Replica]:
-        """Continue requests; return the replicas whose requests must not continue, since they have failed meanwhile."""
+        """Continue paused requests; return the replicas that have failed meanwhile, whose requests must not continue."""
         answers = await asyncio.gather(
             *(member.engine.resume() for member in members), return_exceptions=True
         )

@@ -1,4 +1,4 @@
-"""The clocks of a rollout: the time in which groups were generated and scored since the previous step, and the idle time."""
+"""The clocks of a rollout: times of generation and scoring since the previous step, and the idle time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BusyTime:
     """Measures the time in which at least one of its contexts is open, on one event loop.
 
     Args:
-        clock: returns seconds.
+        clock: a function that returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,12 +29,12 @@ class BusyTime:
 
     @property
     def total(self) -> float:
-        """The open time of every context, summed: concurrent contexts each count."""
+        """The sum of the open times of all contexts in seconds; concurrent contexts count separately."""
         self.add(0)
         return self._total
 
     def add(self, count: int) -> None:
-        """Open `count` contexts, or close them where `count` is negative."""
+        """Open `count` contexts; close contexts if `count` is negative."""
         now = self._clock()
         self._seconds += (now - self._since) * (self._entered > 0)
         self._total += (now - self._since) * self._entered
@@ -60,7 +60,7 @@ class BusyTime:
 
 @attrs.frozen(kw_only=True)
 class ClockReading:
-    """Seconds since some moment; those of responses are summed over concurrent responses."""
+    """Readings of a rollout's clocks, in seconds; `responses` is summed over concurrent responses."""
 
     clock: float
     generation: float
@@ -73,9 +73,9 @@ class RolloutSeconds:
     """The clocks of a rollout, read on its event loop.
 
     Args:
-        asking: open for each response that an engine is generating.
-        working: open while something is waited for.
-        scoring: open while samples are scored.
+        asking: the time of generation, open for each response that an engine is generating.
+        working: the time of any work, open while a response, an episode or an outcome is pending.
+        scoring: the time of scoring, open while samples are scored.
     """
 
     def __init__(self, asking: BusyTime, working: BusyTime, scoring: BusyTime) -> None:
@@ -99,9 +99,9 @@ class RolloutSeconds:
             self._before = ClockReading(**dict(zip(attrs.asdict(end), moved, strict=True)))
 
     def metrics(self, now: ClockReading) -> dict[str, float]:
-        """Return the seconds since the last call as metrics, and how many responses were generated at once.
+        """Return the seconds since the last call as metrics, and the mean number of responses that were generated concurrently.
 
-        The first call counts from when the first group began.
+        The first call counts from the start of the first group.
         """
         before = now if self._before is None else self._before
         self._before = now

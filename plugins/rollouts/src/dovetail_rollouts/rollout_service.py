@@ -1,4 +1,4 @@
-"""RolloutService: generates and scores groups for the life of a run, while the trainer does other things."""
+"""RolloutService: generates and scores groups during a whole run, while the trainer does other work."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _CUT_SECONDS = 30.0
 
 
 class RolloutService:
-    """Generates groups on an event loop in a thread of its own, and returns them in the order of admission, or of completion.
+    """Generates groups on an event loop in its own thread, and returns them in the order of admission or of completion.
 
-    All methods are called from the trainer's thread. Weights are sent by that thread alone: replicas that are all lost are
-    brought back while it waits here.
+    All methods are called from the trainer's thread, which alone sends weights. If all replicas are lost, this thread
+    restarts them while it waits in a method.
 
     Args:
         pool: the replicas.
@@ -47,19 +47,19 @@ class RolloutService:
         manager: the scorer's reward manager; it sleeps while nothing is generated.
         tokenizer: the tokenizer of the run.
         seed: the seed of the run.
-        episodes: runs episodes of several turns; None where a sample is one response to the prompt.
+        episodes: the runner of multi-turn episodes; None if a sample is one response to the prompt.
         partial: whether running responses are interrupted before weights are sent or replicas sleep, and continue
-            afterwards; else they finish first.
-        keeps_cache: with `partial`: whether interrupted responses stay in their engines, with their keys and values,
-            while weights are sent.
-        continues: whether checkpoints and stops keep the tokens of running responses. The responses continue from
-            there, and their log-probabilities may differ in the last bits from those of an uninterrupted run.
-        check_stop: raises where a stop was requested.
+            afterwards; False if they finish first.
+        keeps_cache: with `partial`, whether interrupted responses stay in their engines with their KV cache while weights
+            are sent.
+        continues: whether checkpoints and stops keep the tokens of running responses. The responses then continue from
+            these tokens; their log-probabilities may differ in the last bits from an uninterrupted run.
+        check_stop: a function that raises if a stop was requested.
         stall_seconds: seconds without a response or a score after which a wait is logged.
-        logger: a logger with the standard methods; None logs nothing.
+        logger: a logger with the standard methods; None for no log.
 
     Attributes:
-        passed: groups that were skipped while later admitted ones were taken, counted since the attribute was last cleared.
+        passed: groups that were skipped while later ones were taken, since the attribute was last cleared.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class RolloutService:
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
     def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
-        """Set the function that restarts replicas when all are lost; the trainer's thread calls it."""
+        """Set the function that the trainer's thread calls to restart replicas after all were lost."""
         self._bring_back = rescue
         self._pool.rescue = self._rescue
 
     @property
     def outstanding(self) -> int:
-        """The number of groups that are admitted and not taken."""
+        """The number of groups that were admitted and not yet taken."""
         return len(self._admitted)
 
     @property
     def ready(self) -> int:
-        """The number of admitted groups that are finished: a step takes them without waiting."""
+        """The number of admitted groups that are finished, which a step takes without waiting."""
         return sum(group.finished for group in self._admitted)
 
     @property
@@ -121,28 +121,28 @@ class RolloutService:
     def kept(self, pack: Callable[[list[Group]], T]) -> T:
         """Call a function on the admitted groups, in their order, on the service's loop, and return its result.
 
-        With `continues`, running responses are cut short before it and go on after it. Without, it gets all groups where every
-        one is finished, and else none.
+        With `continues`, running responses are interrupted before the call and continue after it. Without, the function gets all
+        groups if every group is finished, and otherwise no group.
         """
         if not self._loop.alive:
             return pack(self._kept())
         return self._wait(self._packed(pack), brings_back=False)
 
     def admit(self, groups: Sequence[Group]) -> None:
-        """Begin to generate groups, all of them in one turn of the loop; return at once."""
+        """Start generating groups, all in the same iteration of the event loop, without waiting for them."""
         self._admitted.extend(groups)
         self._wait(self._begin(self._admitted))
 
     def take(self, count: int, early: EarlyRelease | None = None) -> list[Group]:
-        """Wait for the groups that were admitted first, and return them in that order.
+        """Wait for the groups that were admitted first, and return them in the order of admission.
 
         Args:
             count: the number of groups.
-            early: allows finished groups before earlier ones that still run, which are then in `passed`.
+            early: the rule to take finished groups before earlier ones that still run; the latter are then in `passed`.
 
         Raises:
-            RolloutError: fewer groups are admitted, or a request failed on every replica. Running requests are aborted;
-                the next call requests the missing responses.
+            RolloutError: fewer than `count` groups were admitted, or a request failed on every replica. Running requests
+                are aborted; the next call requests the missing responses.
             StopRequested: a stop was requested; running requests are aborted.
         """
         if len(first := self._admitted[:count]) < count:
@@ -157,22 +157,22 @@ class RolloutService:
         return taken
 
     def give_back(self, groups: Sequence[Group]) -> None:
-        """Put taken groups back before the admitted ones, unchanged: the next `take` returns them."""
+        """Put taken groups back at the front of the queue, unchanged; the next `take` returns them."""
         self._admitted[:0] = groups
 
     def generate(self, groups: Sequence[Group]) -> None:
-        """Generate the missing samples of these groups, concurrently with admitted groups, and wait for them. For errors see `take`."""
+        """Generate the missing samples of these groups, concurrently with admitted groups, and wait for them. See `take` for errors."""
         self._finish(groups, self._all(list(groups), groups))
 
     def seconds(self) -> dict[str, float]:
-        """Return the metrics of `RolloutSeconds`, and how often a wait was reported as stalled, where one was, since the last call."""
+        """Return the metrics of `RolloutSeconds` since the last call, with the number of reported stalls, if any."""
         seconds = self._seconds.metrics(self._wait(self._seconds.read()))
         stalls, self._stall_watch.stalls = self._stall_watch.stalls, 0
         return {**seconds, **({"rollout/stalls": float(stalls)} if stalls else {})}
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Exclude generation and scoring within the block from `seconds`; earlier time counts."""
+        """Exclude the time within the block from `seconds`."""
         start = self._wait(self._seconds.read())
         yield
         self._seconds.skip(start, self._wait(self._seconds.read()))
@@ -182,9 +182,9 @@ class RolloutService:
         """Hold generation within the block: running responses finish before it or continue after it, new ones start after it.
 
         Args:
-            phase: times the wait for running responses, `drain`.
+            phase: the timer of the wait for running responses, `drain`.
 
-        Replicas that are lost meanwhile are not brought back here, which would send weights inside the block, but by `settle`.
+        Replicas that are lost within the block are restarted by `settle`, since a restart sends weights.
         """
         if self._suspended or not self._running:
             yield
@@ -201,7 +201,7 @@ class RolloutService:
             self._wait(generation.thaw() if self._keeps_cache else self._go_on(), brings_back=False)
 
     def suspend(self, phase: Phase) -> None:
-        """Stop generating and scoring until `resume`, so that replicas and reward models can sleep; for `phase` see `held`."""
+        """Stop generating and scoring until `resume`, so that replicas and reward models can sleep. See `held` for `phase`."""
         if self._suspended:
             return
         self._suspended = True
@@ -212,20 +212,20 @@ class RolloutService:
             self._generation.hold()
 
     def score(self, sequences: Sequence[np.ndarray]) -> dict[int, list[np.ndarray] | Exception]:
-        """Return the log-probabilities of given tokens, int64 [L] each, on every replica: float32 [L − 1] each; see `RolloutPool.score`."""
+        """Return each replica's log-probabilities, float32 [L − 1], of token sequences, int64 [L] each; see `RolloutPool.score`."""
         return self._wait(self._pool.score(sequences), brings_back=False)
 
     def resume(self) -> None:
-        """Generate again."""
+        """Start generating and scoring again after `suspend`."""
         if self._suspended:
             self._suspended = False
             self._wait(self._go_on(), brings_back=False)
 
     async def drain(self, member: Replica) -> None:
-        """Send a replica no more requests, and wait until it has none left; it leaves the pool at the next version boundary.
+        """Send a replica no more requests, and wait until it has no request left; it leaves the pool at the next weight update.
 
-        With `partial`, its running responses go on from their tokens on another replica; else they end first. Runs on the
-        service's loop.
+        With `partial`, the replica's running responses continue on another replica, from their tokens so far. Without, they finish
+        first. Runs on the service's loop.
         """
         member.draining = True
         if self._partial:
@@ -234,17 +234,17 @@ class RolloutService:
             await member.idle.wait()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the service's loop, to which the pool belongs; may be called from any thread."""
+        """Run a coroutine on the service's event loop, which the pool uses; may be called from any thread."""
         return self._loop.start(work)
 
     def settle(self) -> None:
-        """Restart lost replicas for which requests wait. Called at a version boundary, after weights were sent."""
+        """Restart lost replicas for which requests wait. Called after weights were sent."""
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 call()
 
     def close(self) -> None:
-        """End everything that runs; safe to call twice."""
+        """Cancel all generation and scoring, and end the thread; safe to call twice."""
         self._pool.rescue = None
         for waiting in self._rescues:
             waiting.cancel()

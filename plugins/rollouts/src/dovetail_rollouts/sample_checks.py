@@ -1,5 +1,5 @@
-"""Checks of a step's samples: that enough have a score, and, in the first step of a process, that completions and outcomes conform to
-their interfaces.
+"""Checks of a step's samples: enough must have a score. In the first step of a process, completions and outcomes must conform to their
+interfaces.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
 
 
 def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
-    """Check that every sample's outcome is one that a reward manager may return.
+    """Check that the reward manager returned a valid outcome for every sample.
 
     Args:
         samples: scored samples.
         section: the reward manager's section.
 
     Raises:
-        PluginBrokenError: an answer of the manager was not a list of outcomes; names the plugin with its version.
+        PluginBrokenError: the manager did not return a list of outcomes; names the plugin with its version.
     """
     for sample in samples:
         if isinstance(sample.outcome, BrokenAnswer):
@@ -53,7 +53,7 @@ def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
 
 
 def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
-    """Return whether more than this share of the samples have no score, or none has one."""
+    """Return whether more than this share of the samples have no score, or no sample has a score."""
     failures = sum(isinstance(s.outcome, Failure) for s in samples)
     return failures > share * len(samples) or (bool(failures) and failures == len(samples))
 
@@ -61,7 +61,7 @@ def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
 def check_failures(
     samples: Sequence[Sample], share: float, step: int, directory: Path, what: str = "samples"
 ) -> None:
-    """Raise an error where too many samples have no score.
+    """Raise an error if too many samples have no score.
 
     Args:
         samples: all samples of the step.
@@ -71,7 +71,7 @@ def check_failures(
         what: the plural noun for the samples, for the message.
 
     Raises:
-        RewardError: more than this share of the samples failed, or all of them.
+        RewardError: more than this share of the samples failed, or all samples failed.
     """
     if not too_many_failures(samples, share):
         return

@@ -1,4 +1,4 @@
-"""The files of samples: which of a step are written, their tokens, and the observer that keeps those that matter. T tokens of a sample."""
+"""The files of samples: the samples of a step to write, their tokens, and the observer that keeps notable samples. T tokens of a sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.interfaces import Failure, Sample, Tokenizer
 from dovetail.telemetry import RunDirectory, dump_json
 
 FAILURES_SHOWN = 64
-"""The most samples without a score that are written in addition to those that the config selects."""
+"""The most samples without a score that are written in addition to the samples that the config selects."""
 _OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
 """Columns that are written for each token of a kept sample, as far as they are in this process."""
 _SHARE = 32
@@ -23,7 +23,7 @@ _SHARE = 32
 
 
 def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    """Return the first samples, up to the limit (−1: all), and the first failed one."""
+    """Return the first samples, up to the limit (−1: all), and up to 64 further samples without a score."""
     if limit < 0:
         return list(samples)
     failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
@@ -33,18 +33,17 @@ def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
 def token_row(
     sample: Sample, tokenizer: Tokenizer, *, episodes_only: bool = True
 ) -> dict[str, Any]:
-    """Return the tokens of a sample in the form of sample files, under `tokens`.
+    """Return the tokens of a sample for a sample file, under the key `tokens`.
 
     Args:
         sample: a sample with its completion.
         tokenizer: the tokenizer of the run.
-        episodes_only: whether to return nothing where the sample is one response.
+        episodes_only: whether to return nothing for a sample of a single response.
 
     Returns:
-        `text` of each token alone, `mask` (1 where the policy produced it), and the rollout's `log_probs` in nats, None where the mask is
-        0;
-        `log_probs` is absent where the engine gave none. Each is a list of length T over all sequences, end to end. With several
-        sequences, `sequences` gives the length of each in tokens and, from the second on, the text of its prompt.
+        Lists of length T over all sequences, end to end: `text` of each token, `mask` (1 where the policy produced the token),
+        and the rollout's `log_probs` in nats (None where the mask is 0). `log_probs` is absent if the engine gave none. With
+        several sequences, `sequences` has the length of each in tokens and, from the second on, the text of its prompt.
     """
     if not sample.sequences or (episodes_only and sample.trajectory is None):
         return {}
@@ -80,16 +79,16 @@ def token_row(
 
 
 class KeptSamples:
-    """Writes `samples/kept_N.jsonl` once step N has advantages, and removes those of every second step where a run has too many.
+    """Writes notable samples of step N to `samples/kept_N.jsonl`; if the files grow too large, removes those of every second step.
 
-    A row is that of `samples/step_N.jsonl` and, besides, `kept` (the rules that chose the sample), `advantage` (its mean over the tokens
-    that the policy produced), `trained` (false where a filter left it out, or it failed), and `tokens` with the columns of
-    `_OF_TOKENS`. The other samples of its group follow without these columns and with an empty `kept`, as far as there is room. A sample of
+    A row has the fields of `samples/step_N.jsonl`, `kept` (the rules that chose the sample), `advantage` (the mean over the tokens that
+    the policy produced), `trained` (false if a filter dropped the sample, or it failed), and `tokens` with per-token columns. The other
+    samples of the group follow as far as there is room, with an empty `kept` and without these columns. A sample of
     `samples/step_N.jsonl` that no rule chose has a row with only `sample_id`, an empty `kept` and `advantage`.
 
     Args:
         tokenizer: the tokenizer of the run.
-        size: bytes that all files of a run may have together.
+        size: the limit of bytes of all files of a run together.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
@@ -99,7 +98,7 @@ class KeptSamples:
 
     @hookimpl
     def run_started(self, config: Any, directory: Path) -> None:
-        """Read which samples the run kept before it was resumed."""
+        """Read the steps and sizes of the files that the run wrote before it was resumed."""
         self._directory = RunDirectory(directory)
         self._shown = config.trainer.samples_per_step
         found = (directory / "samples").glob("kept_*.jsonl")
@@ -184,11 +183,11 @@ class KeptSamples:
 def chosen(
     samples: Sequence[Sample], advantages: Mapping[str, float]
 ) -> Iterator[tuple[str, Sample]]:
-    """Yield the name of each rule with the sample that it chooses; nothing where all samples are alike.
+    """Yield the name of each rule with the sample that it chooses; a rule for which all samples are equal chooses none.
 
     Args:
         samples: the samples of a step.
-        advantages: the advantages of each sample that is trained on, by its id.
+        advantages: the mean advantage of each sample that is trained on, by sample id.
     """
     scored = [(s.score, s) for s in samples if s.score is not None]
     sized = [(s.response_length, s) for s in samples if s.completion is not None]

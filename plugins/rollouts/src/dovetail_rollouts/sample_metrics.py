@@ -22,11 +22,11 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 def rollout_metrics(
     samples: Sequence[Sample], max_response_length: int, baselines: Sequence[Sample] = ()
 ) -> dict[str, float]:
-    """Return the figures of one step's samples, in the field's names; rewards as scored, before any shaping.
+    """Return metrics of one step's samples: lengths, rewards and episodes; rewards are as scored, before any shaping.
 
     Args:
         samples: all generated samples, trained on or not; at least one. Lengths count tokens that the policy produced.
-        max_response_length: tokens.
+        max_response_length: the longest response allowed, in tokens.
         baselines: the greedy responses, which count in `reward/baseline_…` alone.
     """
     completions = [s.completion for s in samples if s.completion]
@@ -49,15 +49,15 @@ def rollout_metrics(
 
 
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
-    """Return metrics of how many versions older the tokens' weights are than the rollout's current ones.
+    """Return metrics of tokens' staleness: how many versions older than the rollout's current weights are the weights of each token.
 
-    `rollout/staleness_mean`, `_p95` and `_max` over the tokens that the policy produced; `rollout/staleness_share_K`, the share of
-    them that is K versions old, for each K that occurs; and `rollout/partial_share`, the share of responses that were generated under
-    several versions. Nothing without tokens.
+    `rollout/staleness_mean`, `_p95` and `_max` are over the tokens that the policy produced. `rollout/staleness_share_K` is the share
+    of these tokens that is K versions old, for each K that occurs. `rollout/partial_share` is the share of responses that were
+    generated under several versions. Empty without tokens.
 
     Args:
         samples: the samples of a step.
-        weight_version: the rollout's version when the step took the samples.
+        weight_version: the version of the rollout's weights when the step took the samples.
     """
     versions = [
         np.concatenate([c.weight_versions[c.produced_T] for c in s.sequences])
@@ -82,16 +82,16 @@ def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[st
 
 
 def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return figures of one step's samples.
+    """Return metrics of one step's samples that may show reward hacking.
 
     Args:
-        samples: all generated samples; failed ones count where no score is needed.
+        samples: all generated samples; failed samples count in metrics that need no score.
 
     Returns:
-        `reward/length_correlation`: Pearson's correlation of score and response length (tokens), both less their group's
-        mean, so that long answers to hard prompts do not count; absent where either does not vary.
-        `reward/repeated_text`: mean share of a response's 4-grams that occurred in it before.
-        `reward/identical_responses`: share of responses that equal, as text, an earlier one of their group.
+        `reward/length_correlation`: Pearson correlation of score and response length (tokens), each minus its group's
+        mean, so that long answers to hard prompts do not count; absent if either does not vary.
+        `reward/repeated_text`: mean share of a response's 4-grams that occurred earlier in the response.
+        `reward/identical_responses`: share of responses whose text equals an earlier response of the same group.
     """
     if not samples:
         return {}
@@ -106,10 +106,10 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarray, "N"]:
-    """Return the share of each response's 4-grams that occurred in it before; 0 where it is too short for two.
+    """Return the share of each response's 4-grams that occurred earlier in it; 0 for a response too short for two 4-grams.
 
     Args:
-        responses: N of them, N > 0, int64 [T] each.
+        responses: N responses, N > 0, int64 [T] each.
     """
     ids = np.concatenate(responses).astype(np.uint64)
     of_token = np.repeat(np.arange(len(responses)), [len(ids_T) for ids_T in responses])
@@ -129,8 +129,8 @@ def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarr
 
 
 def distribution(name: str, values_N: Float[np.ndarray, "N"]) -> dict[str, float]:
-    """Return how a part of the reward is spread: `reward/component_std/<name>`, and the 10th and 90th percentile as
-    `reward/component_p10/<name>` and `reward/component_p90/<name>`; at least one value.
+    """Return the spread of a reward component's values: `reward/component_std/<name>`, and the 10th and 90th percentile as
+    `reward/component_p10/<name>` and `reward/component_p90/<name>`.
     """
     low, high = np.percentile(values_N, (10, 90))
     return {

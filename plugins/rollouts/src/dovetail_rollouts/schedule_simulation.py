@@ -18,15 +18,15 @@ class RunSchedule:
     """The settings that decide when trainer and rollout work.
 
     Attributes:
-        groups: prompts a step.
-        samples: responses a prompt.
-        steps_behind: how many steps old the weights may be; `Trainer.max_staleness`.
-        over_sampling: how many steps' prompts may be outstanding; `Trainer.over_sampling`.
-        sync_every: steps between two publications of weights.
-        cut_short: whether running responses continue after a publication; else they finish before it.
-        take_turns: whether nothing is generated while a step learns, since both use the same accelerators.
+        groups: the number of prompts of a step.
+        samples: the number of responses to a prompt.
+        steps_behind: the largest age of the weights in steps; `Trainer.max_staleness`.
+        over_sampling: the limit of outstanding prompts, as a multiple of a step's prompts; `Trainer.over_sampling`.
+        sync_every: steps between two weight updates of the rollout.
+        cut_short: whether running responses are interrupted by a weight update and continue afterwards; False if they finish first.
+        take_turns: whether generation stops while a step trains, since both use the same accelerators.
         replicas: the number of rollout replicas.
-        most_running: the limit of samples that a replica generates concurrently; None for none.
+        most_running: the limit of samples that a replica generates concurrently; None for no limit.
         ranks: the number of the actor's ranks.
     """
 
@@ -43,7 +43,7 @@ class RunSchedule:
 
     @property
     def most_outstanding(self) -> int:
-        """The limit of prompts that are admitted, or in a step that no publication has followed."""
+        """The limit of outstanding prompts: queued, or in a step that no weight update has followed."""
         return round((self.over_sampling or self.steps_behind + 1) * self.groups)
 
 
@@ -60,11 +60,11 @@ class Costs:
     """Seconds of the parts of a step.
 
     Attributes:
-        scoring: from a step's last response until its last score.
+        scoring: the time from a step's last response until its last score.
         collection: the trainer's time to take samples that are finished and scored.
         learning: the time of the training stages for a token of prompt or response, on one rank of the actor.
-        publication: the time of one publication of weights.
-        prompt_tokens: the number of prompt tokens of a sample.
+        publication: the time of one weight update of the rollout.
+        prompt_tokens: the mean number of prompt tokens of a sample.
     """
 
     scoring: float
@@ -80,10 +80,10 @@ class Prediction:
 
     Attributes:
         step_seconds: seconds a step.
-        trainer_waits: share of them in which the trainer waits for samples, or for running responses before a publication.
-        rollout_idle: share in which no replica generates.
+        trainer_waits: share of the time in which the trainer waits for samples, or for running responses before a weight update.
+        rollout_idle: share of the time in which no replica generates.
         generation_seconds: seconds a step in which a replica generates.
-        sample_seconds: seconds a step of generation, summed over concurrent samples.
+        sample_seconds: seconds of generation a step, summed over concurrent samples.
     """
 
     step_seconds: float
@@ -241,9 +241,9 @@ def simulate(
 ) -> Prediction:
     """Return the mean times of a run with this schedule, after its start-up.
 
-    Before each step prompts are admitted while fewer than (`steps_behind` + 1) · `groups` are outstanding: admitted, or in a step
-    that no publication of weights has followed. The step takes those that were admitted first. With `over_sampling` fewer are
-    outstanding, and the step takes those that are finished first, as far as `EarlyRelease` allows.
+    Before each step, prompts are queued until (`steps_behind` + 1) · `groups` are outstanding: queued, or in a step that no weight
+    update has followed. The step takes the prompts that were queued first. With `over_sampling` fewer prompts are outstanding, and
+    the step takes the prompts that finish first, as far as `EarlyRelease` allows.
 
     Args:
         schedule: the schedule of the run.
@@ -305,7 +305,7 @@ def simulate(
 
 
 def generation_seconds(schedule: RunSchedule, decoding: Decoding, lengths: Sequence[int]) -> float:
-    """Return the seconds in which a rollout generates the samples of one step, without other work."""
+    """Return the seconds that a rollout takes to generate the samples of one step, without other work."""
     rollout, source = _Rollout(schedule, decoding, 0.0), iter(lengths)
     for _ in range(schedule.groups):
         rollout.add(list(islice(source, schedule.samples)), 0)

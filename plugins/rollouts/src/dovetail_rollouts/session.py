@@ -31,20 +31,20 @@ from dovetail.text import encodable
 from dovetail_rollouts.turn_encoder import RenderedHistory, TurnEncoder, ended_by
 
 Ask = Callable[[RolloutRequest], Awaitable[Completion]]
-"""Returns the response to a request of one sample, whole even where it was cut short meanwhile."""
+"""A function that returns the complete response to a request of one sample, also if generation was interrupted and continued."""
 
 
 class EpisodeSession(Session):
     """Builds one response from the policy's turns and the messages between them; `fork` builds further sequences of the same episode.
 
     Args:
-        request: the request of the episode's sample alone: its prompt, sampling and stream. `max_new_tokens` bounds all responses together, and
-            with the prompt the length of each sequence.
-        prompt: the row of data.
+        request: the request of this sample alone: its prompt, sampling and stream. `max_new_tokens` limits the tokens of all responses
+            together; prompt length plus `max_new_tokens` limits the length of each sequence.
+        prompt: the dataset row.
         sample_id: the sample id of the sample.
         number: the sample's number among the prompt's samples.
-        ask: sends a request to the policy.
-        encoder: encodes the messages after a turn.
+        ask: a function that sends a request to the policy.
+        encoder: the encoder of messages after a turn.
         limits: the limits of the episode.
         forks: whether `fork` is allowed.
     """
@@ -294,7 +294,7 @@ class EpisodeSession(Session):
         return fork
 
     def trajectory(self, end: EpisodeEnd, seconds: float) -> Trajectory:
-        """Return the trajectory of all sequences, as finished."""
+        """Return the trajectory of the finished episode, over all its sequences."""
         turns = [
             attrs.evolve(turn, sequence=number)
             for number, session in enumerate(self._sequences())
@@ -310,14 +310,14 @@ class EpisodeSession(Session):
         )
 
     def completions(self, end: EpisodeEnd) -> tuple[Completion, ...]:
-        """Return the responses so far: one for each sequence with a turn of the policy, in order; at least one."""
+        """Return the responses so far, one for each sequence in which the policy had a turn, in order; at least one."""
         return tuple(session.completion(end) for session in self._sequences())
 
     def completion(self, end: EpisodeEnd = EpisodeEnd.DONE) -> Completion:
-        """Return the response so far: observations have mask 0, version −1 and log-probability 0.
+        """Return the response so far; observations have mask 0, version −1 and log-probability 0.
 
-        What the policy was shown after its last turn is left out: it produced nothing after that. Its `finish_reason` is `length` where
-        the episode had no tokens left, not where a turn alone was cut at its own limit.
+        Observations after the policy's last turn are left out. The `finish_reason` is `length` if the episode had no tokens left, but not
+        if only a turn reached its own limit.
         """
         parts = self._parts[
             : 1 + max((i for i, p in enumerate(self._parts) if p.response_mask is None), default=-1)

@@ -1,4 +1,4 @@
-"""The source `rollouts`: samples that the policy generates to the prompts of a dataset, scored."""
+"""The source `rollouts`: scored samples that the policy generates for the prompts of a dataset."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ from dovetail_rollouts.weight_sync import WeightSync
 
 
 class RolloutsSource(ExperienceSource):
-    """Generates on replicas of a rollout engine, and scores while others generate."""
+    """Generates samples on replicas of a rollout engine, and scores each sample while others still generate."""
 
     name = "rollouts"
     api = ">=2.2,<3"
@@ -109,10 +109,10 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        """Return the prompts that a step takes.
+        """Return the rows that a step takes: prompts, with `rollout.n` samples each.
 
         Raises:
-            PlanError: the trainer sends no weights to what generates, since it trains on a dataset's examples.
+            PlanError: the trainer trains on examples of a dataset, not on generated samples.
         """
         trainer = facts.plugins["trainer"]
         if trainer.cls.examples(trainer.config) != "prompts":
@@ -171,7 +171,7 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> SourceData:
-        """Read the prompts of the dataset, with the tools of the agent loop; for errors see `load_prompt_data`."""
+        """Read the prompts of the dataset, with the tools of the agent loop. See `load_prompt_data` for errors."""
         tools = chat_tools(facts.config, tokenizer)
         if facts.config.data.continue_answer and tools is not None:
             raise ConfigError(
@@ -188,7 +188,7 @@ class RolloutsSource(ExperienceSource):
         data: SourceData | None,
         reward: Callable[..., Any] | None,
     ) -> Iterator[str | Finding | DovetailError]:
-        """Check that every row has a reward function, and that every function has a row."""
+        """Check that every row has a reward function, and that every data source in `reward.functions` has a row."""
         run, found = facts.config, list[str | Finding | DovetailError]()
         functions = configured_functions(run.reward, PluginContext(seed=run.seed), given=reward)
         if data is None:
@@ -207,14 +207,14 @@ class RolloutsSource(ExperienceSource):
     def named_by_rows(
         cls, config: PluginConfig, facts: PlanFacts, data: SourceData
     ) -> list[PluginRef]:
-        """Return the reward functions that rows find by their `data_source`."""
+        """Return the installed reward functions that rows select by their `data_source`."""
         return functions_found_by_rows(facts.config.reward, data.prompts)
 
     @classmethod
     def verdicts(
         cls, config: PluginConfig, facts: PlanFacts, rows: Iterable[Any]
     ) -> Iterator[RowVerdict]:
-        """Yield what the reward makes of the reference answers; for errors see `try_rewards`."""
+        """Yield the scores of the rows' reference answers. See `try_rewards` for errors."""
         run, samples = facts.config, list[TrialSample]()
         for row in rows:
             with suppress(DataError):  # a bad row is named as such
@@ -222,7 +222,7 @@ class RolloutsSource(ExperienceSource):
         yield from map(verdict, score_samples(run.reward, samples) if samples else [])
 
     def launch(self, plan: Plan, reward: Callable[..., Any] | None) -> None:
-        """Start the replicas."""
+        """Start the rollout replicas."""
         config, runtime = plan.facts.config, self._runtime
         functions = configured_functions(
             config.reward, PluginContext(seed=config.seed), given=reward
@@ -313,7 +313,7 @@ class RolloutsSource(ExperienceSource):
 
     @property
     def observers(self) -> Mapping[str, object]:
-        """The observer that writes samples."""
+        """The observer that writes notable samples; empty if it is turned off."""
         size = self._plan.facts.config.trainer.kept_samples_bytes
         return {"kept_samples": KeptSamples(self.context.tokenizer, size)} if size else {}
 
@@ -346,7 +346,7 @@ class RolloutsSource(ExperienceSource):
         self._sync.rest()
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Score the held-out prompts."""
+        """Generate and score samples to the held-out prompts, and return their metrics."""
         site, config = self._site, self._site.config
         prompts = site.data.val.prompts if site.data.val else ()
         if not prompts:
@@ -368,7 +368,7 @@ class RolloutsSource(ExperienceSource):
         return metrics
 
     def summary(self) -> Mapping[str, Any]:
-        """Return the accuracy before and after, and the metric whose values they are."""
+        """Return the accuracy before and after training, and the name of its metric."""
         return self._accuracy.state()
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SourceWrapper: a source of experience around another one."""
+"""SourceWrapper: a source of experience that wraps another source."""
 
 from __future__ import annotations
 
@@ -55,15 +55,17 @@ def _passing_on(cls: type[SourceWrapper]) -> type[SourceWrapper]:
 
 @_passing_on
 class SourceWrapper(ExperienceSource):
-    """Forwards every call to the source that it wraps. A subclass overrides some, such as `collect`; it sets `roles`, `on_request` and
-    `follows` where it wraps another source than `rollouts`.
+    """Forwards every call to the wrapped source of experience.
+
+    A subclass overrides some methods, such as `collect`. If it wraps another source than `rollouts`, it sets `roles`, `on_request` and
+    `follows`.
 
     Attributes:
-        inner: the source that it wraps.
+        inner: the wrapped source.
     """
 
     wraps: ClassVar[str] = "rollouts"
-    """Name of the source that it wraps, which has no settings of its own."""
+    """Name of the wrapped source, a source without settings of its own."""
     roles = ("rollout",)
     on_request = frozenset(ON_REQUEST)
 
@@ -74,7 +76,7 @@ class SourceWrapper(ExperienceSource):
 
     @classmethod
     def wrapped(cls) -> tuple[type[ExperienceSource], PluginSection]:
-        """Return the class of the source that it wraps, and its config."""
+        """Return the class of the wrapped source, and its config."""
         section = PluginSection(name=cls.wraps)
         return cast("Any", load_plugin_class(ref_for("source", section))), section
 
@@ -84,9 +86,9 @@ class SourceWrapper(ExperienceSource):
         return {"source.wrapped": ("source", own), **inner.selects(own, facts)}
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state of the wrapped source; a subclass adds its own: `{**super().state(), "kept": …}`."""
+        """Return the state of the wrapped source; a subclass adds its own state: `{**super().state(), "kept": …}`."""
         return {"wrapped": self.inner.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the source that it wraps."""
+        """Restore the state of the wrapped source."""
         self.inner.load_state(state["wrapped"])

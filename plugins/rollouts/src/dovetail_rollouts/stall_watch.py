@@ -12,16 +12,16 @@ from dovetail_rollouts.rollout_pool import RolloutPool
 
 
 class StallWatch:
-    """Warns when the trainer's thread waits long without progress, and counts the warnings; it ends no wait.
+    """Warns when the trainer's thread waits long without progress, and counts the warnings; the wait itself continues.
 
     Args:
-        generation: records when a response or a score last arrived.
-        pool: the replicas.
-        seconds: seconds without a response or a score after which it warns.
-        logger: logs the warning `rollout_stalled`; None for none.
+        generation: the generation, which records when a response or a score last arrived.
+        pool: the pool of replicas.
+        seconds: seconds without a response or a score after which to warn.
+        logger: the logger of the warning `rollout_stalled`; None for no warning.
 
     Attributes:
-        stalls: warnings since this was last set to 0.
+        stalls: number of warnings since the attribute was last set to 0.
         groups: the groups that the trainer waits for.
     """
 
@@ -39,7 +39,7 @@ class StallWatch:
         self._silent_since = time.monotonic()
 
     def look(self, admitted: Collection[Group], running: Collection[Group]) -> None:
-        """Warn where the wait has seen no response and no score for `seconds`, and again after each further period.
+        """Warn if no response and no score has arrived for `seconds`, and again after each further `seconds`.
 
         Args:
             admitted: the groups that no step has taken.

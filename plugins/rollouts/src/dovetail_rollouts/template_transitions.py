@@ -1,4 +1,4 @@
-"""Changes that a chat template makes to earlier turns once later ones follow, tried on short conversations."""
+"""Changes that a chat template makes to earlier turns when later turns follow, tried on short conversations."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _THOUGHT = "THOUGHTKQZ"
 
 
 class TransitionClass(StrEnum):
-    """How a chat template changes earlier turns when later ones follow."""
+    """How a chat template renders earlier turns when later turns follow."""
 
     STABLE = "stable"
     """Earlier turns stay as they were produced."""
     HISTORY_CHANGING = "history-changing"
     """Earlier turns are rendered differently from how they were produced."""
     UNSUPPORTED = "unsupported"
-    """The template raises, or leaves out the later messages."""
+    """The template raises an error, or leaves out the later messages."""
 
 
 @attrs.frozen(kw_only=True)
 class TemplateTransition:
-    """One transition of a template."""
+    """The effect of one kind of following message on the turn before, under a chat template."""
 
     name: str
     """The transition's name: `tool`, `parallel_tools`, `user`; `thinking/tool` and `thinking/user` after a turn with reasoning."""
@@ -48,10 +48,10 @@ class TemplateTransition:
 
 
 def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]:
-    """Render what may follow an assistant's turn under a template.
+    """Render each kind of message that may follow an assistant's turn, and classify what the chat template does to the turn.
 
-    A turn is stable where the conversation, rendered with what follows, begins with what the policy was asked with and produced,
-    white space aside. The template is given a produced thought as it stands in the text: `<think>…</think>`.
+    A transition is stable if the rendered conversation begins with the policy's prompt and produced turn, apart from white space. The
+    template gets a turn's reasoning as part of the text: `<think>…</think>`.
     """
     calls = {"tool": _calls(1), "parallel_tools": _calls(2), "user": []}
     found = []
@@ -65,13 +65,13 @@ def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]
 def observed_transitions(
     encoder: TurnEncoder, observed: Collection[str]
 ) -> tuple[TemplateTransition, ...]:
-    """Return the transitions of a template that an agent loop uses: those of `AgentLoop.transitions`, with and without reasoning."""
+    """Return a template's transitions for the kinds in `AgentLoop.transitions`, with and without reasoning."""
     found = template_transitions(encoder)
     return tuple(t for t in found if t.name.split("/")[-1] in observed)
 
 
 def history_changes(found: Iterable[TemplateTransition]) -> str:
-    """Return which transitions change earlier turns, and how; empty where none does."""
+    """Return a text of the transitions that change earlier turns, and how; empty if there are none."""
     changing = [t for t in found if t.found is TransitionClass.HISTORY_CHANGING]
     if not changing:
         return ""
@@ -79,12 +79,12 @@ def history_changes(found: Iterable[TemplateTransition]) -> str:
 
 
 def listed(transitions: Iterable[TemplateTransition]) -> str:
-    """Return names and reasons of transitions in one line."""
+    """Return the names and reasons of transitions as a text of one line."""
     return "; ".join(f"{t.name} ({t.why})" for t in transitions)
 
 
 def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
-    """Return which of the transitions that an agent loop names the chat template does not render, and why; empty where it renders all."""
+    """Return a text of the agent loop's transitions that the chat template does not render, and why; empty if there are none."""
     return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)
 
 

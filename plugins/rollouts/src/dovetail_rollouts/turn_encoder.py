@@ -1,7 +1,7 @@
 """TurnEncoder: the tokens that a chat template puts between a turn of the policy and its next one.
 
-A turn stays as it was produced. What follows it is read off a conversation in which a sentinel stands for the turn: the template
-renders prompt, sentinel and new messages, and the text after the sentinel, from the end of its turn on, is encoded.
+A turn's tokens stay as they were produced. To get the tokens that follow, the template renders a conversation in which a sentinel
+replaces the turn: prompt, sentinel and new messages. The text after the sentinel, from the end of its turn on, is encoded.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class TurnEncoder:
     """Encodes the text between two turns of the policy.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: a tokenizer with a chat template.
         tools: functions that the template describes in the prompt.
-        control_tokens: see `TextEncoder`.
+        control_tokens: `data.control_tokens`; see `TextEncoder`.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class TurnEncoder:
 
         Args:
             messages: the conversation.
-            generate: whether the assistant's next turn begins after it.
+            generate: whether to add the beginning of the assistant's next turn.
         """
         (text,) = self._text.texts([(messages, self._tools)], generate=generate)
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a rendered text, in which special tokens are written out."""
+        """Return the tokens of a rendered text; special tokens in the text are encoded as such."""
         return self._text.ids([text])[0]
 
     def encode_given(self, text: str, role: str) -> list[int]:
-        """Return the tokens of a message's text; `role` is the role of the message."""
+        """Return the tokens of the text of a message with this role."""
         return self.encode(self._text.given(text, role))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included."""
+        """Return the text of tokens, including special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def is_special(self, token: int) -> bool:
@@ -89,18 +89,18 @@ class TurnEncoder:
         calls: Sequence[MessageCall] = (),
         ended_by: int | None,
     ) -> list[int]:
-        """Return the tokens after a turn up to where the next one begins.
+        """Return the tokens between a turn and the policy's next turn.
 
         Args:
-            prompt: messages before the turn: those of the prompt do, whatever came between.
+            prompt: messages before the turn; the messages of the prompt suffice.
             messages: the messages after the turn.
             calls: tool calls of the turn.
-            ended_by: the token with which the policy ended the turn; None where it did not, and the token that ends a turn is then
-                the first.
+            ended_by: the token with which the policy ended the turn. None if it did not end the turn; the result then begins
+                with the token that ends a turn.
 
         Raises:
-            ValueError: the template leaves the turn out, or the messages.
-            Exception: what the template raises.
+            ValueError: the template leaves the turn out.
+            Exception: an error of the chat template.
         """
         turn = self.sentinel_turn(calls)
         tail = self.encode(_after_sentinel(self.render([*prompt, turn, *messages], generate=True)))
@@ -128,19 +128,19 @@ class TurnEncoder:
         return common if calls else 0
 
     def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
-        """Return an assistant's message that stands for a turn, with as many calls, whose last text is the sentinel."""
+        """Return an assistant's message that replaces a turn in rendering: it has as many tool calls, and its last text is the sentinel."""
         if not calls:
             return {"role": "assistant", "content": SENTINEL}
         named = [{**c, "function": {**c["function"], "arguments": _ARGUMENTS}} for c in calls]
         return self.produced_turn({"content": ""}, named)
 
     def produced_turn(self, message: Message, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
-        """Return an assistant's message, to be rendered.
+        """Return an assistant's message in the form that the chat template renders.
 
         Args:
-            message: with `content`, and `reasoning_content` where the turn has a thought. A template that reads no field of a thought
-                gets it in `<think>` before the content.
-            calls: tool calls of the turn, arguments by name.
+            message: the turn, with `content` and optional `reasoning_content`. If the template reads no field for reasoning, the
+                reasoning is put in `<think>` tags before the content.
+            calls: tool calls of the turn, with their arguments by name.
         """
         turn = {**message, "role": "assistant"}
         thought = turn.pop("reasoning_content", None)
@@ -151,12 +151,12 @@ class TurnEncoder:
         return {**turn, "tool_calls": list(calls)} if calls else turn
 
     def shortened(self, message: Message, limit: int, side: str) -> Message:
-        """Return a message of which no text has more tokens than a limit.
+        """Return a message whose texts are shortened to a limit of tokens each.
 
         Args:
-            message: its content is text, or parts of which some are text.
-            limit: tokens.
-            side: `left`, `middle` or `right`: which part of a longer text is left out.
+            message: a message whose content is text, or a list of parts.
+            limit: the largest number of tokens of a text.
+            side: the part of a longer text that is left out: `left`, `middle` or `right`.
         """
         content, how = message.get("content"), (limit, side, str(message.get("role")))
         if isinstance(content, str):
@@ -185,7 +185,7 @@ class TurnEncoder:
 
 
 def ended_by(turn: Completion, sampling: SamplingParams, encoder: TurnEncoder) -> int | None:
-    """Return the last token of a turn, where the policy ended the turn with it; None where a limit or a string did."""
+    """Return the token with which the policy ended a turn; None if a limit or a stop string ended the turn."""
     ids_T = turn.response_ids
     if turn.finish_reason is not FinishReason.STOP or not len(ids_T):
         return None
@@ -194,7 +194,7 @@ def ended_by(turn: Completion, sampling: SamplingParams, encoder: TurnEncoder) -
 
 
 def squeezed(text: str) -> str:
-    """Return a text without white space, by which renderings are compared."""
+    """Return a text without white space, to compare renderings."""
     return "".join(text.split())
 
 
@@ -212,7 +212,7 @@ def _after_sentinel(text: str) -> str:
 
 
 class RenderedHistory:
-    """Compares the appended tokens with those of a server that renders all messages again at each turn.
+    """Compares an episode's appended tokens with a server that renders all messages again at each turn.
 
     Args:
         encoder: the encoder of the run's chat template.
@@ -233,7 +233,7 @@ class RenderedHistory:
         return copied
 
     def produced(self, text: str) -> None:
-        """Add to the latest turn."""
+        """Add text to the policy's latest turn."""
         self._turn = (self._turn or "") + text
 
     def observed(
@@ -246,17 +246,16 @@ class RenderedHistory:
         """Append messages that the policy sees after its turn.
 
         Args:
-            messages: the messages as shown.
+            messages: the messages that the policy sees.
             calls: the tool calls of the turn.
-            produced: the turn as a message without its calls; by default its text is the content, calls included.
-            appended: the text between the turn and the next one, the end of the turn included.
+            produced: the turn as a message without its calls; by default the turn's whole text, including calls, is the content.
+            appended: the text between the turn and the next turn, including the end of the turn.
 
         Returns:
-            The whole conversation, rendered anew and to be encoded, where that is another text than the one that was served, white space
-            aside.
+            The whole conversation, rendered anew, if it differs from the text that the policy saw, apart from white space; else None.
 
         Raises:
-            Exception: what the chat template raises.
+            Exception: an error of the chat template.
         """
         if self._served is None:
             self._served = unmarked(self._encoder.render(self._messages, generate=True))

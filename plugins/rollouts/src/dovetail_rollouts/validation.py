@@ -1,6 +1,6 @@
-"""Validation: samples to held-out prompts, their figures for each data source and over all, with bootstrap intervals, and the run's accuracy.
+"""Validation: samples to held-out prompts, their metrics for each data source and over all, with bootstrap intervals, and the run's accuracy.
 
-Legend: P prompts, M samples a prompt, K figures.
+Legend: P prompts, M samples a prompt, K metrics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dovetail_rollouts.sampling import validation_sampling
 from dovetail_rollouts.scoring.reward_calls import ANSWER
 
 CORRECT = ("acc", "accuracy", "correct")
-"""Names of the reward component that says whether a response is right."""
+"""Names of the reward component that says whether a response is correct."""
 BESIDES = ("val/failures", "val/response_length/mean")
 """Validation metrics that are not computed from scores."""
 _NO_ANSWER = -1
@@ -47,7 +47,7 @@ def held_out_samples(
     Args:
         config: the config of the run.
         prompts: the held-out prompts.
-        service: generates and scores.
+        service: the service that generates and scores.
         generated: a function that is called after each batch of prompts.
     """
     n, sampling = config.rollout.validation.n, validation_sampling(config)
@@ -66,7 +66,7 @@ def held_out_samples(
 
 
 def unscored(samples: Sequence[Sample]) -> str | None:
-    """Return the warning about a validation of which some responses have no score; None where all have one."""
+    """Return a warning if some responses of a validation have no score; None if all have a score."""
     failures = [s.outcome for s in samples if isinstance(s.outcome, Failure)]
     if not failures:
         return None
@@ -96,27 +96,27 @@ class _Prompts:
 def validation_metrics(
     samples: Sequence[Sample], n: int, *, seed: int = 0, pass_threshold: float = 0.5
 ) -> dict[str, float]:
-    """Return figures of scored samples: `val/<figure>` over all prompts, `val/<data_source>/<figure>` for each source.
+    """Return metrics of scored samples: `val/<metric>` over all prompts, `val/<data_source>/<metric>` for each data source.
 
-    Every figure is a mean over prompts, with the ends of its 95% bootstrap interval as `<figure>/low` and `/high`
-    (prompts drawn anew 1,000 times); k is 1, 2, 4, … and n.
+    Every metric is a mean over prompts. `<metric>/low` and `<metric>/high` are the ends of its 95% bootstrap interval
+    (1,000 resamples of prompts). k is 1, 2, 4, … and n.
 
     - `mean@n`: mean score of a prompt's samples.
-    - `acc@n`: mean of their component `acc`, `accuracy` or `correct`, where every sample of the source has one; over all
-      prompts where every source's have.
+    - `acc@n`: mean of the component `acc`, `accuracy` or `correct`, if every sample of the data source has one; over all
+      prompts only if every data source has it.
     - `best@k`: expected best score of k samples.
-    - `pass@k`: unbiased chance that one of k samples passes (arXiv 2107.03374). A sample passes where its component
+    - `pass@k`: unbiased probability that one of k samples passes (arXiv 2107.03374). A sample passes if its component
       `acc`, `accuracy` or `correct`, or else its score, is at least `pass_threshold`.
-    - `majority@k`: expected score of the answer that most of k samples give, where the source's reward function
-      returns `pred`; over all prompts where every source's does.
+    - `majority@k`: expected score of the answer that most of k samples give, if the data source's reward function
+      returns `pred`; over all prompts only if every data source's function does.
 
-    A sample whose scoring failed has no score and counts in `val/failures` alone: its prompt's figures come from the
-    samples that are left, with k no larger than their number. A prompt without any is in no figure.
+    A sample whose scoring failed counts in `val/failures` alone. Its prompt's metrics come from the remaining samples,
+    with k at most their number. A prompt without scored samples counts in no metric.
 
     Args:
         samples: the samples of all held-out prompts, in any order.
-        n: responses a prompt that were asked for.
-        seed: the seed of the draws behind intervals and majority@k, so that equal samples give equal figures.
+        n: number of requested responses a prompt.
+        seed: the seed of the draws for intervals and majority@k, so that equal samples give equal metrics.
         pass_threshold: the least score that passes.
     """
     scored = [sample for sample in samples if isinstance(sample.outcome, Score)]
@@ -139,13 +139,13 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """Return the names of the metrics for each source and over all, such as `mean@8` and `pass@4`."""
+    """Return the names of the metrics, without data source, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
 
 def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
-    """Return every metric that a validation with n responses a prompt may report, over all prompts and for these sources."""
+    """Return all metrics that a validation with n responses a prompt may report, over all prompts and for these data sources."""
     figures = [
         f"val/{source}/{name}" if source else f"val/{name}"
         for source in ("", *sources)
@@ -155,9 +155,7 @@ def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
 
 
 def main_metric(metrics: Mapping[str, float], n: int) -> str:
-    """Return the metric of a validation for the run's summary: its accuracy, or its mean score where the reward does not define what is
-    right.
-    """
+    """Return the name of a validation's metric for the run's summary: the accuracy, or the mean score if the reward has no accuracy."""
     accuracy = f"val/acc@{n}"
     return accuracy if accuracy in metrics else f"val/mean@{n}"
 
@@ -262,7 +260,7 @@ class Accuracy:
     """The values of one accuracy metric before and after the run.
 
     Args:
-        logger: the logger of the run; it warns where a validation lacks the metric.
+        logger: the logger of the run, for a warning if a validation lacks the metric.
     """
 
     def __init__(self, logger: Logger) -> None:
@@ -273,22 +271,22 @@ class Accuracy:
         self.after: float | None = None
 
     metric: str | None
-    """The name of the metric: `val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
+    """The name of the metric: `val/acc@n`, or `val/mean@n` if the reward does not say which responses are correct."""
     before: float | None
     """The metric's value before the first step."""
     after: float | None
     """The metric's latest value after the first step."""
 
     def update(self, metrics: Mapping[str, float], n: int, step: int) -> None:
-        """Take in a validation.
+        """Record a validation's value of the metric.
 
-        The first one with figures chooses the metric. One that lacks it leaves the accuracy at its former value. After a change of
-        `rollout.validation.n` the metric is chosen anew, and what was measured before it is dropped.
+        The first validation with metrics determines which metric is used. A validation without this metric leaves the value unchanged.
+        After a change of `rollout.validation.n` the metric is chosen again, and earlier values are dropped.
 
         Args:
-            metrics: the metrics of the validation, as `validation_metrics` gives them.
-            n: responses a prompt.
-            step: finished steps.
+            metrics: the metrics of the validation, from `validation_metrics`.
+            n: number of responses a prompt.
+            step: number of finished steps.
         """
         metric = self.metric or main_metric(metrics, n)
         scored = f"val/mean@{n}" in metrics
@@ -315,7 +313,7 @@ class Accuracy:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return the values as the run's summary stores them."""
+        """Return the values in the form of the run's summary."""
         return {
             "accuracy_metric": self.metric,
             "accuracy_before": self.before,
@@ -323,6 +321,6 @@ class Accuracy:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was written."""
+        """Restore the values that `state` returned."""
         self.metric = state["accuracy_metric"]
         self.before, self.after = state["accuracy_before"], state["accuracy_after"]

@@ -1,12 +1,12 @@
 """WeightCheck: compare the log-probabilities of rollout and trainer on fixed token sequences.
 
-Digests prove that weights arrived; engines then fuse, shard, prepack and quantise them. That a replica computes with
-them is seen from what it finds likely. Legend: S sequences of L tokens.
+Digests prove that weights arrived, but engines then fuse, shard, prepack and quantise them. Log-probabilities show whether
+a replica computes with the weights. Legend: S sequences of L tokens.
 
 Rounding moves the log-probability of an unlikely token most: on random tokens two correct engines in bfloat16 differ
-by more than wrong weights may. So the sequences are the run's own prompts, and every token counts as much as the trainer
-finds it likely. They are a function of data and config alone, so that a resumed run has the same, and no random stream
-and no position in the data moves.
+by more than wrong weights may. So the sequences are the run's own prompts, and every token is weighted by the trainer's
+probability of it. The sequences depend on data and config alone: a resumed run has the same sequences, and the check uses
+no random stream and no position in the data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WeightCheck:
 
     Args:
         section: the config of the check: how often, and on how many tokens.
-        sequences: S sequences, int64 [L] each; none where nothing is to be checked.
+        sequences: S sequences, int64 [L] each; empty for no check.
         dtype: the dtype of the model, for the tolerance.
     """
 
@@ -52,9 +52,9 @@ class WeightCheck:
         tokenizer: Tokenizer,
         logger: Logger,
     ) -> WeightCheck:
-        """Make the check of a run on the first of its training prompts; an engine that does not score is not checked.
+        """Make the check of a run, on the first training prompts.
 
-        Where these prompts have no text, nothing is checked, and a warning says so.
+        Nothing is checked if the engine can't score tokens. If these prompts have no text, nothing is checked, and a warning is logged.
         """
         section = config.rollout.weight_check
         if "scores" not in plan.facts.plugins["rollout"].cls.capabilities or not section.every:
@@ -73,7 +73,7 @@ class WeightCheck:
 
     @property
     def possible(self) -> bool:
-        """Whether anything is checked at all."""
+        """Whether there are sequences to check."""
         return bool(self._sequences)
 
     @property
@@ -82,7 +82,7 @@ class WeightCheck:
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:
-        """Return whether to check the update of this version: the first since start or resumption, and every n-th."""
+        """Return whether to check the update to this version: the first after a start or resumption, and every n-th version."""
         if not self.possible:
             return False
         return not self._checked or (version - 1) % self._section.every == 0
@@ -114,11 +114,12 @@ class WeightCheck:
 
         Args:
             expected: the trainer's log-probabilities, float32 [L − 1] for each of the S sequences.
-            score: from the sequences, int64 [L] each, to what every replica finds, as `expected`, or why it can't.
+            score: a function from the sequences, int64 [L] each, to every replica's log-probabilities, in the form of
+                `expected`, or its error.
 
         Returns:
-            `weight_check/mean_difference` and `weight_check/max_difference`, of the replica with the largest; and the replicas
-            whose mean difference is above the tolerance, or that could not score.
+            The largest `weight_check/mean_difference` and `weight_check/max_difference` of all replicas; and the faults of
+            replicas whose mean difference is above the tolerance, or that could not score.
         """
         means, largest, faults = [0.0], [0.0], []
         for number, found in score(self._sequences).items():
@@ -158,15 +159,15 @@ class WeightCheck:
 
 
 def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Compare log-probabilities of the same tokens, in nats; NaN and wrong shapes are infinitely far apart.
+    """Compare log-probabilities of the same tokens, in nats; NaN and wrong shapes give infinite differences.
 
     Args:
         expected: the trainer's log-probabilities, float32 [L − 1] for each of S sequences.
         found: a replica's log-probabilities, in the same form.
 
     Returns:
-        The mean Σ p |Δ| / Σ p of the absolute differences Δ over all tokens, p the trainer's probabilities; and the
-        largest difference.
+        The weighted mean Σ p |Δ| / Σ p over all tokens, with differences Δ and the trainer's probabilities p; and the
+        largest |Δ|.
     """
     if [len(row) for row in expected] != [len(row) for row in found]:
         return math.inf, math.inf
@@ -181,18 +182,18 @@ def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> t
 def join_prompts(
     prompts: Sequence[Prompt], sequences: int, tokens: int, special: Collection[int]
 ) -> list[np.ndarray]:
-    """Lay prompts end to end: sequence s holds prompts s, s + S, s + 2S, …, again from the first where they run out.
+    """Concatenate prompts to S sequences: sequence s holds prompts s, s + S, s + 2S, …, starting over after the last prompt.
 
-    Every sequence begins where a prompt does, as some models predict badly without the token that begins a text.
+    Every sequence starts at the beginning of a prompt, since some models predict badly without the token that begins a text.
 
     Args:
-        prompts: at least one, of at least one token each.
-        sequences: S.
-        tokens: L.
-        special: tokens left out of prompts with images, whose placeholders stand for more than a token.
+        prompts: at least one prompt, of at least one token each.
+        sequences: S, the number of sequences.
+        tokens: L, the number of tokens of each sequence.
+        special: tokens left out of prompts with images, whose placeholders stand for several tokens.
 
     Returns:
-        S arrays, int64 [L]; shorter or fewer only where prompts have nothing but images.
+        S arrays, int64 [L]; shorter or fewer only if prompts have nothing but images.
     """
     found = []
     for s in range(sequences):

@@ -1,4 +1,4 @@
-"""WeightSync: each version of the actor's weights reaches every replica, whatever fails on the way."""
+"""WeightSync: sends each version of the actor's weights to every replica, and handles failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dovetail_rollouts.rollout_service import RolloutService
 from dovetail_rollouts.weight_check import WeightCheck
 
 GRACE_SECONDS = 10.0
-"""How long replicas may take to notice that the sender has failed before its error is raised without them."""
+"""Seconds that replicas may take to notice a failed sender; after that the sender's error is raised without waiting for them."""
 
 WEIGHTS = frozenset({"weights"})
 KV_CACHE = frozenset({"kv_cache"})
@@ -36,10 +36,10 @@ class WeightSync:
     """Sends each version of the actor's weights to the replicas, restarts failed replicas, and puts them to sleep between rollouts.
 
     Args:
-        site: the site of the run; its plan says which transport there is and what the rollout can do.
-        service: generates with the weights, and waits while they are sent.
+        site: the site of the run, whose plan has the weight transport and the rollout's capabilities.
+        service: the service that generates with the weights, and waits while they are sent.
         pool: the replicas that receive weights.
-        weight_check: compares actor and replicas after an update.
+        weight_check: the comparison of actor and replicas after an update.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class WeightSync:
         service.bring_back_with(self.rescue)
 
     def publish(self) -> None:
-        """Send the actor's weights to every replica, as a new version; nothing where neither they nor the replicas have changed.
+        """Send the actor's weights to every replica, as a new version, unless neither weights nor replicas have changed.
 
         Raises:
-            WeightSyncError: a replica did not take them, though it was started again; see `bring`.
+            WeightSyncError: a replica did not receive the weights, even after restarts; see `bring`.
         """
         if not (self._weights.stale or self._discarded or self._pool.replicas.changing):
             return
@@ -76,7 +76,7 @@ class WeightSync:
         self._check_stop()
 
     def ready(self) -> None:
-        """Move training roles off the accelerator and the replicas onto it, with their weights, and start generation."""
+        """Move training roles off the accelerator, move the replicas with their weights onto it, and start generation."""
         if self._resting:
             self._make_room()
         else:
@@ -95,7 +95,7 @@ class WeightSync:
             self._offload_manager.free_caches()
 
     def rest(self) -> None:
-        """Suspend generation and move the replicas off the accelerator, where `rollout.offload` is set, until `ready`."""
+        """Suspend generation and move the replicas off the accelerator until `ready`, if `rollout.offload` is set."""
         if not self._offload or self._resting:
             return
         self._service.suspend(self._outer_phase)
@@ -104,11 +104,11 @@ class WeightSync:
         self._resting = True
 
     def generated(self) -> None:
-        """Reset the count of restarts: generation succeeded."""
+        """Reset the count of restarts after successful generation."""
         self._rebuilt = 0
 
     def rescue(self, lost: Sequence[ReplicaFault]) -> None:
-        """Restart replicas when all were lost or drained in the middle of a rollout, with the current weights. For errors see `bring`."""
+        """Restart replicas with the current weights after all were lost or drained during a rollout. See `bring` for errors."""
         self._prefix = "rollout/"
         try:
             with self._weights.sending(self._arrived) as version, self._phase("rebuild"):
@@ -125,15 +125,15 @@ class WeightSync:
     # -- one version ---------------------------------------------------------------------------
 
     def bring(self, version: int) -> None:
-        """Send the actor's weights as `version` to every replica, and verify with the weight check that it computes with them.
+        """Send the actor's weights as `version` to every replica, and verify with the weight check that each replica uses them.
 
-        Replicas that have died or failed are started again, before the update or after it, and then all of them are
-        sent the version anew: no replica serves incomplete weights.
+        Replicas that have died or failed are restarted, before or after the update. The version is then sent again to
+        all replicas, so that no replica serves incomplete weights.
 
         Raises:
-            WeightSyncError: a replica did not take the version, or computes with other weights, and so often were
-                replicas started again as `rollout.max_restarts` allows.
-            DovetailError: what the sender raised, where it was the sender that failed.
+            WeightSyncError: after `rollout.max_restarts` restarts, a replica still lacks the version or computes with other
+                weights.
+            DovetailError: the sender's own error.
         """
         faults, doubted = self._pool.replicas.lost(), False
         probing = self._weight_check.due(version)
@@ -339,13 +339,13 @@ class WeightSync:
 
 
 class FirstFailure:
-    """Notifies the sender once, when the first replica fails while others wait for it.
+    """Notifies the sender of a weight update once, when the first replica fails while other replicas wait for the sender.
 
-    A replica that failed because the update had been aborted does not count as the first.
+    A replica that fails because the update was aborted does not count as the first.
 
     Args:
-        tell: a function that notifies the sender, with the reason.
-        logger: logs a failure of `tell`.
+        tell: a function that notifies the sender, given the reason.
+        logger: the logger of a failure of `tell`.
     """
 
     def __init__(self, tell: Callable[[str], None], logger: Logger) -> None:
@@ -354,7 +354,7 @@ class FirstFailure:
         self._error: Exception | None = None
 
     def heard(self, error: Exception) -> None:
-        """Record that a replica has failed. Called from several threads."""
+        """Record that a replica has failed, and notify the sender if it is the first. Thread-safe."""
         if isinstance(error, CalledOffError):
             return
         with self._lock:
@@ -368,6 +368,6 @@ class FirstFailure:
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
-        """Return the faults that came first, where known, since the others are their consequences; else all."""
+        """Return the faults that caused the others: those of the first failure and of dead replicas, or all if there are none."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)

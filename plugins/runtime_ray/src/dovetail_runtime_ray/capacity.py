@@ -10,7 +10,7 @@ from dovetail.errors import PlacementError
 from dovetail.sections import Pool
 
 EPSILON = 1e-4
-"""Tolerance in comparing resources, which Ray counts in ten-thousandths."""
+"""Tolerance in comparing amounts of resources, which Ray counts in ten-thousandths."""
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +26,7 @@ class Node:
     """CPUs and GPUs of the node that are not reserved."""
 
     def described(self) -> str:
-        """Return `host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
+        """Return the node as text, such as `host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
         parts = [
             f"{_number(self.free.get(kind, 0))} of {_number(self.total.get(kind, 0))} {kind}s"
             for kind in ("GPU", "CPU")
@@ -36,7 +36,7 @@ class Node:
 
 @attrs.frozen(kw_only=True)
 class Share:
-    """The part of a pool that lives on one node."""
+    """The part of a pool on one node."""
 
     pool: Pool
     index: int
@@ -51,7 +51,7 @@ class Share:
 
 
 def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
-    """Return each pool's part of each of its nodes."""
+    """Return one share for each node of each pool."""
     found = []
     for pool in pools:
         rank: dict[str, float] = {"CPU": float(cpus_per_worker or 1)}
@@ -62,12 +62,12 @@ def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
 
 
 def fit(wanted: Sequence[Share], nodes: Sequence[Node]) -> list[Node]:
-    """Assign a node to each share: shares of one pool on different nodes, different pools on the same where they fit.
+    """Assign a node to each share: shares of one pool to different nodes, shares of different pools to one node if they fit.
 
-    The largest go first, each to the node that it fills best.
+    The largest shares are assigned first, each to the node that it fills best.
 
     Raises:
-        PlacementError: the shares do not fit; names what was asked for and what is free on every node.
+        PlacementError: the shares do not fit; names the requested resources and those that are free on every node.
     """
     free = {node.node_id: dict(node.free) for node in nodes}
     chosen: dict[int, Node] = {}

@@ -1,4 +1,4 @@
-"""The connection to Ray: joins a cluster, or starts one for this run alone and leaves nothing of it behind."""
+"""The connection to Ray: joins a cluster, or starts one for this run alone and removes it completely afterwards."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from dovetail_runtime_ray.capacity import Node
 from dovetail_runtime_ray.config import RayConfig
 
 REACH_SECONDS = 5.0
-"""How long an existing cluster's head may take to accept a connection."""
+"""Seconds that an existing cluster's head may take to accept a connection."""
 
 
 SETTLE_SECONDS = 3.0
-"""How long a cluster's processes may take to end after it was told to stop."""
+"""Seconds that a local cluster's processes may take to end after the cluster was stopped."""
 _LONGEST_PLACE = 30
 """Ray puts sockets below its directory, and a socket's path has 107 characters at most."""
 
@@ -87,7 +87,7 @@ class Cluster:
             self._join(str(config.wanted_address), given)
 
     def nodes(self) -> list[Node]:
-        """Return the living nodes, with what is free on each."""
+        """Return the living nodes, with the free resources of each."""
         from ray._private import state
 
         api: Any = ray
@@ -280,12 +280,12 @@ def _loopback() -> Iterator[None]:
 
 
 def check_reachable(address: str) -> None:
-    """Check whether a cluster's head answers at `host:port`; addresses without a colon are left to Ray.
+    """Check that a cluster's head answers at `host:port`; an address without a colon is not checked.
 
     Ray itself waits for minutes; a plain connection shows within seconds whether the address answers.
 
     Raises:
-        PlacementError: the head does not answer, or this is not an address.
+        PlacementError: the head does not answer, or the address is malformed.
     """
     host, colon, port = address.rpartition(":")
     if not colon:
@@ -305,7 +305,7 @@ def found_here() -> str:
     """Return the address of the cluster that runs on this machine, as Ray's own `auto` finds it.
 
     Raises:
-        PlacementError: no cluster runs here.
+        PlacementError: no cluster runs on this machine.
     """
     from ray._private import services
 

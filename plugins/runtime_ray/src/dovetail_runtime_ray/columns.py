@@ -1,10 +1,10 @@
 """How batches travel: each token column once, in chunks, through a store; calls and results carry references.
 
-A small share of a batch goes along. Of the columns of a larger one, the rows that are not in the store yet are put
-there, as one chunk a column, and remembered as long as the column lives: the same rows asked for again (a forward pass of another role, the update) cost a reference. Rows that lie in several
-chunks (mini-batches, another balance) go as references and row positions, and the receiver brings them together,
-once it reads them. Columns arrive as `RaggedRows`: what an engine does not read is never fetched. Results go back
-in the same way, so that a column which only workers read again stays where it was made.
+A small share of a batch is sent within the call. For a larger share, rows that are not in the store yet are stored as one
+chunk a column, and remembered as long as the column lives: a later call with the same rows (a forward pass of another
+role, the update) sends a reference. Rows of several chunks (mini-batches, another balance) are sent as references and row
+positions; the receiver joins the rows when it reads them. Columns arrive as `RaggedRows`: a column that an engine does not
+read is never fetched. Results travel in the same way, so a column that only workers read again stays on its worker.
 Legend: N rows of a column that was made here, M rows of a share.
 """
 
@@ -27,28 +27,28 @@ ALONG = 1 << 16
 
 @attrs.frozen(eq=False)
 class PackedColumn:
-    """A ragged column by reference."""
+    """A ragged column as references to stored arrays."""
 
     chunks: tuple[tuple[Any, np.dtype[Any], tuple[int, ...], bool], ...]
     """Reference, dtype, shape and finiteness of each stored array."""
     chunk_M: np.ndarray | None
-    """int64 [M], the chunk of each row; None where all lie in the first."""
+    """int64 [M], index of each row's chunk; None if all rows are in the first chunk."""
     start_M: np.ndarray | int
-    """int64 [M], where each row begins in its chunk; a single number where one row follows the other from there on."""
+    """int64 [M], start of each row in its chunk; for consecutive rows a single number, the start of the first."""
     offsets: np.ndarray
-    """int64 [M + 1]."""
+    """int64 [M + 1], offsets of the rows' values."""
 
 
 @attrs.frozen(eq=False)
 class PackedBatch:
-    """A batch on its way: dense, object and small ragged columns as they are, others as `PackedColumn`."""
+    """A batch as it is sent: dense, object and small ragged columns unchanged, large ragged ones as `PackedColumn`."""
 
     columns: dict[str, Any]
     length: int
 
 
 class Chunks:
-    """The arrays of this process's columns that are in the store, as long as the columns live. Thread-safe.
+    """References to the stored rows of this process's columns, kept as long as the columns live. Thread-safe.
 
     Args:
         store: the object store.
@@ -66,7 +66,7 @@ class Chunks:
             wanted: columns of N rows, and int64 [M] rows of each, none of them empty. A column may come twice.
 
         Returns:
-            Where the rows of each column lie now. What it says of other rows may change at any time.
+            The places of each column's rows in the store. Entries for rows that were not wanted may change at any time.
         """
         with self._lock:
             found = [self._placement(column) for column, _ in wanted]
@@ -98,7 +98,7 @@ class Chunks:
         return placed
 
     def clear(self) -> None:
-        """Drop all references."""
+        """Drop all references to stored rows."""
         with self._lock:
             self._held.clear()
 
@@ -127,18 +127,18 @@ class _Placement:
 class BatchCodec:
     """Packs and unpacks the batches among arguments and results: one codec in the controller for all groups, and one in each host process.
 
-    A call is encoded in the controller (`encode`), and decoded in each rank's process, in the thread that runs it (`decode`), which
-    encodes the result (`encode_result`); the controller decodes those of all ranks (`decode_results`). None, of a rank without a call,
-    and `RankFailure` pass through unchanged; what `decode` or `encode_result` raises is that rank's failure.
+    The controller encodes a call (`encode`). Each rank's process decodes the call in the thread that runs it (`decode`), and encodes the
+    result (`encode_result`). The controller decodes the results of all ranks (`decode_results`). None (a rank without a call) and
+    `RankFailure` pass through unchanged. An error in `decode` or `encode_result` counts as that rank's failure.
 
-    Ray pickles what travels, by protocol 5, so that NumPy buffers are not copied and arrive read-only; inside a container, never as a
-    bare argument: an `ObjectRef` in it reaches the worker as a reference, and Ray fetches nothing unasked.
+    Ray pickles payloads by protocol 5, so that NumPy buffers are not copied and arrive read-only. References travel inside a container,
+    never as a bare argument: an `ObjectRef` then reaches the worker as a reference, and Ray fetches nothing unasked.
 
-    A batch is looked for among the arguments, as the result, and within tuples. For any thread.
+    Batches are found among the arguments, as the result, and within tuples. Thread-safe.
 
     Args:
         store: the store of this process.
-        along: ragged columns of this process that have together fewer bytes than this go along, not into the store.
+        along: total bytes below which ragged columns of this process are sent within the call, not through the store.
     """
 
     def __init__(self, store: Store, *, along: int = ALONG) -> None:
@@ -147,7 +147,7 @@ class BatchCodec:
         self._chunks = Chunks(store)
 
     def encode(self, calls: Sequence[Call | None]) -> list[Any]:
-        """Return one payload a rank, None for ranks without a call; equal arguments get the same object."""
+        """Return one payload a rank, None for ranks without a call; calls with the same arguments share a payload."""
         packed: dict[int, PackedBatch] = {}
         payloads: dict[tuple[Any, ...], Call] = {}
 
@@ -169,7 +169,7 @@ class BatchCodec:
         return encoded
 
     def decode(self, payload: Any) -> Call:
-        """Return this rank's arguments; arrays in them may be read-only."""
+        """Return this rank's arguments; their arrays may be read-only."""
         return _mapped(payload, self._unpack, PackedBatch)
 
     def encode_result(self, result: Any) -> Any:
@@ -177,11 +177,11 @@ class BatchCodec:
         return _walked(result, self._pack, Batch)
 
     def decode_results(self, results: Sequence[Any]) -> list[Any]:
-        """Return the ranks' results; no value is fetched."""
+        """Return the ranks' results; columns in the store are not fetched."""
         return [_walked(result, self._unpack, PackedBatch) for result in results]
 
     def close(self) -> None:
-        """Drop the references to stored columns; a column in use keeps its own."""
+        """Drop the references to stored columns; columns in use keep their references."""
         self._chunks.clear()
 
     def _pack(self, batch: Batch) -> PackedBatch:

@@ -1,6 +1,6 @@
 """Completions in messages from a rollout process: many in one message, in a few arrays instead of thousands.
 
-Legend: C completions of a message, T tokens of all of them together.
+Legend: C completions of a message, T tokens of all completions together.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class PackedCompletions:
     columns: dict[str, tuple[np.ndarray, np.ndarray]]
     """Column → values [T] and offsets int64 [C + 1]."""
     missing: dict[str, np.ndarray]
-    """Column → bool [C]: the completions whose value is None."""
+    """Column → bool [C], True for completions whose value is None."""
 
     def unpack(self) -> Iterator[Completion]:
-        """Yield the completions; their arrays are views, read-only."""
+        """Yield the completions; their arrays are read-only views."""
         for c, request_id in enumerate(self.request_ids):
             fields = {}
             for name, (values_T, offsets) in self.columns.items():
@@ -48,7 +48,7 @@ class PackedCompletions:
 
 
 def pack(completions: Sequence[Completion]) -> PackedCompletions:
-    """Join completions into columns; dtypes stay as they are."""
+    """Join completions into columns; dtypes are kept."""
     columns, missing = {}, {}
     for name in _COLUMNS:
         values = [getattr(completion, name) for completion in completions]
@@ -78,4 +78,4 @@ class Message:
     ended: tuple[str, ...] = ()
     """Requests that have no more samples."""
     failed: tuple[tuple[str, WireFailure], ...] = ()
-    """Requests that the engine failed."""
+    """Requests that failed in the engine, with their errors."""

@@ -1,4 +1,4 @@
-"""The config of the Ray runtime, and the pools that it stands for. Nothing here imports Ray."""
+"""The config of the Ray runtime, and the pools that follow from it. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ METHODS_OF_REPLICAS = (
     "resume",
     "reset_cache",
 )
-"""The methods that a run calls on workers, for which time limits can be set."""
+"""The methods that a run calls on rollout replicas, for which time limits can be set."""
 
 _COUNT = attrs.validators.optional(attrs.validators.ge(0))
 _EACH_ABOVE_ZERO: Validator = attrs.validators.deep_mapping(
@@ -71,7 +71,7 @@ def _each_a_method(_: object, field: attrs.Attribute[Any], limits: dict[str, flo
 
 @attrs.frozen(kw_only=True)
 class PoolSection:
-    """Ranks of a pool and the roles that share them; absent settings are those of the runtime."""
+    """Ranks of a pool and the roles that share them; settings left out are taken from the runtime."""
 
     roles: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Roles of the pool: `actor`, `critic`, `ref`, `rollout`, or a name of `roles`; each role in one pool only."""
@@ -80,7 +80,7 @@ class PoolSection:
     gpus_per_node: int | None = attrs.field(default=None, validator=_COUNT)
     """Accelerators on each machine, one process each; 0 computes on CPUs; absent: `runtime.gpus_per_node`."""
     workers_per_node: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Processes on each machine of a pool on CPUs; absent: `runtime.workers_per_node`."""
+    """Processes on each machine of a pool that computes on CPUs; absent: `runtime.workers_per_node`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,48 +88,48 @@ class RayConfig(RuntimeSection):
     """Config of the Ray runtime: workers are Ray actors on several processes, accelerators and machines."""
 
     nodes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Machines."""
+    """Number of machines."""
     gpus_per_node: int | None = attrs.field(default=None, validator=_COUNT)
     """Accelerators on each machine, one training process each; absent or 0 computes on CPUs."""
     workers_per_node: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Training processes on each machine without accelerators; absent: 1."""
     cpus_per_worker: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """CPU cores that each training process reserves and computes with; absent: 1 is reserved, and the machine's cores
-    are shared out evenly."""
+    """CPU cores that each training process reserves and computes with; absent: each reserves 1, and the machine's cores
+    are divided evenly."""
     pools: dict[str, PoolSection] = attrs.field(factory=dict)
     """Separate pools by name, such as `{train: {roles: [actor, ref], gpus_per_node: 6}, generate: {roles: rollout,
-    gpus_per_node: 2}}`. Roles that none of them names share one further pool of the sizes above."""
+    gpus_per_node: 2}}`. Roles that no pool names share one further pool of the sizes above."""
     address: str | None = None
-    """An existing cluster: `host:port`, or `auto` for the one on this machine. Absent: the environment's RAY_ADDRESS,
-    or else a local cluster that the run starts and stops."""
+    """Address of an existing cluster: `host:port`, or `auto` for a cluster on this machine. Absent: the environment
+    variable RAY_ADDRESS, or else a local cluster that the run starts and stops."""
     ray_init: dict[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
     """Further keywords of `ray.init`, such as `object_store_memory`; keywords that the runtime sets itself take precedence, with a
     warning."""
     timeline: str | None = None
     """File for a timeline of the run's calls, to open in Perfetto (ui.perfetto.dev); absent: none."""
     start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
-    """Seconds in which processes must have started, models loaded."""
+    """Seconds that processes may take to start, including loading models."""
     time_limit: float = attrs.field(default=7200.0, validator=attrs.validators.gt(0))
-    """Seconds that one call on a group of workers may take, and that a rollout replica may be silent; then the run ends,
-    and says what the silent processes were doing."""
+    """Seconds that one call on a group of workers may take, and that a rollout replica may be silent. After that the
+    run ends, and shows what the silent processes were doing."""
     time_limits: dict[str, float] = attrs.field(
         factory=dict, validator=[_EACH_ABOVE_ZERO, _each_a_method]
     )
-    """Other limits for single methods, such as `{update: 600, save: 1800}`."""
+    """Time limits of single methods in seconds, such as `{update: 600, save: 1800}`."""
     failure_grace: float = attrs.field(default=10.0, validator=attrs.validators.ge(0))
-    """Seconds that the other ranks may continue once one has failed; then all are ended."""
+    """Seconds that the other ranks may continue after a rank has failed; then all processes are ended."""
     env_vars: dict[str, str] = attrs.field(factory=dict)
     """Environment variables of every worker process."""
     runtime_envs: dict[str, dict[str, Any]] = attrs.field(factory=dict, metadata={VERBATIM: True})
-    """Roles whose processes run in an environment that Ray makes, each with what `runtime_env` takes, such as
-    `{rollout: {pip: [vllm==0.24.0]}}` or `{rollout: {conda: vllm}}`. Where an environment is there already, name it in
+    """Ray's `runtime_env` for each role whose processes run in an environment made by Ray, such as
+    `{rollout: {pip: [vllm==0.24.0]}}` or `{rollout: {conda: vllm}}`. If an environment exists already, name it in
     `environments`."""
     device: Literal["auto", "cpu"] = "auto"
-    """`auto` computes on accelerators where `gpus_per_node` asks for them; `cpu` never does."""
+    """Device to compute on: `auto` uses accelerators if `gpus_per_node` asks for them, `cpu` never does."""
 
     @property
     def in_process(self) -> bool:
-        """Whether workers live in the controller's process: False."""
+        """Whether workers run in the controller's process; always False."""
         return False
 
     @property
@@ -144,7 +144,7 @@ class RayConfig(RuntimeSection):
 
     @property
     def wanted_address(self) -> str | None:
-        """The existing cluster to join: the config's, or the environment's."""
+        """Address of the existing cluster to join, from the config or RAY_ADDRESS; None for a cluster of the run's own."""
         return self.address or os.environ.get("RAY_ADDRESS") or None
 
     @classmethod
@@ -164,7 +164,7 @@ class RayConfig(RuntimeSection):
             yield from unfit_environment(role, path, plugins[role])
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
-        """Return the pools as configured, and one for the roles that they leave. See `RuntimeSection`."""
+        """Return the configured pools, and one pool for the remaining roles. See `RuntimeSection`."""
         check_environments(self.environments, roles)
         check_environments(self.runtime_envs, roles, key="runtime_envs")
         owner: dict[str, str] = {}
@@ -192,7 +192,7 @@ class RayConfig(RuntimeSection):
         return tuple(pools)
 
     def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
-        """See `RuntimeSection`: a cluster of the run's own has this machine's accelerators alone."""
+        """See `RuntimeSection`; a cluster that the run starts has only this machine's accelerators."""
         if not self.own_cluster:
             return None
         import torch
@@ -210,8 +210,10 @@ class RayConfig(RuntimeSection):
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:
-        """Return the transport for a config without one: shared memory of each machine within one pool; else NCCL, or gloo between CPUs;
-        files where one side computes on CPUs and the other on accelerators of another machine. See `RuntimeSection`.
+        """Return the weight transport for a config without one. See `RuntimeSection`.
+
+        Within one pool, weights travel through each machine's memory. Between pools they travel through NCCL, or gloo between CPUs.
+        They travel as files if one side computes on CPUs and the other on accelerators of another machine.
         """
         actor, rollout = self._home("actor"), self._home("rollout")
         if actor.name == rollout.name and not joined:

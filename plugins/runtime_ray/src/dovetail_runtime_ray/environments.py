@@ -35,8 +35,8 @@ class Environments:
     """The environments of a run.
 
     Args:
-        config: the config that names them.
-        lock: the run's plugins, None outside a run.
+        config: the config that names the environments.
+        lock: the run's plugins; None outside a run.
     """
 
     def __init__(self, config: RayConfig, lock: Mapping[str, Any] | None) -> None:
@@ -45,7 +45,7 @@ class Environments:
         self._here: dict[tuple[str, ...], EnvironmentInfo] = {}
 
     def of(self, *roles: str) -> RoleEnvironment:
-        """Return the environment of processes that hold these roles, all of which the config puts into the same one."""
+        """Return the environment of processes that hold these roles; the config gives all these roles the same environment."""
         role = next((r for r in roles if self._names(r)), None)
         if role is None:
             return RoleEnvironment()
@@ -72,14 +72,14 @@ class Environments:
         )
 
     def check(self, reserved: Sequence[Reserved]) -> None:
-        """Examine every interpreter that the config names on every machine where it will run.
+        """Check every interpreter that the config names, on every machine where it will run.
 
-        Ray waits without end for a process whose interpreter is not there.
+        Ray would wait forever for a process whose interpreter does not exist.
 
         Raises:
-            ConfigError: the interpreter does not exist.
-            PluginNeedsError: it lacks a package that a plugin needs; says how to install it.
-            PluginIncompatibleError: it differs from this environment; names both values.
+            ConfigError: an interpreter does not exist.
+            PluginNeedsError: an environment lacks a package that a plugin needs; says how to install the package.
+            PluginIncompatibleError: an environment differs from the controller's; names both values.
         """
         homes = {role: place for place in reserved for role in place.pool.roles}
         across = {item["name"] for item in self._locked if item["kind"] == "weight_transport"}

@@ -33,7 +33,12 @@ class TaskProcess(Process):
         self._task: Task | None = None
 
     async def start(self, target: str, given: bytes) -> tuple[ProcessInfo, Reply]:
-        """Make the task."""
+        """Construct the task; return where its process runs, and whether the construction succeeded.
+
+        Args:
+            target: the import path of the task's factory.
+            given: the data from which the factory makes the task.
+        """
 
         def act() -> None:
             if self.setup.plugins is not None:
@@ -43,7 +48,7 @@ class TaskProcess(Process):
         return self.facts(), await asyncio.to_thread(self.answer, act)
 
     async def call(self, payload: bytes) -> bytes:
-        """Return the task's answer."""
+        """Call the task with a payload, and return its answer."""
         assert self._task is not None
         return await self._task.call(payload)
 
@@ -54,7 +59,7 @@ class TaskProcess(Process):
         self.logs.close()
 
     async def watch(self) -> None:
-        """Wait forever; the call fails at once when the process dies, which notifies the controller."""
+        """Wait forever: the call fails as soon as the process dies, which notifies the controller."""
         await asyncio.Event().wait()
 
 
@@ -64,8 +69,8 @@ class TaskWorkers:
     Args:
         spec: the spec of the workers.
         run: the state shared with all processes of the run.
-        setup: the setup of a process, from its number.
-        nodes: returns the living machines.
+        setup: a function from a process's number to its set-up.
+        nodes: a function that returns the living nodes.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class TaskWorkers:
         self._homes: dict[int, Node] = {}
 
     def start(self, numbers: Sequence[int]) -> list[TaskWorker]:
-        """Start workers with these numbers, and wait until all are ready. For errors see `Runtime.task_workers`."""
+        """Start workers with these numbers, and wait until all are ready. See `Runtime.task_workers` for errors."""
         spec = self._spec
         self._find_homes(numbers)
         actors = {number: self._actor(number) for number in numbers}

@@ -1,4 +1,4 @@
-"""Waiting for the ranks of one call: failures, losses and time limits become one legible outcome."""
+"""Waits for the ranks of one call, and turns failures, lost processes and time limits into one readable error."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ class Gather:
 
     Args:
         pool: the pool.
-        what: the call as text, `actor.update()`.
+        what: the call as text, such as `actor.update()`.
         refs: Ray's reference to the answer of every rank that was called.
         limit: the time limit in seconds.
-        method: the method, which names the file of stacks and the time limit; empty during the start, which has
-            neither.
+        method: the method, which names the file of stacks and the time limit's setting; empty for calls of the start.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Gather:
         self._grace_ends: float | None = None
 
     def done(self) -> bool:
-        """Return whether `results` would return or raise at once."""
+        """Return whether `results` would return or raise without waiting."""
         if not self._pending or self._pool.health.error is not None:
             return True
         refs = list(self._pending)
@@ -61,12 +60,12 @@ class Gather:
     def results(self, timeout: float | None) -> list[Any]:
         """Return every rank's encoded result or `WireFailure`, in rank order; None for ranks that were not called.
 
-        When one rank has failed and others are silent beyond the grace, all processes are ended, and the silent
-        ones' results are None too: the failure tells.
+        If a rank has failed and others stay silent beyond the grace period, all processes are ended. The results of
+        silent ranks are then None as well.
 
         Raises:
-            TimeoutError: not all have answered within `timeout` seconds; ask again.
-            WorkerError: a process was lost, or the call's limit has passed.
+            TimeoutError: some ranks have not answered within `timeout` seconds; the method may be called again.
+            WorkerError: a process was lost, or the call's time limit has passed.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while self._pending:

@@ -1,4 +1,4 @@
-"""The health of the run's processes. The first one that is lost, or silent for too long, ends all calls at once."""
+"""The health of the run's processes. The first process that is lost, or silent for too long, ends all calls at once."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class Health:
                 self._thread.start()
 
     def fail(self, error: WorkerError) -> WorkerError:
-        """Record an error, unless there is an earlier one; returns the earliest."""
+        """Record an error unless there is an earlier error, and return the earliest."""
         with self._lock:
             if self.error is None:
                 self.error = error
             return self.error
 
     def check(self, what: str) -> None:
-        """Raise where something failed before.
+        """Raise if one of the run's processes has failed.
 
         Raises:
-            WorkerError: `what` can't be done, and the first error says why.
+            WorkerError: a process has failed; says that `what` can't be done, and why.
         """
         if self.error is not None:
             raise stopped(what, self.error)
 
     def close(self) -> None:
-        """Stop looking; safe to call twice."""
+        """Stop watching the processes; safe to call twice."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -89,7 +89,7 @@ class Health:
 
 
 def stopped(what: str, cause: WorkerError) -> WorkerError:
-    """Return the error for a call that can't be made, or was given up, because of an earlier failure."""
+    """Return the error for a call that could not start or finish because of an earlier failure."""
     error = WorkerError(
         f"{what} was given up, since the run's processes failed before: {cause.message}",
         rank=cause.rank,
@@ -101,7 +101,7 @@ def stopped(what: str, cause: WorkerError) -> WorkerError:
 
 
 def why_lost(error: BaseException) -> str:
-    """Return the cause that Ray knows, without its advice to operators of clusters."""
+    """Return the cause of a lost process as Ray reports it, without Ray's advice to operators of clusters."""
     text = " ".join(str(error).split())
     if "memory" in text and isinstance(error, ray.exceptions.OutOfMemoryError):
         return f"Ray ended it because the machine was nearly out of memory: {text[:400]}"
@@ -118,20 +118,20 @@ def why_lost(error: BaseException) -> str:
 
 @attrs.frozen(kw_only=True)
 class CallTimeouts:
-    """How long calls may take, in seconds."""
+    """Time limits of calls, in seconds."""
 
     start: float
-    """Limit for all processes that are started together, loading of models included."""
+    """Limit for starting processes together, including loading models."""
     default: float
     methods: Mapping[str, float]
     grace: float
-    """How long other ranks may go on once one has failed."""
+    """Time that other ranks may continue after a rank has failed."""
 
     def of(self, method: str) -> float:
-        """Return the limit of a method."""
+        """Return the limit of a method, in seconds."""
         return self.methods.get(method, self.default)
 
     @property
     def longest(self) -> float:
-        """The longest limit of all methods."""
+        """The longest limit of all methods, in seconds."""
         return max([self.default, *self.methods.values()])

@@ -55,15 +55,16 @@ class EnvironmentInfo:
     executable: str
     python: str
     packages: Mapping[str, str | None]
-    """Distribution → version; None where it is missing."""
+    """Distribution → version; None if missing."""
     build: str | None
-    """What its torch was built for: `cpu`, `cuda 13.0`; None without torch."""
+    """Build of torch, such as `cpu` or `cuda 13.0`; None without torch."""
     nccl: str | None
     """Version of the NCCL that came with torch."""
     uses: Mapping[str, str] = field(default_factory=dict)
-    """Versions of what the distributions of these plugins depend on."""
+    """Dependency → version, for the dependencies of the plugins' distributions."""
     plugins: Sequence[Mapping[str, Any]] = ()
-    """For each that was asked for: kind, name, distribution, version, sha256; `missing` with the reason, or `unmet`: each need with what installs it."""
+    """The requested plugins, each with kind, name, distribution, version and sha256. A missing plugin has the reason in `missing`;
+    unmet needs have their install commands in `unmet`."""
 
     @property
     def pip(self) -> str:
@@ -73,12 +74,12 @@ class EnvironmentInfo:
 
 @dataclass(frozen=True)
 class EnvironmentProblem:
-    """One thing that keeps an environment from its role."""
+    """One reason why an environment does not suit its role."""
 
     message: str
     hint: str
     needs: bool = False
-    """A package is missing; everything else that is there fits."""
+    """Whether the problem is only a missing package."""
 
 
 def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
@@ -87,10 +88,10 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
     Args:
         path: the path as written in the config.
         key: the config's key, for the error.
-        exists: whether it must be on this machine; else it is the path that it has where it is.
+        exists: whether to check that the interpreter is on this machine; False for a path on another machine.
 
     Raises:
-        ConfigError: there is no interpreter.
+        ConfigError: there is no interpreter at the path.
     """
     place = Path(path).expanduser().absolute()  # not resolved: an environment's python is a link
     if place.is_dir() or not (place.exists() or place.name.startswith("python")):
@@ -108,10 +109,10 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
 def facts_here(
     plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """Describe this environment. Imports none of the plugins.
+    """Describe this environment, without importing the plugins.
 
     Args:
-        plugins: entries of a lock; those of files are left out.
+        plugins: entries of a lock; plugins from files are left out.
         packages: distributions whose versions to include, besides dovetail-core.
     """
     asked = [item for item in plugins if item.get("path") is None]
@@ -131,10 +132,10 @@ def facts_here(
 def facts_of(
     interpreter: Path, plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """Describe the environment of another interpreter, from a process of that interpreter.
+    """Describe the environment of another interpreter, in a process of that interpreter.
 
     Raises:
-        PluginIncompatibleError: the environment has another Python or no dovetail-core, or does not answer.
+        PluginIncompatibleError: the environment has another Python version, lacks dovetail-core, or does not answer.
     """
     asked = {"plugins": list(plugins), "packages": list(packages)}
     variables = {ISOLATED: str(interpreter)}
@@ -159,7 +160,7 @@ def facts_of(
 
 
 def facts_asked_for(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer `facts_of`, in the process that it started."""
+    """Describe this process's environment for `facts_of`, which started the process."""
     return asdict(facts_here(asked["plugins"], asked["packages"]))
 
 
@@ -169,9 +170,9 @@ def environment_problems(
     """Yield the differences that keep two environments from working together.
 
     Args:
-        here: the controller's, asked for the same plugins and packages.
-        there: the role's.
-        accelerators: whether weights go from the accelerators of one to those of the other.
+        here: the controller's environment, described for the same plugins and packages.
+        there: the role's environment.
+        accelerators: whether weights travel between accelerators of the two environments.
     """
     if _minor(there.python) != _minor(here.python):
         yield EnvironmentProblem(
@@ -195,7 +196,7 @@ def environment_problems(
 def describe_environment(
     role: str, path: str, plugins: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a lock's entry for a role's environment: its path and, where it is on this machine, its Python and its plugins' dependencies."""
+    """Return a lock's entry for a role's environment: its path and, if on this machine, its Python and its plugins' dependencies."""
     try:
         interpreter = interpreter_of(path, f"runtime.environments.{role}")
         there = facts_of(interpreter, plugins_of_roles([role], plugins))
@@ -234,23 +235,24 @@ def check_environment(
     """Compare this process's environment with the controller's.
 
     Args:
-        controller: its `EnvironmentInfo`, as a mapping, for the same plugins.
-        plugins: entries of its lock that this process loads.
+        controller: the controller's `EnvironmentInfo`, as a mapping, for the same plugins.
+        plugins: entries of the controller's lock that this process loads.
         where: the name of this process in the error.
 
     Raises:
-        PluginNeedsError, PluginIncompatibleError: names every difference with both values.
+        PluginNeedsError: packages are missing, and nothing else differs.
+        PluginIncompatibleError: the environments differ; names every difference with both values.
     """
     here = EnvironmentInfo(**controller)
     require_environment(where, environment_problems(here, facts_here(plugins, list(here.packages))))
 
 
 def require_environment(where: str, found: Iterable[EnvironmentProblem]) -> None:
-    """Raise an error where an environment has problems.
+    """Raise an error if an environment has problems.
 
     Raises:
-        PluginNeedsError: packages are missing there, and nothing else is wrong.
-        PluginIncompatibleError: the two do not fit; names every difference with both values.
+        PluginNeedsError: packages are missing, and nothing else differs.
+        PluginIncompatibleError: the environment differs from the controller's; names every difference with both values.
     """
     listed = list(found)
     if not listed:

@@ -31,7 +31,7 @@ class RunProcesses:
     """The exit stack that ends the processes with the runtime."""
 
     def printed(self, name: str) -> str:
-        """Return the last lines that the process of this name printed, for an error; empty where they can't be read."""
+        """Return the last lines that the process of this name printed, for an error; empty if they can't be read."""
         return last_printed(self.run_directory, name)
 
     def started(
@@ -47,10 +47,10 @@ class RunProcesses:
 
         Args:
             refs: Ray's references by the processes' numbers.
-            timeout: seconds for all of them.
-            label: the prefix of their log files.
-            late: makes the error, given the numbers that have not answered in time.
-            died: makes the error, given the number of a process that died, and the cause.
+            timeout: seconds for all processes together.
+            label: the prefix of the processes' log files.
+            late: a function from the numbers of processes that are late to the error.
+            died: a function from the number of a process that died, and the cause, to the error.
         """
         _, waiting = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout)
         if waiting:
@@ -67,7 +67,7 @@ class RunProcesses:
 
 
 def start_actor(process: type, setup: ProcessSetup, **options: Any) -> Any:
-    """Start a process with threads beside its calls; returns its handle at once.
+    """Start a process with extra threads for control methods, and return its handle without waiting.
 
     Args:
         process: the process's class.

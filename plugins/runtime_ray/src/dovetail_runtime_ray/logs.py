@@ -31,10 +31,10 @@ _STAYS = {"level", "logger", "timestamp", "run", "exception"}
 
 
 class WorkerLogs:
-    """The log files of this process. Each event carries the role and rank of its call, or these.
+    """The log files of this process. Each event carries the role and rank of its call, or else `label` and `rank`.
 
     Args:
-        run_directory: the directory of `logs/`; None writes nothing.
+        run_directory: the directory of `logs/`; None for no files.
         label: the role, or the roles that share the process.
         rank: the rank in the pool, or the replica's number.
     """
@@ -64,14 +64,14 @@ class WorkerLogs:
         return self._warnings.take()
 
     def close(self) -> None:
-        """Remove the files that nothing was written to."""
+        """Remove log files that are empty."""
         sys.stdout.flush()
         sys.stderr.flush()
         _remove_empty(self._files)
 
 
 def last_printed(run_directory: str | None, name: str) -> str:
-    """Return the last lines of a process's output, as text for an error; empty where nothing can be read here."""
+    """Return the last lines of a process's output, as text for an error; empty if they can't be read on this machine."""
     if run_directory is None:
         return ""
     try:
@@ -83,7 +83,7 @@ def last_printed(run_directory: str | None, name: str) -> str:
 
 
 def remove_empty(run_directory: str | None) -> None:
-    """Remove the empty files of processes that were killed and could not do so themselves."""
+    """Remove the empty log files of processes that were killed."""
     if run_directory is not None:
         _remove_empty((Path(run_directory) / FOLDER).glob("*.*"))
 

@@ -1,4 +1,4 @@
-"""The processes of one pool, as the controller sees them: started together, called together, ended together; and a worker group on them."""
+"""The processes of one pool, as the controller sees them: started, called and ended together; and the worker groups that they run."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from dovetail_runtime_ray.wire import ProcessInfo, WireFailure
 STACKS_SECONDS = 5.0
 """Seconds that a silent process may take to return its stacks."""
 CLOSE_SECONDS = 20.0
-"""How long idle processes may take to close their workers before they are ended."""
+"""Seconds that idle processes may take to close their workers before they are ended."""
 BUSY_SECONDS = 1.0
-"""Seconds to close where an interrupted run's call is still running, which would have to end first."""
+"""Seconds to close while a call of an interrupted run is still running; the call would have to end first."""
 
 BESIDE_CALLS = frozenset({"finish_save"})
-"""Methods that wait for a thread of the engine, while its other methods run."""
+"""Methods that run beside other calls, because they only wait for a thread of the engine."""
 
 
 class PoolProcesses:
-    """R processes, one a rank, over which training roles of a pool run.
+    """The R processes of a pool, one a rank, that run its training roles.
 
     Args:
         pool: the pool.
         actors: handles of `HostProcess` actors, by rank.
-        run: the state shared with the run's other processes; without its directory, stacks go into the error.
+        run: the state shared with the run's other processes; without a run directory, stacks go into the error.
         label: the prefix of the processes' files in `logs/`.
-        apart: whether they run in another environment than the controller.
+        apart: whether the processes' Python environment differs from the controller's.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PoolProcesses:
 
     @property
     def name(self) -> str:
-        """The roles that live here, or the pool's name before there are any."""
+        """The started roles, joined by `+`; the pool's name if there are none yet."""
         return "+".join(self.roles) or f"pool {self.pool.name}"
 
     @property
@@ -86,14 +86,14 @@ class PoolProcesses:
         return len(self._actors)
 
     def begin(self, rendezvous: str | None) -> None:
-        """Wait until every process is up, and join them to one process group.
+        """Wait until every process is up, and join the processes to one process group.
 
         Args:
-            rendezvous: a file's address that only these processes share; None lets rank 0 listen.
+            rendezvous: the address of a file that only these processes share; None if rank 0 listens instead.
 
         Raises:
             PlacementError: the processes did not start in time.
-            WorkerError: one of them died, or could not join.
+            WorkerError: a process died, or could not join.
         """
         timeout = self.limits.start
         deadline = time.monotonic() + timeout
@@ -129,7 +129,7 @@ class PoolProcesses:
         """Start a role's worker on every rank.
 
         Raises:
-            DovetailError: what the first failing rank raised.
+            DovetailError: the error of the first rank that failed.
         """
         if spec.role not in self.roles:
             self.roles.append(spec.role)
@@ -139,7 +139,13 @@ class PoolProcesses:
         )
 
     def everywhere(self, what: str, send: Callable[[Any], Any], timeout: float) -> list[Any]:
-        """Send the same to every rank and wait; raises the first failing rank's own error."""
+        """Send every rank the same call and wait for the answers; raise the first failing rank's own error.
+
+        Args:
+            what: the call as text, for errors.
+            send: a function that sends the call to an actor handle and returns Ray's reference.
+            timeout: the time limit in seconds.
+        """
         # Ray keeps the order of calls to one actor only. Two threads that send at once could reach ranks in different orders,
         # and the collectives of one call would wait for those of the other.
         with self._order:
@@ -167,7 +173,7 @@ class PoolProcesses:
             role: the worker's role.
             method: the method of the worker.
             payloads: the result of `encode`, one a rank.
-            answering: the ranks whose results are read; others send None, or their failure. None: all.
+            answering: the ranks whose results are read; None for all. Other ranks send None, or their failure.
         """
         what = f"{role}.{method}()"
         self.health.check(what)
@@ -187,7 +193,7 @@ class PoolProcesses:
     # What Gather asks for
 
     def lost(self, rank: int, what: str, error: Exception) -> WorkerError:
-        """End the other processes after one died, and return the run's first error, which may be an earlier one."""
+        """End the other processes after a process died, and return the run's first error, which may be an earlier failure."""
         where = self.facts[rank].described() if rank < len(self.facts) else "not yet started"
         during = f" during {what}" if what else ""
         failure = WorkerError(
@@ -201,22 +207,21 @@ class PoolProcesses:
         return self.fail(failure)
 
     def fail(self, error: WorkerError) -> WorkerError:
-        """End every process because of an error; returns the run's first."""
+        """End every process because of an error, and return the run's first error."""
         first = self.health.fail(error)
         self.kill()
         return first
 
     def stacks(self, ranks: Sequence[int], name: str) -> tuple[str, list[int]]:
-        """Return the stacks of silent ranks, written to a file of `logs/` where there is a run directory.
+        """Collect the stacks of silent ranks, and write them to a file in `logs/` if there is a run directory.
 
         Args:
-            ranks: the ranks.
-            name: the name of the file; empty writes none, as while the run starts: a run that does not start keeps no
-                directory.
+            ranks: the silent ranks.
+            name: the method that names the file; empty during the start, for no file.
 
         Returns:
-            Words for an error message: the innermost lines of each, and where the rest is. And the ranks that do not
-            even answer this, for which a rank that waits in a collective has a thread: their processes are stopped.
+            A text for the error, with the file's path or the stacks themselves; and the ranks that gave no stacks. Even a
+            rank that waits in a collective gives its stacks, so the others must be suspended (SIGSTOP).
         """
         asked = {
             rank: self._actors[rank].stacks.options(concurrency_group=CONTROL).remote()
@@ -249,7 +254,7 @@ class PoolProcesses:
             ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
-        """Close every worker and end the processes, whatever state they are in; safe to call twice."""
+        """Close every worker and end the processes, in any state; safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -286,10 +291,10 @@ def _stack(ref: Any) -> str | None:
 
 
 def travelling(spec: WorkerSpec, *, apart: bool = False) -> WorkerSpec:
-    """Return the spec as it can be sent to a worker's process, without objects that only the controller's process can use.
+    """Return a spec that can be sent to a worker's process, without objects that only the controller's process can use.
 
     Args:
-        spec: the spec as the controller has it.
+        spec: the controller's spec.
         apart: whether the workers' Python environment differs from the controller's.
     """
     context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
@@ -305,7 +310,7 @@ class RayGroup(WorkerGroup):
         mesh: the mesh; its size is the number of processes.
         role: the role's name in the processes.
         processes: the processes of the pool.
-        codec: encodes calls and results.
+        codec: the codec of calls and results.
     """
 
     def __init__(
@@ -336,6 +341,6 @@ class RayGroup(WorkerGroup):
         return Future(results, done=pending.done)
 
     def close(self) -> None:
-        """Close the workers of this role; the processes, which other roles may share, live on."""
+        """Close the workers of this role; their processes stay alive for other roles."""
         if self._processes.alive:
             self._invoke("close", [((), {})] * self.mesh.size).result()

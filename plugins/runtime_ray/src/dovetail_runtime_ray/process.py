@@ -1,4 +1,4 @@
-"""What runs in a worker's process: a host of workers of several roles, one rank of its pool."""
+"""The code of a worker's process: it hosts the workers of several roles, for one rank of a pool."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from dovetail_runtime_ray.store import RayStore
 from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 CONTROL = "control"
-"""The concurrency group whose methods run while a call is under way."""
+"""Ray's concurrency group for methods that run beside a call."""
 CONTROL_THREADS = 3
-"""`watch` never returns, `finish_save` may take long, and one is left for `stacks`."""
+"""Threads of the group: one for `watch`, which never returns, one for `finish_save`, and one for `stacks`."""
 
 
 class Process:
@@ -60,7 +60,7 @@ class Process:
         self._checked = False
 
     def facts(self) -> ProcessInfo:
-        """Return where this process runs."""
+        """Return where this process runs, its id and its accelerators."""
         import ray
 
         context = ray.get_runtime_context()
@@ -76,10 +76,10 @@ class Process:
         )
 
     def prepare(self) -> str:
-        """Load torch as the set-up says, and return the device.
+        """Load torch with the threads and determinism of the set-up, and return the device.
 
         Raises:
-            PlacementError: an accelerator is reserved, and torch finds none.
+            PlacementError: an accelerator is reserved, but torch finds none.
         """
         import torch
 
@@ -101,7 +101,7 @@ class Process:
         """Return the spec with this process's logger, after comparing the plugins here with the controller's.
 
         Raises:
-            PluginError: a plugin here is not the one that the controller has, or its environment does not fit.
+            PluginError: a plugin differs from the controller's, or this environment does not fit.
         """
         place, host = self.setup.place, socket.gethostname()
         if not self._checked:
@@ -132,7 +132,7 @@ class Process:
 
 
 class HostProcess(Process):
-    """One rank of a pool: holds a worker of every training role that lives there."""
+    """One rank of a pool: holds a worker of every training role of the pool."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
@@ -140,14 +140,14 @@ class HostProcess(Process):
         self._codec = BatchCodec(RayStore())
 
     def address(self) -> str:
-        """Return an address at which ranks on several nodes can meet, if this process listens there: `tcp://host:port`."""
+        """Return a free address `tcp://host:port` of this node, for the rendezvous of ranks on several nodes."""
         node = node_address()
         with socket.socket() as probe:
             probe.bind((node, 0))
             return f"tcp://{node}:{probe.getsockname()[1]}"
 
     def join(self, address: str | None, world: int, timeout: float) -> Reply:
-        """Load torch, and join the default process group; a single rank joins none."""
+        """Load torch, and join the default process group; a single rank joins no group."""
 
         def act() -> str:
             device = self.prepare()
@@ -183,7 +183,7 @@ class HostProcess(Process):
             role: the worker's role.
             method: the method of the worker.
             payload: the encoded call.
-            answers: whether the result is read; otherwise it is not sent.
+            answers: whether to send the result; False if no caller reads it.
             context: fields of the controller's events, such as the step.
         """
 
@@ -207,11 +207,11 @@ class HostProcess(Process):
             self.logs.close()
 
     def stacks(self) -> str:
-        """Return the stack of every thread; answers during a call."""
+        """Return the stack of every thread, also while a call is running."""
         return stacks()
 
     def watch(self) -> None:
-        """Wait forever; the call fails at once when the process dies, which notifies the controller."""
+        """Wait forever: the call fails as soon as the process dies, which notifies the controller."""
         threading.Event().wait()
 
     def _joined(self) -> WorkerHost:
@@ -221,7 +221,7 @@ class HostProcess(Process):
 
 
 def node_address() -> str:
-    """Return the address of this machine, as Ray knows it."""
+    """Return the address of this machine in the Ray cluster."""
     from ray import util
 
     address: Any = util.get_node_ip_address

@@ -32,11 +32,11 @@ from dovetail_runtime_ray.wire import ProcessInfo, Reply, WireFailure
 _ALIVE_SECONDS = 30.0
 """How long a replica may take to say that it lives."""
 Item = Completion | Exception | None
-"""A sample; what went wrong; or None at the end."""
+"""An item of a request's stream: a sample, an error, or None at the end."""
 
 
 class RequestStreams:
-    """The running requests of one event loop.
+    """The running requests of one event loop, with a queue of samples for each.
 
     Args:
         actor: handle of a `ReplicaProcess`.
@@ -50,10 +50,12 @@ class RequestStreams:
         self._readers: set[asyncio.Task[None]] = set()
 
     def add(self, request: RolloutRequest) -> asyncio.Queue[Item]:
-        """Send a request at the end of this turn of the loop; its samples arrive here, then None or an error.
+        """Send a request at the end of this iteration of the event loop, and return the queue of its samples.
+
+        The queue ends with None or an error.
 
         Raises:
-            RolloutError: a request of that id is running.
+            RolloutError: a request with that id is running.
         """
         if request.request_id in self._inboxes:
             raise RolloutError(
@@ -115,14 +117,14 @@ class RequestStreams:
 class RayReplica(BaseRollout):
     """A replica in a process of its own. Its methods may be called from any thread and event loop.
 
-    When the process dies, everything that was asked of it fails with a RolloutError, and so does all that follows:
-    the pool takes requests to other replicas.
+    When the process dies, its running and later requests fail with a RolloutError, and the rollout pool sends them to
+    other replicas.
 
     Args:
         spec: the worker's spec.
         actor: the handle of a `ReplicaProcess`.
-        number: its number among the replicas.
-        facts: the facts about its process.
+        number: the replica's number.
+        facts: the facts about the replica's process.
         run: the state shared with the run's other processes.
         receivers: the number of the engine's weight receivers.
     """
@@ -153,7 +155,7 @@ class RayReplica(BaseRollout):
         run.health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
 
     async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
-        """Yield the request's samples as they arrive. For errors see `BaseRollout`."""
+        """Yield the request's samples as they arrive. See `BaseRollout` for errors."""
         self._check_alive()
         streams = self._streams_here()
         inbox = streams.add(request)
@@ -200,7 +202,7 @@ class RayReplica(BaseRollout):
         return self._receivers
 
     def alive(self) -> bool:
-        """Return whether its process lives, and the engine in it."""
+        """Return whether the process and its engine live."""
         if self._dead is not None or self._closed:
             return False
         try:
@@ -240,7 +242,7 @@ class RayReplica(BaseRollout):
 
     @property
     def title(self) -> str:
-        """`rollout replica 0`."""
+        """The replica's name in errors, such as `rollout replica 0`."""
         return f"rollout replica {self.number}"
 
     # Waiting

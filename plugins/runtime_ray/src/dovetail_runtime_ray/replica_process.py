@@ -1,4 +1,4 @@
-"""What runs in a rollout replica's process: the engine on an event loop, and streams of what it generates."""
+"""The code of a rollout replica's process: the engine on an event loop, and streams of generated samples."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dovetail_runtime_ray.process import Process
 from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 GATHER_SECONDS = 0.005
-"""How long a message waits for further completions: few messages cost less than many."""
+"""Seconds that a message waits for further completions, since fewer messages cost less."""
 
 
 class ReplicaProcess(Process):
-    """One replica of a generation engine. Every method is a coroutine: none keeps another waiting."""
+    """One replica of a generation engine. Every method is a coroutine, so that no method blocks another."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
@@ -29,7 +29,7 @@ class ReplicaProcess(Process):
         self._streams: dict[str, asyncio.Task[None]] = {}
 
     async def whereabouts(self) -> ProcessInfo:
-        """Return where this process runs."""
+        """Return where this process runs, its id and its accelerators."""
         return self.facts()
 
     async def start(self, spec: WorkerSpec) -> Reply:
@@ -45,7 +45,7 @@ class ReplicaProcess(Process):
         return await self._aside(act)
 
     async def submit(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Message, None]:
-        """Submit these requests to the engine in one turn of the loop, and yield finished samples."""
+        """Submit requests to the engine together, and yield messages with finished samples."""
         inbox: asyncio.Queue[tuple[str, Completion | WireFailure | None]] = asyncio.Queue()
         for request in requests:
             self._streams[request.request_id] = asyncio.create_task(self._run(request, inbox))
@@ -69,14 +69,14 @@ class ReplicaProcess(Process):
             await self.forget(tuple(running))
 
     async def forget(self, request_ids: Sequence[str]) -> None:
-        """Stop generating these requests, which no reader waits for."""
+        """Abort requests that no reader waits for."""
         tasks = [self._streams.pop(name) for name in request_ids if name in self._streams]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def control(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Reply:
-        """Call a method of the engine beside `submit`; one that blocks runs in a thread."""
+        """Call a method of the engine beside `submit`; a blocking method runs in a thread."""
         act = getattr(self._started(), method)
         if not asyncio.iscoroutinefunction(act):
             return await self._aside(functools.partial(act, *args, **named))
@@ -98,7 +98,7 @@ class ReplicaProcess(Process):
         return stacks()
 
     async def watch(self) -> None:
-        """Wait forever; the call fails at once when the process dies, which notifies the controller."""
+        """Wait forever: the call fails as soon as the process dies, which notifies the controller."""
         await asyncio.Event().wait()
 
     async def _run(self, request: RolloutRequest, inbox: asyncio.Queue[tuple[str, Any]]) -> None:

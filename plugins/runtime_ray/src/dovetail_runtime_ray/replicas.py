@@ -1,4 +1,4 @@
-"""Rollout replicas as Ray actors: started together, and started again one by one in the same place."""
+"""Rollout replicas as Ray actors: started together, and restarted one by one on the same accelerators."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Replicas:
         reserved: the reserved pool.
         ranks: training processes on the same accelerators, if any.
         run: the state shared with all processes of the run.
-        setup: the setup of a process, from its label and number.
-        apart: whether they run in another environment than the controller.
+        setup: a function from a process's label and number to its set-up.
+        apart: whether the replicas' Python environment differs from the controller's.
 
     Raises:
-        DispatchError: they need more ranks than the pool has.
+        DispatchError: the replicas need more ranks than the pool has.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Replicas:
         return made
 
     def restart(self, replica: RayReplica) -> RayReplica:
-        """Close a replica in any state, and start another with its number and accelerators. For errors see `start`."""
+        """Close a replica in any state, and start a new one with its number and accelerators. See `start` for errors."""
         # Whoever failed is not to be trusted with closing itself in time: its process ends in any case.
         replica.close()
         return self.start([replica.number])[0]

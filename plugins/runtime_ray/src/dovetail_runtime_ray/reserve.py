@@ -1,4 +1,4 @@
-"""Placement groups: what the pools need is reserved on the nodes that were chosen for them, a bundle a rank."""
+"""Placement groups: reserve the pools' resources on the nodes chosen for them, one bundle a rank."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from dovetail.sections import Pool
 from dovetail_runtime_ray.capacity import Node, Share
 
 RESERVE_SECONDS = 30.0
-"""How long a reservation may take that fits what is free."""
+"""Seconds that Ray may take to reserve resources that are free."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Reserved:
-    """A pool's ranks in its placement groups, one group a node."""
+    """The placement groups of a pool, one group a node with one bundle a rank."""
 
     pool: Pool
     groups: tuple[PlacementGroup, ...]
     nodes: tuple[Node, ...]
 
     def options(self, rank: int, *, parts: int) -> dict[str, Any]:
-        """Return Ray's options for an actor in a rank's bundle, where `parts` actors share its accelerator; 0 takes no share. The actors
-        share the bundle's CPUs.
+        """Return Ray's options for an actor in a rank's bundle.
 
-        CPUs belong to the bundle, and all actors in it share them.
+        All actors of a bundle share its CPUs.
+
+        Args:
+            rank: the rank of the pool.
+            parts: number of actors that share the rank's accelerator; 0 for an actor without an accelerator.
         """
         node, bundle = divmod(rank, self.pool.ranks_per_node)
         share = 1.0 / parts if self.pool.accelerators and parts else 0
@@ -44,19 +47,19 @@ class Reserved:
         }
 
     def node(self, rank: int) -> Node:
-        """Return the machine of a rank."""
+        """Return the node of a rank of the pool."""
         return self.nodes[rank // self.pool.ranks_per_node]
 
 
 def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserved]:
-    """Make the placement groups of all pools, by the pool's name.
+    """Make the placement groups of all pools, and return them by the pool's name.
 
     Args:
-        shares: the pools' parts.
-        nodes: the node of each.
+        shares: the pools' shares.
+        nodes: the node of each share.
 
     Raises:
-        PlacementError: another program has reserved the resources in the meantime.
+        PlacementError: Ray did not reserve the resources in time; another program may have taken them.
     """
     groups: list[PlacementGroup] = []
     ours = uuid.uuid4().hex[:8]  # names are unique in a cluster's namespace
@@ -87,7 +90,7 @@ def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserve
 
 
 def release(groups: Sequence[PlacementGroup]) -> None:
-    """Return placement groups to Ray."""
+    """Remove placement groups, which frees their resources."""
     for group in groups:
         remove_placement_group(group)
 

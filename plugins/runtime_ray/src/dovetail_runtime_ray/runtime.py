@@ -1,4 +1,4 @@
-"""The Ray runtime: pools become placement groups, ranks become processes, and everything is given back at the end."""
+"""The Ray runtime: pools become placement groups, ranks become processes, and everything is released at the end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RayRuntime(Runtime):
         """Those that live, and who started each."""
 
     def place(self, pools: Sequence[Pool]) -> None:
-        """Connect to Ray, reserve what the pools need, and start the processes of training ranks."""
+        """Connect to Ray, reserve the pools' resources, and start the processes of training ranks."""
         if self._cluster is not None:
             raise DispatchError("the runtime has placed its pools already")
         plugins = None
@@ -113,7 +113,7 @@ class RayRuntime(Runtime):
         """Start a worker on every rank of the role's pool, and wait until all have started.
 
         Raises:
-            DispatchError: no pool is for this role, or the mesh has another size than the pool.
+            DispatchError: no pool has this role, or the mesh has another size than the pool.
             WorkerError: a process died or did not join the others.
             DovetailError: an error that the first failing rank raised in its start.
         """
@@ -128,7 +128,7 @@ class RayRuntime(Runtime):
         """Start replicas, each in a process of its own.
 
         Raises:
-            DispatchError: count is below 1, or no pool is for rollouts.
+            DispatchError: count is below 1, or no pool has the role `rollout`.
             RolloutError: a replica did not start in time, or its process died.
         """
         if count < 1:
@@ -150,11 +150,11 @@ class RayRuntime(Runtime):
         return list(replicas)
 
     def restart_replica(self, replica: BaseRollout) -> BaseRollout:
-        """End a replica's process, and start another in its place. Works from several threads at once.
+        """End a replica's process, and start a new one on its accelerators. Thread-safe.
 
         Raises:
             RolloutError: the replica is not of this runtime, or did not start.
-            WorkerError: the run's training processes have failed, so that nothing is started any more.
+            WorkerError: the run's training processes have failed, so no replica is started.
             DovetailError: an error that the engine raised in its start.
         """
         launcher = self._replicas.pop(replica, None) if isinstance(replica, RayReplica) else None
@@ -172,7 +172,7 @@ class RayRuntime(Runtime):
         return again
 
     def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
-        """Start processes beside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
+        """Start processes outside the pools, spread over the machines. See `Runtime.task_workers` for errors."""
         if self._cluster is None or self._setups is None:
             raise DispatchError(f"{spec.label} workers were requested before pools were placed")
         setup = partial(self._setups.of_task, spec)
@@ -180,7 +180,7 @@ class RayRuntime(Runtime):
         return workers.start(range(spec.count))
 
     def device(self) -> str:
-        """Return the kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` elsewhere."""
+        """Return the kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` if this machine has none."""
         sizes = [self.config.gpus_per_node, *(s.gpus_per_node for s in self.config.pools.values())]
         if self.config.device == "cpu" or not any(sizes):
             return "cpu"
@@ -190,12 +190,12 @@ class RayRuntime(Runtime):
         return "accelerator" if here is None else here.type
 
     def address(self) -> str:
-        """See `Runtime.address`; of a machine that is alone in its cluster the loopback's."""
+        """See `Runtime.address`; the loopback address if the cluster has a single machine."""
         nodes = [] if self._cluster is None or self._cluster.local else self._cluster.nodes()
         return node_address() if len({node.address for node in nodes}) > 1 else "127.0.0.1"
 
     def before_exit(self) -> None:
-        """Write the timeline, where the config wants one."""
+        """Write the timeline, if the config asks for one."""
         if self.config.timeline is None or self._cluster is None:
             return
         path = Path(self.config.timeline)

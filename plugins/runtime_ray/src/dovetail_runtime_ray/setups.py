@@ -1,4 +1,4 @@
-"""What each process is told before it does anything: its place, its threads, and the variables that it inherits."""
+"""The set-up that each process gets first: its rank, its environment, its threads, and its environment variables."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG"
 
 @attrs.frozen(kw_only=True)
 class Setups:
-    """The setups of a run's processes."""
+    """Factory of the set-ups of a run's processes."""
 
     config: RayConfig
     reserved: Mapping[str, Reserved]
     """Every pool of the run, by name."""
     run_directory: str | None
-    """Where logs go; None outside a run."""
+    """Directory of `logs/`; None outside a run."""
     plugins: dict[str, Any] | None
-    """The run's, to be found by every process too; None outside a run."""
+    """The run's plugins, which every process loads as well; None outside a run."""
     local: bool
-    """Whether the cluster is this run's own, on this machine's loopback interface."""
+    """Whether the run started the cluster, on this machine's loopback interface."""
 
     def of_rank(
         self, label: str, rank: int, home: Reserved, place: RoleEnvironment
@@ -39,7 +39,7 @@ class Setups:
         """Return the set-up of a training rank or a rollout replica.
 
         Args:
-            label: the name of its files in `logs/`.
+            label: the prefix of the process's files in `logs/`.
             rank: the rank in the pool, or the replica's number.
             home: the pool.
             place: the environment of the process.
@@ -57,7 +57,7 @@ class Setups:
         )
 
     def of_task(self, spec: TaskSpec, number: int) -> ProcessSetup:
-        """Return the setup of a process beside the pools, the one with this number."""
+        """Return the set-up of the task worker with this number."""
         return self._setup(
             label=spec.label,
             rank=number,

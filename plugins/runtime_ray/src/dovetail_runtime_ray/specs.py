@@ -1,7 +1,7 @@
-"""What is to be made in a process of another Python environment, on its way there.
+"""Worker specs that are sent to a process of another Python environment.
 
-It is made of Python's own types, NumPy arrays and classes of core, the runtime and the plugin's config: never what another
-library has made.
+A sent spec contains only Python's own types, NumPy arrays and classes of core, the runtime and the plugin's config, and no
+object of another library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TokenizerOf:
 
     model: ModelSection
     chat_template: str | Mapping[str, str] | None = None
-    """That of the run, with its arguments."""
+    """The chat template of the run, with its arguments."""
 
 
 def spec_to_send(spec: WorkerSpec) -> WorkerSpec:

@@ -11,11 +11,11 @@ import ray
 from dovetail.errors import WorkerError
 
 TOGETHER = 4 << 20
-"""Bytes below which an array shares an object with others: an object of its own costs a millisecond or two."""
+"""Bytes below which an array shares a store object with others, since each object costs a millisecond or two."""
 
 
 class Bundle:
-    """One object in the store: a list of arrays, and the arrays themselves once they have been read here."""
+    """One object in the store, a list of arrays; `arrays` holds them after this process has read the object."""
 
     __slots__ = ("arrays", "reference")
 
@@ -28,17 +28,17 @@ class Bundle:
 
 
 Place = tuple[Bundle, int]
-"""A reference to one array: its object, and its number in it."""
+"""A reference to one array: its store object, and its index in the object."""
 
 
 class RayStore:
-    """Arrays in Ray's object store. On the machine that holds one, reading is a view of shared memory.
+    """Arrays in Ray's object store. On the machine that holds an array, a read returns a view of shared memory.
 
-    Whoever puts an array owns it: it is lost when that process ends, even if others hold references.
+    The process that puts an array owns it: the array is lost when that process ends, even if others hold references.
     """
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Place]:
-        """Copy arrays of any shape into the store: small ones together, as one object, and large ones alone."""
+        """Copy arrays of any shape into the store: small arrays together as one object, large arrays each alone."""
         places: list[Place | None] = [None] * len(arrays)
         small = [number for number, array in enumerate(arrays) if array.nbytes < TOGETHER]
         large = [number for number, array in enumerate(arrays) if array.nbytes >= TOGETHER]
@@ -51,10 +51,10 @@ class RayStore:
         return [place for place in places if place is not None]
 
     def get(self, references: Sequence[Place]) -> list[np.ndarray]:
-        """Return read-only views with the shapes of the stored arrays; objects of other machines are first copied to this one, together.
+        """Return read-only views with the shapes of the stored arrays; objects on other machines are first copied to this machine.
 
         Raises:
-            WorkerError: an object is lost: its owner has ended, or the store had no room for it.
+            WorkerError: an object is lost, because its owner has ended or the store had no room.
         """
         absent = list(
             {id(bundle): bundle for bundle, _ in references if bundle.arrays is None}.values()

@@ -1,7 +1,7 @@
 """Clears away what a local cluster leaves when its driver is killed; also runs as a program of its own, on bare Python.
 
-Every process of the cluster carries the cluster's directory in its environment, so that exactly those are found, and
-nothing else. Linux only: elsewhere nothing is found, and only the directory goes.
+Every process of the cluster has the cluster's directory in an environment variable, so that exactly these processes are
+found. Works on Linux only: on other systems no process is found, and only the directory is removed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 
 MARK = "DOVETAIL_RAY_CLUSTER"
-"""Environment variable of every process of a local cluster: its directory."""
+"""Environment variable that holds the cluster's directory, in every process of a local cluster."""
 PREFIX = "dovetail-ray-"
-"""How the directory's name begins."""
+"""Prefix of the directory's name."""
 
 _PROC = Path("/proc")
 
 
 def marked_processes(directory: str) -> list[int]:
-    """Return ids of the processes that carry this directory's mark, zombies left out."""
+    """Return the ids of processes whose variable `DOVETAIL_RAY_CLUSTER` is this directory, without zombies."""
     wanted = f"{MARK}={directory}".encode()
     found = []
     for place in _PROC.glob("[0-9]*"):
@@ -39,7 +39,7 @@ def sweep(directory: str, patience: float) -> list[int]:
     """Wait `patience` seconds for the cluster's processes to end, kill the rest, and remove the directory.
 
     Returns:
-        The processes that had to be killed.
+        Ids of the processes that were killed.
     """
     deadline = time.monotonic() + patience
     left = [pid for pid in marked_processes(directory) if pid != os.getpid()]
@@ -57,7 +57,7 @@ def sweep(directory: str, patience: float) -> list[int]:
 
 
 def watch(parent: int, directory: str) -> None:
-    """Sleep until the parent has ended; then sweep, unless it has done so itself."""
+    """Sleep until the parent process has ended; then sweep, unless the parent has removed the directory."""
     while os.getppid() == parent:
         time.sleep(0.5)
         if not Path(directory).exists():

@@ -1,4 +1,4 @@
-"""The timeline of a run's calls, for Perfetto: Ray's own events, under the names that people know."""
+"""The timeline of a run's calls, for Perfetto: Ray's own events, with the names of roles and ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 EVENT_SECONDS = 1.5
-"""Ray's processes tell of their calls once a second."""
+"""Seconds to wait for Ray's events; its processes report their calls once a second."""
 _CALL = "task::"
 """How Ray begins the category of a call; its name follows."""
 
@@ -21,7 +21,7 @@ def write_timeline(path: Path, processes: Mapping[str, str]) -> None:
 
     Args:
         path: the file; its folder is created.
-        processes: Ray's id of each process → its display name, such as `actor+ref rank 0`.
+        processes: display names such as `actor+ref rank 0`, by Ray's id of the process.
     """
     time.sleep(EVENT_SECONDS)
     timeline: Any = ray.timeline

@@ -1,4 +1,4 @@
-"""What passes between controller and worker processes besides calls: how a process is set up, what it answers."""
+"""Messages between controller and worker processes besides calls: the set-up of a process, and its answers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dovetail.workers import RankFailure
 
 @attrs.frozen(kw_only=True)
 class RoleEnvironment:
-    """Where the processes of some roles run."""
+    """The Python environment of the processes of some roles."""
 
     title: str = ""
-    """How the config names it; empty for the controller's own environment."""
+    """The environment's name in the config; empty for the controller's own environment."""
     runtime_env: Mapping[str, Any] = attrs.field(factory=dict)
-    """What Ray is told, without `env_vars`."""
+    """Ray's `runtime_env`, without `env_vars`."""
     env_vars: Mapping[str, str] = attrs.field(factory=dict)
-    """Variables on top of those of every process."""
+    """Environment variables in addition to those of every process."""
     controller: Mapping[str, Any] | None = None
-    """The controller's `ProcessInfo`, which the process compares with its own."""
+    """The controller's `EnvironmentInfo` as a mapping, which the process compares with its own environment."""
     plugins: Sequence[Mapping[str, Any]] = ()
     """Entries of the run's lock that the processes load."""
 
@@ -34,31 +34,31 @@ class ProcessSetup:
     """The set-up of a process, sent before its first call."""
 
     label: str
-    """What its files in `logs/` are called: `<label>-<rank>`."""
+    """Prefix of the process's files in `logs/`, `<label>-<rank>`."""
     rank: int
-    """Its rank in its pool, or its number among the rollout replicas."""
+    """The process's rank in its pool, or the number of the rollout replica."""
     accelerator: bool
-    """Whether it computes on an accelerator."""
+    """Whether the process computes on an accelerator."""
     working_directory: str
-    """Where relative paths of the config begin: the controller's working directory."""
+    """The controller's working directory, which relative paths of the config start from."""
     run_directory: str | None
-    """Where `logs/` goes; None outside a run."""
+    """Directory of `logs/`; None outside a run."""
     environment: dict[str, str]
-    """Variables that must be set before torch is loaded."""
+    """Environment variables that must be set before torch is loaded."""
     threads: int
-    """Threads that it computes with on the CPU."""
+    """Number of CPU threads that the process computes with."""
     deterministic: bool
     """Whether the controller allows deterministic kernels only."""
     plugins: dict[str, Any] | None = None
-    """The controller's plugins, to be found here too; None outside a run."""
+    """The controller's plugins, which the process loads as well; None outside a run."""
     visible: tuple[str, ...] | None = None
     """Ids of the accelerators of a replica that has several; None leaves the choice to Ray."""
     spread: bool = False
     """Whether the run's processes are on several machines."""
     machine_rank: int = 0
-    """Its place among the ranks of its pool on its machine."""
+    """Index of the rank among its pool's ranks on the same machine."""
     place: RoleEnvironment = attrs.field(factory=RoleEnvironment)
-    """The Python environment that it runs in."""
+    """The Python environment of the process."""
 
     def runtime_env(self) -> dict[str, Any]:
         """Return Ray's description of the process's environment."""
@@ -67,23 +67,23 @@ class ProcessSetup:
 
 @attrs.frozen(kw_only=True)
 class ProcessInfo:
-    """Where a process runs."""
+    """The machine, interpreter and accelerators of a process."""
 
     pid: int
     host: str
     node: str
     """The node's address."""
     machine: str | None = None
-    """Ray's id of the node, where the run's processes are on several."""
+    """Ray's id of the node, if the run's processes are on several nodes."""
     worker: str = ""
     """Ray's id of the process."""
     accelerators: tuple[str, ...] = ()
-    """Ids of the accelerators that Ray gave it."""
+    """Ids of the accelerators that Ray assigned to the process."""
     executable: str = ""
-    """Its Python interpreter."""
+    """The path of the process's Python interpreter."""
 
     def described(self) -> str:
-        """Return `pid 123 on host (10.0.0.1)`."""
+        """Return the process as text, such as `pid 123 on host (10.0.0.1)`."""
         return f"pid {self.pid} on {self.host} ({self.node})"
 
 
@@ -94,24 +94,24 @@ class Reply:
     result: Any
     """The codec's encoded result, or a `WireFailure`."""
     warnings: tuple[Mapping[str, Any], ...] = ()
-    """Events that were logged meanwhile, for the controller's log."""
+    """Warnings that were logged during the call, for the controller's log."""
 
 
 @attrs.frozen(kw_only=True)
 class WireFailure:
-    """An error on its way to a process that may not be able to load its class."""
+    """A serialised error, for a process that may not be able to load the error's class."""
 
     pickled: bytes | None
-    """The exception, where it survives pickling."""
+    """The pickled exception; None if it can't be pickled."""
     text: str
-    """`Type: message`."""
+    """The exception as text, `Type: message`."""
     traceback: str
     failed_at: float
-    """Seconds since the epoch."""
+    """Time of the failure, in seconds since the epoch."""
 
     @classmethod
     def of(cls, failure: RankFailure) -> WireFailure:
-        """Pack a failure."""
+        """Pack a rank's failure, with its exception pickled if possible."""
         error = failure.error
         try:
             pickled: bytes | None = pickle.dumps(error)
@@ -133,7 +133,7 @@ class WireFailure:
         )
 
     def unpack(self) -> RankFailure:
-        """Return the failure with its own exception, where its class can be loaded here, else with a `RemoteError`."""
+        """Return the failure with its own exception, or with a `RemoteError` if the exception's class can't be loaded here."""
         error: Exception | None = None
         if self.pickled is not None:
             try:
@@ -146,7 +146,7 @@ class WireFailure:
         return RankFailure(error=error, traceback=self.traceback, failed_at=self.failed_at)
 
     def raised_in(self, where: str) -> Exception:
-        """Return the exception to raise here, with notes of the place where it was raised and of its traceback there."""
+        """Return the exception to raise in this process, with notes on where it was raised (`where`) and on its traceback there."""
         error = self.unpack().error
         error.add_note(f"raised in {where}")
         error.add_note(self.traceback)
@@ -154,4 +154,4 @@ class WireFailure:
 
 
 class RemoteError(RuntimeError):
-    """Stands for an exception whose class exists in the worker's process only."""
+    """Replaces an exception whose class exists in the worker's process only."""

@@ -67,8 +67,8 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
     """Call the estimator on a read-only view of the batch, and return its checked result.
 
     Raises:
-        PluginBrokenError: the estimator raised an error, or returned something else; names the plugin, its file and
-            line.
+        PluginBrokenError: the estimator raised an error or returned no valid `Advantages`; names the plugin, its file
+            and line.
     """
     name = partial(title_of, "advantage", estimator)
     result = called(name, estimator.estimate, batch.read_only(), groups)

@@ -1,4 +1,4 @@
-"""What the chosen loss and rollout correction need of a step: which policy is the old one, and where the correction acts."""
+"""Facts of a step that follow from its loss and rollout correction: which policy is the old one, and where the correction acts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from dovetail.interfaces import PlanFacts, SelectedPlugin
 
 
 def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
-    """Return the rollout correction; None where none is configured."""
+    """Return the rollout correction; None if none is configured."""
     return facts.plugins.get("algorithm.rollout_correction")
 
 
 def rollout_is_old(facts: PlanFacts) -> bool:
-    """Return whether the rollout's log-probabilities are taken for the old ones: a correction in bypass mode, or stale samples without any."""
+    """Return whether the rollout's log-probabilities serve as `old_log_probs`.
+
+    True for a correction in bypass mode, and for stale samples without a correction.
+    """
     mode = _mode(facts)
     return mode == "bypass" or (mode == "disabled" and facts.age > 0)
 
@@ -28,12 +31,15 @@ def corrects_before(facts: PlanFacts) -> bool:
 
 
 def corrects_within(facts: PlanFacts) -> bool:
-    """Return whether it is computed in every micro-batch of the update, from the current log-probabilities."""
+    """Return whether the rollout correction is computed in every micro-batch, from the current log-probabilities."""
     return _mode(facts) != "disabled" and not corrects_before(facts)
 
 
 def current_is_old(facts: PlanFacts) -> bool:
-    """Return whether the old log-probabilities are the current ones: one update a rollout, and nothing reads them before it."""
+    """Return whether the current log-probabilities serve as `old_log_probs`.
+
+    True if a rollout has one update and nothing reads `old_log_probs` before it.
+    """
     loss = facts.plugins["algorithm.policy_loss"]
     read_before: frozenset[str] = loss.cls.prepares(loss.config)
     return (
@@ -44,13 +50,13 @@ def current_is_old(facts: PlanFacts) -> bool:
 
 
 def samples_are_masked(facts: PlanFacts) -> bool:
-    """Return whether samples have a `loss_mask`, because a filter masks some."""
+    """Return whether a sample filter masks samples, so that the batch has a `loss_mask`."""
     source = facts.plugins["source"]
     return "loss_mask" in source.cls.gives(source.config, facts)
 
 
 def uses_critic(facts: PlanFacts) -> bool:
-    """Return whether something requires a value function."""
+    """Return whether any plugin requires `values`, which a critic computes."""
     return "values" in facts.required
 
 

@@ -9,17 +9,17 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class AdaptiveKlConfig(PluginSection):
-    """A KL weight that rises while the policy is further from the reference than its target, and falls while it is nearer."""
+    """A KL weight that rises while the KL to the reference is above its target, and falls while the KL is below."""
 
     target: float = attrs.field(default=0.1, validator=attrs.validators.gt(0))
-    """Wanted mean KL in nats a token."""
+    """Target mean KL, in nats a token."""
     horizon: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
-    """Samples over which the weight moves by at most a fifth."""
+    """Number of samples over which the weight changes by at most a fifth."""
 
 
 @attrs.frozen(kw_only=True)
 class SeqMeanTokenSumNormConfig(PluginSection):
-    """Mean over sequences of the sum over each one's tokens, divided by a constant length."""
+    """Mean over sequences of each sequence's token sum, divided by a constant length."""
 
     length: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
-    """The constant in tokens; the longest response allowed is customary: `${data.max_response_length}`."""
+    """The constant, in tokens; usually the longest response allowed, `${data.max_response_length}`."""

@@ -13,8 +13,8 @@ from dovetail.sections import FollowSection
 class FollowActor(Stage):
     """Moves each model that follows the actor, after the actor's updates: w ← decay · w + (1 − decay) · w_actor.
 
-    A copy every N steps, or an average in every one (TR-DPO, arXiv 2404.09656). Weights travel as files below the run
-    directory, which every rank of both roles sees, in float32 and in shards.
+    Copies every N steps, or averages in every step (TR-DPO, arXiv 2404.09656). Weights travel as sharded float32
+    files below the run directory, which every rank of both roles sees.
     """
 
     name = "follow_actor"
@@ -32,7 +32,7 @@ class FollowActor(Stage):
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, FollowSection]:
-        """Return how each role follows; the reference only where something requires its log-probabilities."""
+        """Return how each role follows the actor; the reference is left out if nothing requires its log-probabilities."""
         own = facts.config
         found = {role: s.update for role, s in own.roles.items() if s.update is not None}
         if own.ref.update is not None and "ref_log_probs" in facts.required:

@@ -20,10 +20,10 @@ def forward(
         batch: N samples; see `TrainEngine.forward`.
         step: the running step.
         role: the role of the model.
-        columns: the engine's output for each column, by name, or a spec for an output whose size is chosen.
+        columns: the engine's output for each column: its name, or a spec if the caller chooses the output's size.
 
     Raises:
-        PluginBrokenError: in the first step: the engine did not return these columns over response tokens.
+        PluginBrokenError: the engine did not return these columns over response tokens; checked in the first step only.
     """
     scored: Batch = step.roles[role].forward(batch, frozenset(columns.values())).result()
     specs = {c: OUTPUTS[o] if isinstance(o, str) else o for c, o in columns.items()}

@@ -1,4 +1,4 @@
-"""KlPenalty: a penalty on the KL to the reference policy, taken off each token's reward.
+"""KlPenalty: a penalty on the KL to the reference policy, subtracted from each token's reward.
 
 R'_t = R_t − coef · KL_t · m_t. Legend: T response tokens, packed end to end.
 """
@@ -18,7 +18,7 @@ CONTROLLER = "algorithm.kl.in_reward.controller"
 
 
 class KlPenalty(Stage):
-    """Rewrites `token_rewards` and `scores`; `scores` become the sums of the token rewards."""
+    """Subtracts a penalty on the KL to the reference policy from `token_rewards`, and its sums from `scores`."""
 
     name = "kl_penalty"
     api = ">=1.0,<2"
@@ -42,7 +42,7 @@ class KlPenalty(Stage):
         )
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Take the penalty off. Its metric `reward/kl_penalty` is the mean KL in nats a token."""
+        """Apply the penalty; the metric `reward/kl_penalty` is the mean KL before its weight, in nats a token."""
         section = step.config.algorithm.kl.in_reward
         assert section is not None
         coef = section.coef * step.plugins[CONTROLLER].value
@@ -53,7 +53,7 @@ class KlPenalty(Stage):
         return with_kl_penalty(batch, coef * kl_T)
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Update the controller with the KL to the reference, where the policy was updated."""
+        """Update the controller with the KL to the reference, if the policy was updated."""
         if step.updates["actor"] and "reward/kl_penalty" in step.metrics:
             step.plugins[CONTROLLER].update(step.metrics["reward/kl_penalty"], len(batch))
 
@@ -75,7 +75,7 @@ def masked_kl(batch: Batch, estimator: str) -> Float32[np.ndarray, "T"]:
 
 
 def with_kl_penalty(batch: Batch, penalty_T: Float32[np.ndarray, "T"]) -> Batch:
-    """Return the batch with a penalty, float32 [T], taken off `token_rewards`, and its sums off `scores`."""
+    """Return the batch with a penalty, float32 [T], subtracted from `token_rewards`, and its sums from `scores`."""
     rewards = batch["token_rewards"]
     rewards_T = rewards.values.astype(np.float64) - penalty_T
     penalty_N = rewards.with_values(penalty_T).sum()

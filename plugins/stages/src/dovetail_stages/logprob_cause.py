@@ -1,8 +1,8 @@
-"""What makes rollout and training log-probabilities differ: the weights' version, the sampling transform, or numerics.
+"""The cause of a difference between rollout and training log-probabilities: weight version, sampling transform, or numerics.
 
-Each has signs that the others don't have: tokens of another version; raw log-probabilities that agree where the
-sampler's don't, differences of one sign, or differences that follow the log-probability as another temperature's
-do. A difference without such a sign is numerics. K tokens, masked in and finite.
+Tokens of another version point to the weights. Raw log-probabilities that agree where the sampler's don't,
+differences of one sign, or differences that follow the log-probability as another temperature's do point to the
+sampling transform. A difference without such a sign is numerics. K tokens, masked in and finite.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dovetail_stages.logprob_comparison import Comparison
 Cause = Literal["weights_version", "sampling_transform", "numerics"]
 
 NOTICEABLE = 1e-3
-"""Nats by which a token differs at all; below it is rounding."""
+"""Smallest difference of a token's log-probabilities that is not rounding, in nats."""
 ENOUGH = 100
-"""Tokens that a pattern must rest on."""
+"""Minimum number of tokens for a pattern."""
 ONE_SIGN = 0.99
-"""Share of differences above 0 that points to a truncated distribution."""
+"""Share of positive differences from which on the distribution counts as truncated."""
 EXPLAINED = 0.35
-"""Share of the differences' variation that another temperature must explain to be named."""
+"""Share of the differences' variation that another temperature must explain to be named as the cause."""
 ALIKE = 0.9
-"""Correlation of the probabilities below which the policies differ by more than a temperature."""
+"""Correlation of the two probabilities below which more than a temperature differs."""
 
 
 @attrs.frozen
@@ -45,14 +45,14 @@ def diagnose(
     weight_version: int | None,
     broken: int,
 ) -> Diagnosis:
-    """Name the cause.
+    """Name the cause of the difference between rollout and trainer.
 
     Args:
         found: the comparison.
-        sampling: how the rollout sampled.
-        bound: mean difference from which on there is something to explain.
-        weight_version: the version in force, where it is known.
-        broken: masked-in tokens whose log-probabilities are not finite.
+        sampling: the sampling settings of the rollout.
+        bound: largest mean difference that needs no explanation.
+        weight_version: the current version of the weights, if known.
+        broken: number of masked-in tokens whose log-probabilities are not finite.
     """
     if broken:
         return Diagnosis(

@@ -6,9 +6,9 @@ that both give to the generated tokens, before any weight changes, and judges th
 
 **Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
 with Z ≤ 1 the mass that was kept. That is not a fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
-so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check judges what is left when as much
-as that is allowed for. That is one-sided, so it sees about half of an error that has no sign; where the engine also gives
-`raw_rollout_log_probs`, of the full softmax, they are judged too, and see all of it.
+so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check allows for that much and judges
+the rest. The allowance is one-sided, so the check sees about half of an error without a sign. If the engine also gives
+`raw_rollout_log_probs`, of the full softmax, the check judges them too, and sees all of the error.
 
 Legend: N samples, T response tokens, packed end to end; K of them masked in and finite.
 """
@@ -32,15 +32,15 @@ from dovetail_stages.logprob_comparison import Comparison
 from dovetail_stages.numerics.finite import sample_names
 
 USUAL = 0.005
-"""Mean difference of two probabilities below which engines normally stay."""
+"""Mean probability difference that engines normally stay below."""
 NAMED = 16
-"""Samples that a verdict names, those that differ most first."""
+"""Maximum number of samples that a verdict names, those that differ most first."""
 
 Level = Literal["ok", "warn", "stop"]
 
 
 class LogProbCheck(Stage):
-    """Compares rollout and trainer where both log-probabilities are there, and on the schedule of `algorithm.logprob_check`."""
+    """Compares the log-probabilities of rollout and trainer if a batch has both, and on the schedule of `algorithm.logprob_check`."""
 
     name = "logprob_check"
     api = ">=1.0,<2"
@@ -99,9 +99,7 @@ class LogProbCheck(Stage):
 
 
 def comparable(facts: PlanFacts) -> frozenset[str]:
-    """Return the columns with which the rollout engine can be compared; empty where it has no log-probabilities, or there is no rollout
-    engine.
-    """
+    """Return the columns that the rollout engine can provide for the check; empty without an engine that has log-probabilities."""
     rollout = facts.plugins.get("rollout")
     capabilities = frozenset() if rollout is None else rollout.cls.capabilities
     if "logprobs" not in capabilities:
@@ -119,16 +117,16 @@ class LogProbComparison:
     """The result of the check.
 
     Attributes:
-        level: `ok`, or past the bound at which the run warns or stops.
+        level: `ok`; `warn` or `stop` if the difference is above that bound.
         metrics: `logprob_check/prob_diff_mean` and `_max` of |p_train − p_rollout|; `logprob_check/log_prob_diff_mean` of
             log p_rollout − log p_train; `logprob_check/correlation` of the two probabilities (Pearson); `logprob_check/tokens`.
-            `logprob_check/raw_prob_diff_mean` where there are raw log-probabilities, `logprob_check/unexplained_diff_mean` where
-            truncation is allowed for, `logprob_check/stale_tokens` where versions are checked.
-        cause: the cause of the difference; None where there is no difference. At level `ok` it is `sampling_transform`,
-            where the configured truncation explains all of it.
-        message: the full message; empty where there is no cause.
+            Also `logprob_check/raw_prob_diff_mean` if there are raw log-probabilities, `logprob_check/unexplained_diff_mean` if
+            sampling is truncated, and `logprob_check/stale_tokens` if versions are checked.
+        cause: the cause of the difference; None if there is no difference. At level `ok` the cause is `sampling_transform`:
+            the configured truncation explains the whole difference.
+        message: the full message; empty if there is no cause.
         hint: the fix.
-        sample_ids: the samples that differ most, where the level is not `ok`.
+        sample_ids: the samples that differ most; empty at level `ok`.
     """
 
     level: Level
@@ -139,36 +137,36 @@ class LogProbComparison:
     sample_ids: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise an error where the level is `stop`.
+        """Raise an error if the level is `stop`.
 
         Raises:
-            NumericsError: it is; has the samples that differ most.
+            NumericsError: the level is `stop`; carries the samples that differ most.
         """
         if self.level == "stop":
             raise NumericsError(self.message, hint=self.hint, sample_ids=self.sample_ids)
 
 
 def due(step: int, section: LogProbCheckSection) -> bool:
-    """Return whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
+    """Return whether the check is scheduled at this step, counted from 1, even if the trainer must score samples for the check."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
 
 
 def generated_rows(batch: Batch) -> np.ndarray:
-    """Return which samples the rollout generated, bool [N]: tokens of samples that a stage added have the weight version −1."""
+    """Return which samples the rollout generated, bool [N]; samples that a stage added have tokens of weight version −1."""
     versions, mask = batch["token_weight_versions"], batch["response_mask"]
     return versions.with_values((versions.values < 0) & mask.values).sum() == 0
 
 
 def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
-    """Return which samples have tokens of older weights, as far as the trainer's schedule allows them, bool [N].
+    """Return which samples have tokens of older weights within the age that the trainer allows, bool [N].
 
     Args:
         batch: N samples.
-        weight_version: the version in force.
-        allowed: versions before it that the trainer allows.
+        weight_version: the current version of the weights.
+        allowed: the largest age that the trainer allows, in versions.
 
     Returns:
-        bool [N]. Samples with tokens of still older weights are not among them: the check warns of those.
+        bool [N]; False for samples with tokens of still older weights, which the check warns about.
     """
     versions: Ragged = batch["token_weight_versions"]
     # What the policy did not produce has version −1, and no age.
@@ -182,7 +180,7 @@ def chosen_rows(response_mask: Ragged, samples: int) -> np.ndarray:
     """Return the rows of the samples that the trainer scores for the check, int64 [M], spread evenly and in order.
 
     Args:
-        response_mask: bool, ragged [T], of the batch; rows without a masked-in token are passed over.
+        response_mask: bool, ragged [T], of the batch; rows without a masked-in token are skipped.
         samples: the maximum number of samples.
     """
     filled = np.flatnonzero(response_mask.sum() > 0)
@@ -202,12 +200,12 @@ def measure(
 
     Args:
         batch: N samples; needs `response_mask` and `rollout_log_probs`. Reads `raw_rollout_log_probs`,
-            `token_weight_versions`, `temperature` and `sample_id` where they are there.
+            `token_weight_versions`, `temperature` and `sample_id` if present.
         log_probs: float32, ragged [T], nats, of the same rows by the trainer: full softmax of logits / temperature.
-        sampling: how the rollout sampled.
+        sampling: the sampling settings of the rollout.
         section: the bounds.
-        weight_version: the version that the trainer holds; tokens of another one are stale, and warned of however
-            small the difference is. None where other versions are meant to be there, as in asynchronous training.
+        weight_version: the trainer's version of the weights. Tokens of another version are stale and cause a warning,
+            however small the difference. None if other versions are expected, as in asynchronous training.
 
     Raises:
         ColumnError: a column is missing, or does not line up with `response_mask`.

@@ -18,13 +18,13 @@ class Comparison:
     train_K: np.ndarray
     rollout_K: np.ndarray
     raw_K: np.ndarray | None
-    """The rollout engine's full softmax, where there is one."""
+    """The rollout engine's log-probabilities of the full softmax; None if missing or not finite."""
     version_K: np.ndarray | None
-    """Weights that produced each token."""
+    """Version of the weights that produced each token."""
     row_K: np.ndarray
     """Row of each token's sample; ascending."""
     stale_K: np.ndarray
-    """bool: of another version than the one in force."""
+    """bool; True for tokens of another weight version than the trainer's."""
     beyond_K: np.ndarray
     """log p_rollout − log p_train beyond what truncation may add."""
     gap_K: np.ndarray
@@ -51,7 +51,7 @@ class Comparison:
         weight_version: int | None,
         sampling: RolloutSection,
     ) -> Comparison:
-        """Compute the differences."""
+        """Compute the differences between rollout and trainer, with an allowance for top-p and top-k."""
         if raw_K is not None and not np.isfinite(raw_K).all():
             raw_K = None
         most = most_truncation(sampling)
@@ -76,12 +76,12 @@ class Comparison:
 
     @staticmethod
     def mean(values_K: np.ndarray) -> float:
-        """Return their mean; 0 for none."""
+        """Return the mean of values, [K]; 0 if there are none."""
         return float(values_K.mean()) if len(values_K) else 0.0
 
     @property
     def judged_K(self) -> np.ndarray:
-        """Each token's contribution to the judgement."""
+        """Each token's probability difference that the bounds apply to, float64 [K]."""
         if self.truncated and self.raw_gap_K is not None:
             # Allowing for truncation hides half of an error; the raw log-probabilities show all of it.
             return np.maximum(self.unexplained_K, self.raw_gap_K)
@@ -89,19 +89,19 @@ class Comparison:
 
     @property
     def judged(self) -> float:
-        """The mean difference that the bounds are for."""
+        """The mean probability difference that is compared with the bounds."""
         return self.mean(self.judged_K)
 
     @property
     def correlation(self) -> float:
-        """Pearson's, of the two probabilities; NaN where either does not vary."""
+        """Pearson correlation of the two policies' probabilities; NaN if either does not vary."""
         one_K, other_K = np.exp(self.train_K), np.exp(self.rollout_K)
         if len(one_K) < 2 or not one_K.std() or not other_K.std():
             return math.nan
         return float(np.corrcoef(one_K, other_K)[0, 1])
 
     def worst_rows(self) -> np.ndarray:
-        """Return int64 [M]: rows of the samples that differ, by the mean over their tokens, worst first; stale ones before all."""
+        """Return the rows of the samples that differ, int64 [M], by descending mean over tokens; 1 is added for a stale token."""
         if not len(self.row_K):
             return np.empty(0, np.int64)
         badness_K = self.judged_K + self.stale_K
@@ -111,7 +111,7 @@ class Comparison:
         return rows[order[means[order] > 0]]
 
     def only(self, chosen_K: np.ndarray) -> Comparison:
-        """Return the comparison of a part of the tokens."""
+        """Return the comparison restricted to the chosen tokens, a bool mask [K]."""
         parts: dict[str, Any] = {
             field.name: value[chosen_K]
             for field in attrs.fields(Comparison)
@@ -121,7 +121,7 @@ class Comparison:
 
 
 def most_truncation(sampling: RolloutSection) -> float:
-    """Return the largest rise, in nats, of a sampled token's log-probability from leaving tokens out."""
+    """Return the most, in nats, by which the sampler's truncation can raise a sampled token's log-probability."""
     if sampling.top_k > 0 or not sampling.temperature:
         return math.inf
     return -math.log(sampling.top_p) if sampling.top_p < 1 else 0.0

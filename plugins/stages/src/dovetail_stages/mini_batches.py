@@ -18,7 +18,7 @@ from dovetail.plugins import broken_plugin
 from dovetail.sections import PluginSection
 
 APPROX_KL = "actor/approx_kl"
-"""The metric by which `actor.max_kl` stops: KL of a mini-batch to the old policy, in nats a token."""
+"""The metric that `actor.max_kl` bounds: KL of a mini-batch to the old policy, in nats a token."""
 
 
 def mini_batch_rows(
@@ -30,16 +30,16 @@ def mini_batch_rows(
     seed: int = 0,
     step: int,
 ) -> Iterator[Int64[np.ndarray, "M"]]:
-    """Yield the rows of each mini-batch, ascending; none is empty, and in each pass they partition the batch.
+    """Yield the rows of each mini-batch, in ascending order.
 
-    Groups are taken by their position among those that are there, in ascending order of their ids, or in
-    the pass's own order.
+    Each pass partitions the batch into mini-batches of whole groups, none of them empty. Groups are taken in
+    ascending order of their ids, or in another order for each pass.
 
     Args:
         group_ids_N: int64 [N], ids of the samples' groups.
-        prompts: groups a mini-batch; the last one of a pass may have fewer.
-        epochs: passes over the batch.
-        shuffle: whether every pass has another order of the groups.
+        prompts: number of groups in a mini-batch; the last mini-batch of a pass may have fewer.
+        epochs: number of passes over the batch.
+        shuffle: whether every pass takes the groups in another order.
         seed: the seed of the run, from which the orders derive.
         step: the number of the step, from which the orders derive as well.
     """
@@ -55,7 +55,7 @@ def mini_batch_rows(
 
 
 def shuffled_places(count: int, *, seed: int, step: int, epoch: int) -> Int64[np.ndarray, "G"]:
-    """Return a place for each of `count` groups, int64 [G]: a permutation that follows from seed, step and epoch alone.
+    """Return a random position for each of `count` groups, int64 [G], which depends on seed, step and epoch alone.
 
     Sorts raw 64-bit draws of Philox (Salmon et al., SC 2011): unlike NumPy's `permutation`, raw draws are the
     same in every version of NumPy.
@@ -76,23 +76,23 @@ def train_role(
     epochs: int,
     max_kl: float | None = None,
 ) -> tuple[dict[str, float], bool]:
-    """Take a step's optimizer steps of one role, one for each mini-batch, and count them in `step.updates`.
+    """Train a role with one optimizer step for each mini-batch, and count them in `step.updates`.
 
     Args:
         role: the role of the trained model.
         batch: N samples with the columns that the objective requires, and `group_id`.
         step: the current step.
         objective: the objective to minimise.
-        prompts: groups a mini-batch.
-        epochs: passes over the batch.
-        max_kl: skip the remaining mini-batches once `actor/approx_kl` of one is above this. It is measured before the
-            mini-batch's own optimizer step, so that it is 0 in the first one.
+        prompts: number of groups in a mini-batch.
+        epochs: number of passes over the batch.
+        max_kl: the largest `actor/approx_kl`; after a mini-batch above it the remaining ones are skipped. A mini-batch's
+            KL is measured before its own optimizer step, so the first is 0.
 
     Returns:
-        Metrics merged over the mini-batches that were trained on, and whether some were left out.
+        Metrics merged over the mini-batches that were trained on, and whether some were skipped.
 
     Raises:
-        PluginBrokenError: in the first step: the engine did not return metrics.
+        PluginBrokenError: the engine did not return metrics; checked in the first step only.
         NumericsError: a loss or gradient is not finite; that mini-batch changed no weight.
         ConfigError: `max_kl` is set, and the first update reports no `actor/approx_kl`.
     """
@@ -137,8 +137,7 @@ def check_update_metrics(found: object, role: str, section: PluginSection) -> No
         section: the engine's section.
 
     Raises:
-        PluginBrokenError: a value is not a metric, has a wrong name, or is not finite; names the plugin with its
-            version.
+        PluginBrokenError: a metric has a wrong type or name, or is not finite; names the plugin with its version.
     """
     if isinstance(found, list) and found:
         found = found[0]  # of the first rank: what can't be merged comes back as it is

@@ -8,7 +8,7 @@ from dovetail_stages.algorithm import correction_of, rollout_is_old
 
 
 class OldLogProbsFromRollout(Stage):
-    """old_log_probs = rollout_log_probs, where a rollout correction in bypass mode says so, or samples may be stale and nothing corrects."""
+    """Copies `rollout_log_probs` to `old_log_probs`, for a correction in bypass mode or for stale samples without a correction."""
 
     name = "old_log_probs_from_rollout"
     api = ">=1.0,<2"

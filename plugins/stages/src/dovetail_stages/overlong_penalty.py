@@ -14,7 +14,7 @@ from dovetail.sections import OverlongPenaltySection
 
 
 class OverlongPenalty(Stage):
-    """Rewrites `token_rewards` and `scores`. A sample without a token has its penalty in `scores` alone."""
+    """Penalises overlong responses in `token_rewards` and `scores`; a sample without a masked-in token only in `scores`."""
 
     name = "overlong_penalty"
     api = ">=1.0,<2"
@@ -50,14 +50,14 @@ class OverlongPenalty(Stage):
 def overlong_penalty(
     lengths_N: Int64[np.ndarray, "N"], max_response_length: int, section: OverlongPenaltySection
 ) -> Float64[np.ndarray, "N"]:
-    """Return the penalty of each sample.
+    """Return the length penalty of each sample.
 
     penalty = clip(−(length − (max − buffer)) / buffer, −1, 0) · factor
 
     Args:
         lengths_N: int64 [N], tokens that the policy produced.
         max_response_length: the longest response allowed, in tokens.
-        section: buffer in tokens, and factor.
+        section: the buffer in tokens, and the factor.
 
     Returns:
         float64 [N], from −factor to 0.
@@ -71,13 +71,13 @@ def overlong_penalty(
 def last_policy_tokens(
     mask: Ragged,
 ) -> tuple[Int64[np.ndarray, "M"], Int64[np.ndarray, "M"]]:
-    """Return the positions of whole samples' rewards: each sample's last token with mask 1.
+    """Return the position of each sample's last token with mask 1, which holds the reward of the whole sample.
 
     Args:
         mask: bool, ragged: the response mask.
 
     Returns:
-        The samples that have such a token, int64 [M], and its place among all T tokens, int64 [M].
+        The rows of the samples with such a token, int64 [M], and the token's index among all T tokens, int64 [M].
     """
     places_K = np.flatnonzero(mask.values)
     samples_K = mask.row_index[places_K]
@@ -86,7 +86,7 @@ def last_policy_tokens(
 
 
 def with_sample_penalty(batch: Batch, penalty_N: Float64[np.ndarray, "N"]) -> Batch:
-    """Return the batch with a penalty, float64 [N], added to each sample's last `token_rewards` and to its `scores`."""
+    """Return the batch with a penalty, float64 [N], added to `scores` and to `token_rewards` at each sample's last token."""
     rewards = batch["token_rewards"]
     samples_M, places_M = last_policy_tokens(batch["response_mask"])
     rewards_T = rewards.values.astype(np.float64)

@@ -12,7 +12,7 @@ from dovetail_stages.numerics.rollout_correction import correct_batch
 class CorrectRollout(Stage):
     """Weights and rejects tokens before the first update.
 
-    Rejection changes the loss's denominators, and normalising needs every weight: both must see the whole batch.
+    Both need the whole batch: rejection changes the loss's denominators, and normalising needs every weight.
     """
 
     name = "rollout_correction"

@@ -13,7 +13,7 @@ OUTPUTS = {
     "entropies": "entropies",
     "ref_log_probs": "ref_log_probs",
 }
-"""Columns of the pass, and the engine's output that each is."""
+"""The engine's output for each column of the pass, by the column's name."""
 
 
 class ScoreActor(Stage):

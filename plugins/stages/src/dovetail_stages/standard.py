@@ -29,7 +29,7 @@ _STAGES = (
 
 
 class Standard(StageSet):
-    """Scores, checks, corrections, penalties, advantages, and the updates of critic, further roles and actor."""
+    """The stages of a step: scores, checks, corrections, penalties, advantages, and the updates of critic, further roles and actor."""
 
     name = "standard"
     api = ">=1.1,<2"
@@ -106,7 +106,10 @@ class Standard(StageSet):
 
 
 def estimates(stages: Iterable[Any]) -> bool:
-    """Return whether the estimator's advantages are used: a stage runs the estimator, and no stage overwrites the advantages unread."""
+    """Return whether the estimator's advantages are used.
+
+    True if a stage runs the estimator and no stage overwrites `advantages` without reading them.
+    """
     stages = tuple(stages)
     replaced = any("advantages" in stage.rewrites - stage.reads.keys() for stage in stages)
     return not replaced and any(stage.name == "advantage" for stage in stages)

@@ -97,7 +97,7 @@ class UpdateActor(Stage):
         return batch
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Update the controller of the KL in the loss, where the policy was updated."""
+        """Update the controller of the KL in the loss, if the policy was updated."""
         if step.updates["actor"] and _has_kl(step.facts) and "actor/kl" in step.metrics:
             step.metrics["actor/kl_coef"] = self._objective(step).scalars["kl_coef"]
             step.plugins[CONTROLLER].update(step.metrics["actor/kl"], len(batch))
@@ -134,7 +134,7 @@ def actor_objective(facts: PlanFacts) -> ObjectiveSpec:
 
 
 def with_loss_mask(batch: Batch) -> Batch:
-    """Return the batch as the actor trains on it: `loss_mask`, where there is one, in place of `response_mask`."""
+    """Return the batch with `loss_mask`, if it has one, in place of `response_mask`."""
     if "loss_mask" not in batch:
         return batch
     return batch.with_columns({"response_mask": batch["loss_mask"]}).drop(["loss_mask"])

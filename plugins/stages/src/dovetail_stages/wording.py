@@ -12,7 +12,7 @@ def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
 
     Args:
         plugin: the plugin and its config.
-        changed_only: leave out what is at its default.
+        changed_only: whether to leave out settings at their default.
     """
     shown = [
         f"{name} {_value(value)}"
@@ -23,7 +23,7 @@ def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
 
 
 def update_words(facts: PlanFacts) -> str:
-    """Return a text on the actor's update: loss, aggregation, correction, KL penalty, entropy bonus; or its own objective."""
+    """Return a text on the actor's update: loss, aggregation, correction, KL penalty and entropy bonus, or the objective set instead."""
     algorithm, plugins = facts.config.algorithm, facts.plugins
     if facts.config.actor.objective is not None:
         return with_settings(plugins["actor.objective"])
@@ -41,12 +41,12 @@ def update_words(facts: PlanFacts) -> str:
 
 
 def clips(loss: SelectedPlugin) -> bool:
-    """Return whether a loss bounds a ratio."""
+    """Return whether a loss has a setting that bounds its ratio."""
     return any(name.startswith("clip") for name, _, _ in own_fields(loss.config))
 
 
 def kl_words(facts: PlanFacts, place: str) -> str:
-    """Return a KL penalty's estimator, weight and, where it moves, its controller; `place` is `in_loss` or `in_reward`."""
+    """Return a text of a KL penalty's estimator, weight and, unless fixed, controller; `place` is `in_loss` or `in_reward`."""
     kl = getattr(facts.config.algorithm.kl, place)
     controller = facts.plugins[f"algorithm.kl.{place}.controller"].ref.name
     moves = "" if controller == "fixed" else f" ({controller})"

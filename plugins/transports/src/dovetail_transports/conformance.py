@@ -1,4 +1,4 @@
-"""What the conformance suites need to know of these plugins: their rings, and the hardware that each needs."""
+"""Conformance suites of the transports, with the ring and the hardware that each needs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class TestManyBuckets(WeightTransportConformance):
     config = SharedMemoryConfig(name="shared_memory", buckets=32)
 
     def needs_processes(self) -> None:
-        """Try processes with the smallest ring."""
+        """Skip the test between processes, which `TestTwoBuckets` runs."""
         pytest.skip("tried with two buckets")
 
 
 class TestOverGloo(WeightTransportConformance):
-    """Tests the transport `nccl` with gloo between CPUs: NCCL itself needs a GPU for every end."""
+    """Tests the transport `nccl` with gloo between CPUs, since NCCL itself needs a GPU for every process."""
 
     plugin = NcclTransport
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA GPU")
 class TestOnOneGpu(WeightTransportConformance):
-    """Tests CUDA IPC with both ends on one GPU."""
+    """Tests CUDA IPC with sender and receiver on one GPU."""
 
     plugin = CudaIpcTransport
     device = "cuda:0"

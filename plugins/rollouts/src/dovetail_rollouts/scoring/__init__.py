@@ -1,1 +1,1 @@
-"""How samples are scored: which function scores a row, the scorer beside generation, and a trial of rewards outside a run."""
+"""Scoring of samples: the choice of a row's reward function, the scorer during generation, and a trial of rewards outside a run."""

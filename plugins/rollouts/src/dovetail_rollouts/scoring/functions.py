@@ -1,4 +1,4 @@
-"""Which reward function scores which row, as the reward section and the plugin index say."""
+"""The choice of each row's reward function, by the reward section and the plugin index."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class InstalledFunctions:
         return cast("RewardFunction", make_plugin(ref_for("reward_function", section), context))
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
-        """Return the installed reward function whose name or alias equals this data source, or else matches it (`aime*`); None where there
-        is none.
-        """
+        """Return the installed reward function for a data source, by `section_for`; None if there is none."""
         section = self.section_for(data_source)
         return None if section is None else self.selected(section, context)
 
     def section_for(self, data_source: str) -> PluginSection | None:
-        """Return the section that selects the installed reward function of a data source; None where there is none."""
+        """Return the section that selects the installed reward function of a data source; None if there is none.
+
+        A function's name or alias equals the data source, or an alias is a pattern that matches it, such as `aime*`.
+        """
         name = data_source
         try:
             default_index().find("reward_function", name)
@@ -63,22 +64,22 @@ class _Rule:
 
 @attrs.frozen(kw_only=True)
 class Judges:
-    """A manager's requirements of rows and functions."""
+    """A reward manager's requirements of rows and reward functions."""
 
     manager: str = "naive"
     unit: str = "sample"
-    """The unit that the manager scores at once: `sample` or `group`."""
+    """What the manager scores at once: `sample` or `group`."""
     needs_functions: bool = True
     """Whether the manager scores with the functions of the reward section."""
     own: tuple[_Rule, ...] = ()
-    """The functions that the manager's own config selects."""
+    """The reward functions that the manager's own config selects."""
 
 
 class ConfiguredFunctions(RewardFunctions):
-    """The reward functions of a run. For a row: `reward.functions[data_source]`, else `reward.function`, else an installed function of that
-    name.
+    """The reward functions of a run, as the reward section selects them.
 
-    It is pickled as its config; another process constructs the functions again.
+    A row's function is `reward.functions[data_source]`, else `reward.function`, else the installed function named `data_source`. Only
+    the config is pickled; another process constructs the functions again.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ConfiguredFunctions(RewardFunctions):
         return rule.call
 
     def rule_for(self, data_source: str | None) -> _Rule | None:
-        """Return the rule of this source; None where nothing scores it. Made once a source."""
+        """Return the reward function of a data source with its check of ground truths, cached; None if no function scores the source."""
         if self._given is not None:
             return self._given
         if data_source not in self._rules:
@@ -123,7 +124,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def judges(self) -> Judges:
-        """Return what the manager requires of the rows and of the functions that score them.
+        """Return what the reward manager requires of rows and reward functions.
 
         Raises:
             PluginError: the manager, or a function that its own config selects, can't be loaded.
@@ -144,7 +145,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def complaint(self, data_source: str | None, where: str = "") -> str:
-        """Return the problem of a data source that no function scores."""
+        """Return the error text for a data source that no function scores."""
         place = f" ({where})" if where else ""
         if data_source is None:
             return f"a row without data_source{place} has no reward function: reward.function is not set"
@@ -157,7 +158,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def fix(self, data_source: str | None) -> str:
-        """Return how to give a source its function."""
+        """Return the hint of how to set a reward function for a data source."""
         everywhere = (
             "set reward.function={path: my_reward.py, attribute: compute_score} for every row"
         )
@@ -185,17 +186,17 @@ def configured_functions(
     loader: InstalledFunctions | None = None,
     given: Callable[..., Any] | None = None,
 ) -> ConfiguredFunctions:
-    """Return the reward functions that a section selects; those that the config names are constructed at once.
+    """Return the reward functions that a section selects, and construct the functions that it names.
 
     Args:
         section: the `reward` section.
         context: the context of the functions.
-        loader: constructs the functions; by default from the plugin index.
-        given: a function that scores every row, in place of those that the section selects.
+        loader: the loader of the functions; by default the plugin index.
+        given: a function that scores every row, in place of the functions that the section selects.
 
     Raises:
         PluginError: a selected function can't be loaded.
-        ConfigError: a user's function needs parameters that rewards are not given.
+        ConfigError: a user's function needs a parameter that rewards do not provide.
     """
     functions = ConfiguredFunctions(section, context, loader or InstalledFunctions(), given)
     for source in section.functions:

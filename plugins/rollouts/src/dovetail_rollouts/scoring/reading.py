@@ -11,15 +11,15 @@ from dovetail_datasets import TextEncoder
 def conversation_ids(
     encoder: TextEncoder, prompt: str | Sequence[Mapping[str, Any]], response: str
 ) -> list[int]:
-    """Return the tokens of a prompt and a response; a reward model's score is read, and was trained, at the last one.
+    """Return the tokens of a prompt and a response; a reward model's score is read at the last token.
 
     Args:
         encoder: the encoder of the model's own tokenizer, with a chat template.
-        prompt: messages, or the text of a user's one.
+        prompt: messages, or the text of a single user message.
         response: the assistant's answer.
 
     Raises:
-        Exception: what the template raises.
+        Exception: an error of the chat template.
     """
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     turns = [*asked, {"role": "assistant", "content": response}]

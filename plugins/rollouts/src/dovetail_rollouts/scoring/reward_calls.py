@@ -1,5 +1,5 @@
-"""Reward functions as managers use them: selected by `data_source` and called by parameter name. Results become a score, or a failure that
-says what was wrong.
+"""Reward functions as managers use them: selected by `data_source` and called by parameter name. A result becomes a score, or a failure
+that says what was wrong.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dovetail.text import encodable
 from dovetail_rollouts.scoring.reward_signature import Form, signature_of
 
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - tokens of a language model
-"""The key of a reward function's rewards of single tokens."""
+"""The key of rewards for single tokens in a reward function's result."""
 TURN_REWARDS = "turn_rewards"
-"""The key of a reward function's rewards of an episode's turns."""
+"""The key of rewards for an episode's turns in a reward function's result."""
 ANSWER = "pred"
-"""The key of the answer that a reward function found in a response; it is used for majority votes, and is never a metric."""
+"""The key of the answer that a reward function found in a response, for majority votes; never a metric."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -39,19 +39,19 @@ class RewardCall:
     """A reward function, ready to be called with samples.
 
     Args:
-        function: a plain function (also async) with any of `PARAMETERS`, or with `**kwargs`; on lists
-            (`solution_strs`, `ground_truths`, …), or on pairs (`solution_a`, `solution_b`).
+        function: a function, plain or async, with any of `PARAMETERS` or `**kwargs`. It may take lists instead
+            (`solution_strs`, `ground_truths`, …), or a pair (`solution_a`, `solution_b`).
         name: the name in messages, such as `my_reward.py:compute_score`.
 
     Attributes:
         form: the form of a call: one sample, lists over samples, or a pair.
-        fields: keys of `Sample.arguments` that the function sees.
+        fields: keys of `Sample.arguments` that the function gets.
         is_async: whether a call only creates a coroutine.
-        pure: whether the function declares that equal parameters always get equal scores.
-        unit: `group` where its scores depend on the other samples of a group, else `sample`.
+        pure: whether the function declares that equal arguments always get equal scores.
+        unit: `group` if a sample's score depends on the other samples of its group, else `sample`.
 
     Raises:
-        ConfigError: the function needs a parameter that rewards are not given.
+        ConfigError: the function needs a parameter that rewards do not provide.
     """
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
@@ -69,7 +69,7 @@ class RewardCall:
 
     @property
     def file(self) -> str | None:
-        """The source file that the function's code comes from."""
+        """The source file of the function; None if it is not written in Python."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return code.co_filename if code is not None else None
 
@@ -81,8 +81,9 @@ class RewardCall:
         return self.with_arguments(sample.arguments())
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the same call for the dict that `Sample.arguments` returned, as in another process; keys that are not in `fields` may be
-        missing.
+        """Call the function with the dict that `Sample.arguments` returned, such as in another process, and return its result.
+
+        Keys that are not in `fields` may be missing.
         """
         if self.form == "list":
             answer = self._on_list([arguments])
@@ -90,11 +91,11 @@ class RewardCall:
         return self._call(lambda name: arguments[name])
 
     def on_list(self, samples: Sequence[Sample]) -> Any:
-        """Call a function on lists and return its result unchecked; `outcomes_from` checks it."""
+        """Call a function that takes lists, and return its result unchecked; `outcomes_from` checks it."""
         return self._on_list([sample.arguments() for sample in samples])
 
     def on_pair(self, first: Sample, second: Sample) -> Any:
-        """Call a function on pairs, and return how far the first response is better, from 0 to 1."""
+        """Call a function that takes pairs, and return its result: how much better the first response is, from 0 to 1."""
         a, b = first.arguments(), second.arguments()
         return self._call(
             lambda name: (b if name == "solution_b" else a)[self._signature.field(name)]
@@ -116,7 +117,7 @@ class RewardCall:
 class RewardFunctions:
     """The mapping from rows to reward functions: one for each `data_source`, or one for every row.
 
-    The source `rollouts` makes it from the reward section and hands it to a manager as `context.reward_functions`.
+    The source `rollouts` makes the mapping from the reward section; a manager finds it in `context.reward_functions`.
     """
 
     def __init__(
@@ -130,14 +131,14 @@ class RewardFunctions:
         self._default = RewardCall(default) if default is not None else None
 
     def files(self) -> tuple[PluginRef, ...]:
-        """Return functions that come from files: another process loads them before it unpickles this."""
+        """Return the functions that come from files, which another process must load before it unpickles this mapping."""
         return ()
 
     def function_for(self, data_source: str | None) -> RewardCall:
-        """Return the function that scores rows of this source.
+        """Return the function that scores rows of this data source.
 
         Raises:
-            ConfigError: no function scores this source.
+            ConfigError: no function scores this data source.
         """
         call = self._by_source.get(data_source or "", self._default)
         if call is None:
@@ -152,7 +153,7 @@ class RewardFunctions:
 def failure_from(error: BaseException, call: RewardCall) -> Failure:
     """Convert an exception inside a reward function to a Failure, with the line that raised it.
 
-    A refused or lost connection, or a time-out of the function's own, may be tried again.
+    The failure is retryable if a connection was refused or lost, or the function raised a TimeoutError.
     """
     kind = FailureKind.EXCEPTION
     if isinstance(error, TimeoutError):
@@ -164,15 +165,16 @@ def failure_from(error: BaseException, call: RewardCall) -> Failure:
 
 
 def outcome_from(value: object, name: str) -> Outcome:
-    """Convert what a reward function returned for one sample to a Score or a Failure.
+    """Convert a reward function's result for one sample to a Score or a Failure.
+
+    A result is a finite number (int, float, bool or a NumPy scalar), or a mapping with `score`. Any other result is a failure. Further
+    keys of the mapping become components if their values are finite numbers, else extras; `pred`, the answer found in the response, is
+    always an extra. `token_rewards`, T finite numbers, or `turn_rewards`, one for each turn, give their sum as the `score` if it is
+    missing.
 
     Args:
-        value: a finite number (int, float, bool or a NumPy scalar), or a mapping with `score` and further
-            parts: finite numbers become components, the rest extras, and so does `pred`, the answer that was found
-            in the response, whatever it is. `token_rewards` in the mapping are rewards of single tokens, T finite
-            numbers, and `turn_rewards` those of an episode's turns; `score` is then their sum, and may be left out. All else is a
-            failure.
-        name: the function, for messages.
+        value: the result.
+        name: the function's name in messages.
     """
     parts: Mapping[Any, Any] = {}
     rewards_T = by_turn = None
@@ -210,10 +212,10 @@ def outcome_from(value: object, name: str) -> Outcome:
 
 
 def outcomes_from(value: object, count: int, name: str) -> list[Outcome]:
-    """Convert what a reward function on lists returned, each entry by itself, as `outcome_from` does.
+    """Convert the result of a reward function on lists to outcomes, each entry as in `outcome_from`.
 
     Args:
-        value: a list, a tuple or an array of `count` entries. Anything else fails every sample, since entries can't be
+        value: a list, a tuple or an array of `count` entries. Any other result fails every sample, since entries can't be
             assigned to samples.
         count: the number of samples in the call.
         name: the function's name in messages.
@@ -231,7 +233,7 @@ def outcomes_from(value: object, count: int, name: str) -> list[Outcome]:
 
 
 def finite_float(value: object) -> float | None:
-    """Return the value as a float where it is a number, finite in float32; None for all else."""
+    """Return the value as a float if it is a number that is finite in float32; None for any other value."""
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         return None
     try:

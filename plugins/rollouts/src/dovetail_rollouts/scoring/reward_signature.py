@@ -1,4 +1,4 @@
-"""The form of call that a reward function's parameters ask for: one sample, lists, or a pair."""
+"""The form of call that a reward function's parameters need: one sample, lists, or a pair."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Form = Literal["sample", "list", "pair"]
 """The form of a call: one sample, lists over samples, or two responses to compare."""
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""The parameters that a reward function may have; `**kwargs` gets these and no others."""
+"""The parameters of a reward function; `**kwargs` gets only these."""
 FURTHER = ("prompt", "response_ids", "finish_reason", "trajectory")
-"""Further parameters that a reward function may name."""
+"""Further parameters, which a reward function gets only by name."""
 _SAMPLE = {name: name for name in (*PARAMETERS, *FURTHER)}
 _LIST = {
     **{f"{name}s": name for name in (*PARAMETERS, "prompt", "finish_reason")},
@@ -32,12 +32,12 @@ _PAIR = {
 _TABLES: Mapping[Form, Mapping[str, str]] = {"sample": _SAMPLE, "list": _LIST, "pair": _PAIR}
 """Parameter → key of `Sample.arguments`, for each form."""
 POSITIONAL_LISTS = "compute_reward"
-"""A function of this name takes responses and ground truths by position, whatever its parameters are called."""
+"""Name of functions that get responses and ground truths by position, whatever their parameters are called."""
 
 
 @attrs.frozen(kw_only=True)
 class Signature:
-    """The names that a function is called with."""
+    """The form and the parameter names with which a reward function is called."""
 
     form: Form
     positional: tuple[str, ...]
@@ -45,7 +45,7 @@ class Signature:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Keys of `Sample.arguments` that the function sees."""
+        """Keys of `Sample.arguments` that the function gets."""
         table = _TABLES[self.form]
         return frozenset(table[name] for name in (*self.positional, *self.keywords))
 
@@ -55,7 +55,7 @@ class Signature:
 
 
 def signature_of(function: Callable[..., Any], name: str) -> Signature:
-    """Read a reward function's parameters.
+    """Derive a reward function's form of call from its parameters.
 
     Args:
         function: any callable.

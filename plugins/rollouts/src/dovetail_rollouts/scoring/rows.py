@@ -14,13 +14,14 @@ SHOWN = 5
 
 
 def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> None:
-    """Check that every row can be scored: its source has a function where the manager needs one, the functions accept its
-    ground truth, and those that score whole groups get whole groups.
+    """Check that every row can be scored.
+
+    If the manager needs functions, each data source must have one. The functions must accept the rows' ground truths. Functions that
+    score whole groups need a manager that scores groups.
 
     Raises:
-        ConfigError: some sources have no function, each named with its first row; or a function scores groups, and
-            the manager single samples.
-        DataError: some ground truths can't be scored; names the first rows.
+        ConfigError: a data source has no function, or a function scores groups and the manager single samples.
+        DataError: a ground truth can't be scored; names the first such rows.
         PluginError: the manager can't be loaded.
     """
     judges = functions.judges()
@@ -60,7 +61,7 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
 
 
 def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[str]:
-    """Report each source in `reward.functions` that no row has, with the most similar source that rows have."""
+    """Report each data source in `reward.functions` that no row has, with the most similar data source of the rows."""
     if not section.functions:
         return []
     sources = {prompt.data_source for prompt in prompts}

@@ -1,4 +1,4 @@
-"""Scorer: passes samples to the reward manager while others still generate, and returns one outcome for each."""
+"""Scorer: passes samples to the reward manager while other samples still generate, and returns one outcome for each."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from dovetail_rollouts.scoring.reward_calls import finite_float
 LONGEST_BACKOFF = 30.0
 """The longest wait before a retry, in seconds."""
 ANY_NUMBER = 1 << 30
-"""The concurrency of a manager that queues by itself: no limit in practice."""
+"""The concurrency of a manager that queues samples itself, in practice unlimited."""
 
 
 class BrokenAnswer(Failure):
-    """A failure that the manager did not report: its answer was not a list of outcomes."""
+    """The failure of samples for which the reward manager returned no valid outcome."""
 
 
 class Scorer:
-    """Scores samples: each gets exactly one outcome, and a failure is never a number.
+    """Scores samples with a reward manager: each sample gets exactly one outcome, a score or a failure.
 
-    After `finish`, which lets the manager sleep, it may be used again, also in another event loop.
+    After `finish`, which lets the manager sleep, the scorer may be used again, also in another event loop.
 
     Args:
         manager: the started reward manager.
-        timeout: seconds that one attempt at a sample, or at a group where the manager scores groups, may run. Waiting
-            for a free place does not count, nor does time that the manager marks as waiting (`RunningTime.waiting`).
-        retries: further attempts after a retryable failure; the last attempt counts.
-        concurrency: samples or groups scored at once, as far as the manager's capacity allows; a manager that queues
-            for itself (`RewardManager.queues`) gets all of them at once.
-        backoff: seconds before the first retry; doubles with each.
+        timeout: seconds that one attempt at a sample may run, or at a group if the manager scores groups. Time in the
+            queue, and time that the manager marks as waiting (`RunningTime.waiting`), do not count.
+        retries: number of further attempts after a retryable failure; the last attempt counts.
+        concurrency: number of samples or groups scored at once, as far as the manager's capacity allows; a manager that
+            queues samples itself (`RewardManager.queues`) gets all at once.
+        backoff: seconds before the first retry, doubled for each further retry.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Scorer:
         self._begin()
 
     busy: BusyTime
-    """Entered for each sample, or group, that is being scored."""
+    """The time of scoring, open for each sample or group that is being scored."""
 
     def add(self, sample: Sample, *, group: Hashable, group_size: int) -> None:
-        """Start scoring a sample; where the manager scores groups, once its group is complete.
+        """Start scoring a sample; if the manager scores groups, scoring starts when the sample's group is complete.
 
         Args:
-            sample: its `sample_id` is unique in the rollout.
-            group: samples with one group answer one prompt.
-            group_size: samples that the group will have.
+            sample: the sample, whose `sample_id` is unique in the rollout.
+            group: the key of the group; all samples with this key answer one prompt.
+            group_size: the number of samples of the complete group.
 
         Raises:
             RewardError: the sample was added before.
@@ -92,9 +92,9 @@ class Scorer:
             self._start(self._waiting.pop(group))
 
     async def outcomes(self, sample_ids: Collection[str]) -> dict[str, Outcome]:
-        """Wait for these samples, which were added before, and forget them.
+        """Wait for the outcomes of these samples, which were added before, and forget the samples.
 
-        A group that stayed incomplete, because generation failed for some of it, is scored as it is.
+        A group that stayed incomplete, because generation failed for some of its samples, is scored without them.
 
         Returns:
             Outcomes by `sample_id`, in the order given.
@@ -110,11 +110,11 @@ class Scorer:
         return found
 
     async def idle(self) -> None:
-        """Wait until nothing is being scored; groups that are not complete are left to wait."""
+        """Wait until nothing is being scored; incomplete groups stay queued."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def finish(self) -> dict[str, Outcome]:
-        """Wait for every sample added since the last `finish`, let the manager sleep, and return outcomes in the order added."""
+        """Wait for every sample added since the last `finish`, let the manager sleep, and return the outcomes in the order of `add`."""
         found = await self.outcomes(list(self._added))
         self._begin()
         self._manager.sleep()
@@ -124,7 +124,7 @@ class Scorer:
         """Stop scoring these samples; they may be added again.
 
         Args:
-            sample_ids: whole groups, where the manager scores groups.
+            sample_ids: the ids of the samples; of whole groups if the manager scores groups.
         """
         wanted = set(sample_ids)
         for group, samples in list(self._waiting.items()):
@@ -138,7 +138,7 @@ class Scorer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def cancel(self) -> None:
-        """Cancel everything that is being scored, when the rollout is abandoned."""
+        """Cancel all scoring after the rollout was abandoned, and let the manager sleep."""
         await self.forget(list(self._added))
         self._begin()
         self._manager.sleep()

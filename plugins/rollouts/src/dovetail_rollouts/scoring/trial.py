@@ -1,4 +1,4 @@
-"""A trial of rewards outside a run: responses to rows of a dataset, scored as a run scores them, each with its time."""
+"""A trial of rewards outside a run: responses to rows of a dataset are scored as in a run, and timed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dovetail_rollouts.scoring.rows import check_sources
 from dovetail_rollouts.scoring.scorer import Scorer
 
 RESPONSE_KEYS = ("responses", "response", "solution_str", "output", "completion", "text")
-"""The keys under which a line of a responses file may have its text or list of texts; the first one present is used."""
+"""The keys under which a line of a responses file may have its text or list of texts; the first key present is used."""
 _SOLUTION_KEYS = ("answer", "solution")
 _REFERENCES = (*(f"extra_info.{key}" for key in _SOLUTION_KEYS), "ground_truth")
 _MEDIA = ("images", "videos")
@@ -37,7 +37,7 @@ _MEDIA = ("images", "videos")
 
 @attrs.define(kw_only=True, eq=False)
 class TrialSample:
-    """One response and its outcome."""
+    """One response of a trial, and its outcome."""
 
     prompt: Prompt
     """The row's prompt, without tokens."""
@@ -45,10 +45,10 @@ class TrialSample:
     taken_from: str
     """The file, column or key that the response comes from."""
     function: str | None = attrs.field(init=False, default=None)
-    """The name of the function that scored the response; None where the manager has its own functions."""
+    """The name of the function that scored the response; None if the manager has its own functions."""
     outcome: Outcome = attrs.field(init=False)
     seconds: float = attrs.field(init=False, default=0.0)
-    """Seconds in the manager over all tries, queueing included; the group's time where groups are scored."""
+    """Seconds in the manager over all attempts, including queueing; the group's time if groups are scored."""
 
 
 def try_rewards(
@@ -59,28 +59,28 @@ def try_rewards(
     limit: int | None = None,
     prompt_key: str = "prompt",
 ) -> list[TrialSample]:
-    """Check rows as before training, then score a response to each with the section's manager, functions, limits and retries.
+    """Check rows as before training, then score their responses with the section's manager, functions, limits and retries.
 
     Without a file of responses, a row's own `response` (or `responses`) is scored, else the worked solution in `extra_info` (`answer`,
-    `solution`), else the ground truth itself: a sound reward gives these the full score.
+    `solution`), else the ground truth itself. A correct reward function gives these the full score.
 
     Args:
         section: the reward section.
         dataset: a parquet or JSONL file in verl's schema, `samples/step_N.jsonl` of a run, or a pattern of files.
         responses: a parquet or JSONL file with a line for each row, in order: a text or a list of texts under one of RESPONSE_KEYS.
-        limit: rows to read, from the first; None for all.
+        limit: the number of rows to read, from the first; None for all.
         prompt_key: the column of the prompt.
 
     Raises:
-        DataError: a file can't be read, a row is of another form, the two files differ in length, or a ground truth can't be scored.
-        ConfigError: rows have no function; see `check_sources`.
+        DataError: a file or row can't be read, the files differ in length, or a ground truth can't be scored.
+        ConfigError: a row has no reward function; see `check_sources`.
         PluginError: the manager or a function can't be loaded.
     """
     return score_samples(section, [*_samples(dataset, responses, limit, prompt_key)])
 
 
 def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[TrialSample]:
-    """Score samples in place, and return them; for the arguments and errors see `try_rewards`."""
+    """Score samples in place, and return them. See `try_rewards` for arguments and errors."""
     guard_exit()
     functions = configured_functions(section, PluginContext())
     check_sources(functions, {s.prompt.index: s.prompt for s in samples}.values())
@@ -98,7 +98,7 @@ def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[Tr
 
 
 def verdict(sample: TrialSample) -> RowVerdict:
-    """Return a response's score or failure as text."""
+    """Return the verdict on a response: its score, if any, and a text."""
     outcome, score = sample.outcome, None
     if isinstance(outcome, Score):
         score, found = outcome.value, f"{outcome.value:g}"
@@ -143,10 +143,10 @@ def samples_of(
     """Return the responses to a row: those in `line` of a file of responses, or else the row's own; see `try_rewards`.
 
     Returns:
-        None where there is no text.
+        The responses, not yet scored; empty if there is no text.
 
     Raises:
-        DataError: the row is of another form.
+        DataError: the row can't be read.
     """
     row = {key: value for key, value in _columns(given).items() if key not in _MEDIA}
     if "ground_truth" in row:

@@ -1,6 +1,6 @@
-"""What every transport checks: that the tensors are those of the manifest, and that their bytes arrived.
+"""Checks of every transport: the tensors match the manifest, and their bytes arrived unchanged.
 
-Transports of other packages build on it, and rollouts that keep a whole update before they load it (`received_whole`).
+Transports of other packages use these checks, and so do rollouts that load an update only when it is complete (`received_whole`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Named = tuple[str, Tensor]
 
 @attrs.frozen(eq=False)
 class Bucket:
-    """Some tensors of an update, in the manifest's order, and the digest of each."""
+    """Consecutive tensors of an update, in the manifest's order, with the digest of each; no digests if `verify` is off."""
 
     tensors: tuple[Named, ...]
     digests: tuple[int, ...]
 
     @classmethod
     def of(cls, tensors: Sequence[Named], *, digest: bool) -> Bucket:
-        """Return a bucket of these tensors, with their digests unless `verify` is off."""
+        """Return a bucket of these tensors, with their digests if `digest` is True."""
         digests = tensor_digests([tensor for _, tensor in tensors]) if digest else []
         return cls(tuple(tensors), tuple(digests))
 
     def verify(self, version: int) -> None:
-        """Compute the digests again where the tensors are now.
+        """Compute the digests again, on the tensors' present device, and compare them with the sender's.
 
         Raises:
-            WeightSyncError: a tensor's bytes are not those that were sent.
+            WeightSyncError: a tensor's bytes differ from those that were sent.
         """
         if not self.digests:
             return
@@ -53,7 +53,7 @@ class Bucket:
 
 
 def matched(manifest: WeightManifest, tensors: Iterable[Named]) -> Iterator[Named]:
-    """Yield the tensors, each held against its entry in the manifest.
+    """Yield the tensors, each compared with its entry in the manifest.
 
     Raises:
         WeightSyncError: a name, shape or dtype differs, or tensors are missing or left over.
@@ -78,7 +78,7 @@ def matched(manifest: WeightManifest, tensors: Iterable[Named]) -> Iterator[Name
 def bucketed(
     manifest: WeightManifest, tensors: Iterable[Named], *, digest: bool
 ) -> Iterator[Bucket]:
-    """Gather matched tensors into buckets of at most the manifest's size, or of one tensor."""
+    """Gather tensors, compared with the manifest, into buckets of at most the manifest's bucket size, or of one larger tensor."""
     gathered: list[Named] = []
     size = 0
     for name, tensor in matched(manifest, tensors):
@@ -94,10 +94,10 @@ def bucketed(
 def received_whole(receiver: WeightReceiver, manifest: WeightManifest) -> list[Named]:
     """Return all tensors of an update after verification, so that a partial update is never loaded.
 
-    Tensors that would not last are copied; the others are the receiver's own and must not be written to.
+    If the receiver reuses its memory, the tensors are copies. Otherwise they belong to the receiver and must not be written to.
 
     Raises:
-        WeightSyncError: as `receive` does; nothing of the update is returned then.
+        WeightSyncError: the update failed or is incomplete; see `WeightReceiver.receive`.
     """
     if receiver.lasting:
         return list(receiver.receive(manifest))
@@ -107,8 +107,7 @@ def received_whole(receiver: WeightReceiver, manifest: WeightManifest) -> list[N
 def gather_the_rest(tensors: Iterator[Named]) -> None:
     """Gather the remaining tensors of an update that can't be sent any more, since gathering is collective.
 
-    Every rank takes part in gathering each tensor. A rank 0 that stopped in the middle would leave the others
-    waiting for it.
+    Every rank takes part in gathering each tensor. If rank 0 stopped early, the other ranks would wait forever.
     """
     for _ in tensors:
         pass

@@ -2,8 +2,7 @@
 
 Layout below the transport's directory: `version_00000007/bucket_00000.safetensors …` and
 `manifest.json` with the update's id and each tensor's bucket and digest. A receiver waits for the id of its own
-manifest: what an earlier run or an earlier attempt left there is not taken for this update, whichever process looks
-first.
+manifest, so it ignores files that an earlier run or an earlier attempt left in the directory.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class DiskTransport(WeightTransport):
 
     @property
     def directory(self) -> Path:
-        """Where updates appear."""
+        """The directory of the updates."""
         if self.config.directory is not None:
             return Path(self.config.directory)
         return Path(self.context.run_directory or ".") / "weights"

@@ -1,4 +1,4 @@
-"""The in_process transport: trainer and rollout share a process, and tensors are handed over as they are."""
+"""The in_process transport: trainer and rollout share a process, and tensors are handed over without a copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail_rollouts.transports.config import InProcessTransportConfig
 
 
 class Mailbox:
-    """Holds the latest update until every receiver has taken it. Safe between threads."""
+    """Holds the latest update until every receiver has taken it. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -33,34 +33,34 @@ class Mailbox:
         self._waiting: set[int] = set()
 
     def register(self, receiver: int) -> None:
-        """Register a receiver that updates are kept for."""
+        """Register a receiver; updates are kept until it has taken them."""
         with self._changed:
             self._receivers.add(receiver)
             if self._buckets is not None:
                 self._waiting.add(receiver)
 
     def leave(self, receiver: int) -> None:
-        """Keep nothing for this receiver any more."""
+        """Remove a receiver; updates are no longer kept for it."""
         with self._changed:
             self._receivers.discard(receiver)
             self._waiting.discard(receiver)
             self._release()
 
     def put(self, version: int, buckets: tuple[Bucket, ...]) -> None:
-        """Replace the content by the buckets of this version."""
+        """Replace the mailbox's content by the buckets of this version."""
         with self._changed:
             self._version, self._buckets, self._broken = version, buckets, None
             self._waiting = set(self._receivers)
             self._changed.notify_all()
 
     def break_off(self, update_id: str, reason: str) -> None:
-        """Announce that this attempt at an update failed; the content stays."""
+        """Announce that this attempt at an update failed; the mailbox's content stays."""
         with self._changed:
             self._broken = (update_id, reason)
             self._changed.notify_all()
 
     def get(self, version: int, update_id: str, timeout: float) -> tuple[Bucket, ...]:
-        """Wait for a version.
+        """Wait for an update, and return its buckets.
 
         Raises:
             WeightSyncError: the update failed, or did not arrive in time.
@@ -88,7 +88,7 @@ class Mailbox:
             return self._buckets
 
     def taken(self, receiver: int) -> None:
-        """Release the tensors once the last receiver has them."""
+        """Record that a receiver has taken the update; the last receiver releases the tensors."""
         with self._changed:
             self._waiting.discard(receiver)
             self._release()
@@ -112,9 +112,9 @@ def _mailbox(channel: str | None) -> Mailbox:
 class InProcessTransport(WeightTransport):
     """Hands tensors from a trainer to rollouts in the same process, without a copy.
 
-    Sending first and receiving afterwards works, and so do both at once in two threads. An update is
-    kept for the receivers that there are when it is sent: make all of them first. The tensors are
-    the trainer's own: an update that changes them before they are received is found by their digests.
+    An update may be sent before it is received, or at the same time in another thread. It is kept only
+    for receivers that exist when it is sent, so make all receivers first. The tensors are the trainer's
+    own; the digests show if the trainer changes them before they are received.
     """
 
     name = "in_process"

@@ -1,10 +1,10 @@
-"""A digest of each tensor's bytes, computed where the tensor is: the proof that weights arrived as they were sent.
+"""A digest of each tensor's bytes, computed on the tensor's device, to verify that weights arrived as they were sent.
 
 The bytes are read as 32-bit words w_i, each multiplied by a pseudo-random odd 64-bit number and
 summed modulo 2^64, block by block (multilinear hashing: Lemire and Kaser, "Strongly universal string
 hashing is fast", 2014); the block sums are mixed with their positions and summed again. Integer sums
 do not depend on the order in which a device adds: a CPU and an accelerator agree to the bit. One flipped
-bit always changes the digest; exchanged words do but for one chance in 2^32 or less.
+bit always changes the digest; exchanged words leave it unchanged with a chance of at most 2^-32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
         tensors: tensors of any shape and dtype.
 
     Returns:
-        An integer below 2^64 for each. It depends on the bytes alone, not on shape or dtype.
+        An integer below 2^64 for each tensor, which depends on the bytes alone, not on shape or dtype.
     """
     digests = DeferredDigests()
     for tensor in tensors:
@@ -42,7 +42,7 @@ def tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
 
 
 class DeferredDigests:
-    """Digests that are queued on each tensor's device, and waited for all at once."""
+    """Digests that are queued on each tensor's device, and fetched together."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
@@ -50,7 +50,7 @@ class DeferredDigests:
         self._sums: list[Tensor] = []
 
     def add(self, tensor: Tensor) -> None:
-        """Take a tensor of any shape and dtype, which is kept until `launch`: many share one pass of an accelerator."""
+        """Add a tensor of any shape and dtype, which is kept until `launch`, so that many tensors share one kernel launch."""
         self._lengths.append(tensor.nbytes)
         if self._waiting and self._waiting[-1].device != tensor.device:
             self.launch()

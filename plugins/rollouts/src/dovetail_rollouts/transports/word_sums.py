@@ -1,7 +1,7 @@
 """Digests of many tensors in one launch, and one pass over their bytes: a Triton kernel for accelerators.
 
-Triton comes with torch's builds for accelerators. Where it is missing, `numerics/tensor_digest.py` computes the same in torch's own
-operations, which read and write eight further bytes for every four.
+Triton comes with torch's builds for accelerators. Without Triton, `transports/tensor_digest.py` computes the same digests with torch's
+own operations, which read and write eight further bytes for every four.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ALIGNMENT = 16
 
 
 def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
-    """Return int64 [N]: the digests of N tensors before their lengths are mixed in, queued on the current stream.
+    """Return the digests of N tensors before their lengths are mixed in, int64 [N], queued on the current stream.
 
     Args:
-        tensors: contiguous, on one device, of any shape and dtype; those that are not aligned to 16 bytes are copied.
+        tensors: N contiguous tensors on one device, of any shape and dtype; tensors not aligned to 16 bytes are copied.
         keys_B: int64 [B], the multipliers of a block of B words, on the same device.
     """
     device, block_bytes = keys_B.device, len(keys_B) * 4

@@ -1,1 +1,1 @@
-"""What the stages, objectives and losses compute with: masked statistics, KL, loss aggregation, rollout corrections."""
+"""Numerics of stages, objectives and losses: masked statistics, KL, loss aggregation, rollout corrections."""

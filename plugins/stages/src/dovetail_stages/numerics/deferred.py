@@ -1,7 +1,7 @@
-"""Metrics whose figures are still tensors: made on the accelerator, fetched together once an update.
+"""Metrics whose values are still tensors: made on the accelerator, fetched together once an update.
 
-Reading a figure makes the host wait for the accelerator. A loss reports tensors in its metrics instead, and
-`resolve_metrics` turns all of an update's into numbers with one transfer. T tokens.
+Reading a value makes the host wait for the accelerator. A loss reports tensors in its metrics instead, and
+`resolve_metrics` turns all tensors of an update into numbers with one transfer. T tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dovetail.metrics import Max, Mean, Metric, merge_metrics
 
 
 def mean_metric(values_T: Tensor, mask_T: Tensor, count: Tensor | None = None) -> Mean:
-    """Return the mean over tokens of the values that the mask selects, not yet fetched.
+    """Return the mean of the values that the mask selects, not yet fetched from the accelerator.
 
     Args:
         values_T: float or bool [T].
         mask_T: bool [T].
-        count: number of selected tokens, where the caller has it already.
+        count: number of selected tokens, if the caller already has it.
     """
     if values_T.dtype == torch.bool:
         total = (values_T & mask_T).count_nonzero()
@@ -33,24 +33,24 @@ def mean_metric(values_T: Tensor, mask_T: Tensor, count: Tensor | None = None) -
 
 
 def share_metric(chosen_T: Tensor, count: Tensor) -> Mean:
-    """Return the share of tokens that are chosen, not yet fetched.
+    """Return the share of tokens that are chosen, not yet fetched from the accelerator.
 
     Args:
-        chosen_T: bool [T], or numbers that are 0 on tokens not chosen; not chosen where the mask is False.
-        count: int [], how many tokens have mask 1.
+        chosen_T: bool [T], or numbers that are 0 on tokens not chosen; False or 0 on masked tokens.
+        count: int [], number of tokens with mask 1.
     """
     return Mean(cast("float", chosen_T.count_nonzero()), cast("float", count))
 
 
 def max_metric(values_T: Tensor, mask_T: Tensor) -> Max:
-    """Return the largest value that the mask selects, not yet fetched; −∞ where it selects none."""
+    """Return the largest value that the mask selects, not yet fetched from the accelerator; −∞ if the mask selects none."""
     chosen_T = values_T.detach().where(mask_T, -torch.inf)
     largest = chosen_T.amax() if chosen_T.numel() else chosen_T.new_full((), -torch.inf)
     return Max(cast("float", largest))
 
 
 def resolve_metrics(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Fetch every tensor in these metrics with one transfer, and merge the parts by name."""
+    """Fetch every tensor in these metrics with one transfer, and merge the metrics by name."""
     tensors = [
         value
         for part in parts

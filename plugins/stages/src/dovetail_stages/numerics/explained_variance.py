@@ -11,7 +11,7 @@ from jaxtyping import Bool, Real
 
 @attrs.frozen
 class RunningVariance:
-    """Mean and sum of squared deviations of some numbers, which merge without cancellation (Chan et al., 1979)."""
+    """Mean and sum of squared deviations of some numbers, mergeable without cancellation (Chan et al., 1979)."""
 
     count: float
     mean: float
@@ -27,7 +27,7 @@ class RunningVariance:
         return cls(float(len(exact)), mean, float(np.square(exact - mean).sum()))
 
     def merge(self, other: RunningVariance) -> RunningVariance:
-        """Return both sets of numbers taken together."""
+        """Return the variance of both sets of numbers together."""
         count = self.count + other.count
         if not count:
             return self
@@ -41,7 +41,7 @@ class RunningVariance:
 
 @attrs.frozen
 class ExplainedVariance:
-    """1 − Var(R − V) / Var(R): 1 for perfect values, 0 for a constant, below for worse; NaN where all R are equal."""
+    """1 − Var(R − V) / Var(R) of returns R and values V: 1 for perfect V, 0 for constant V; NaN if all R are equal."""
 
     returns: RunningVariance
     errors: RunningVariance
@@ -59,11 +59,11 @@ class ExplainedVariance:
 
     @property
     def value(self) -> float:
-        """The figure."""
+        """The explained variance, at most 1; NaN if all returns are equal."""
         if self.returns.squares <= 0:
             return math.nan
         return 1 - self.errors.squares / self.returns.squares
 
     def merge(self, other: ExplainedVariance) -> ExplainedVariance:
-        """Return both taken together."""
+        """Return the explained variance over the tokens of both."""
         return ExplainedVariance(self.returns.merge(other.returns), self.errors.merge(other.errors))

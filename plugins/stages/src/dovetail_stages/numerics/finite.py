@@ -17,11 +17,11 @@ def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction
     Tokens outside `response_mask` may hold anything, and so may samples without a token inside it.
 
     Args:
-        mini_batch: this rank's part of it; needs `response_mask` and the columns named. Columns that
-            hold no floating-point numbers are left alone.
+        mini_batch: this rank's part of the mini-batch; needs `response_mask` and the columns named. Columns
+            without floating-point numbers are not checked.
         names: the columns to check.
-        reduction: sums over the ranks that hold the other parts.
-        who: the reader's name, for the message.
+        reduction: the sum over the ranks that share the mini-batch.
+        who: the name of the objective or correction, for the message.
 
     Raises:
         NumericsError: a column holds NaN or infinity. Raised on every rank; carries this rank's samples.
@@ -45,7 +45,7 @@ def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction
 
 
 def sample_names(batch: Batch, rows: Sequence[int]) -> tuple[str, ...]:
-    """Return the `sample_id` of these rows; where the batch has none, their positions as `row 3`."""
+    """Return the `sample_id` of these rows; positions such as `row 3` if the batch has no ids."""
     if "sample_id" not in batch:
         return tuple(f"row {row}" for row in rows)
     ids = batch["sample_id"]

@@ -11,7 +11,7 @@ from dovetail.interfaces import KlController, PluginContext
 from dovetail_stages.config import AdaptiveKlConfig
 
 LARGEST_ERROR = 0.2
-"""The relative error that a step may correct, either way."""
+"""Largest relative error that one step corrects, in either direction."""
 
 
 class FixedKl(KlController):
@@ -34,7 +34,7 @@ class AdaptiveKl(KlController):
 
     value ← value · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)
 
-    A step of more samples than the horizon counts as one of the horizon's size.
+    A step of more samples than the horizon counts as a step of `horizon` samples.
     """
 
     name = "adaptive"
@@ -51,7 +51,7 @@ class AdaptiveKl(KlController):
         return self._value
 
     def update(self, kl: float, samples: int) -> None:
-        """Move the factor.
+        """Raise the factor if the KL is above its target, and lower it if below.
 
         Raises:
             NumericsError: the KL is not finite.

@@ -1,7 +1,7 @@
 """The loss aggregations that core ships: how token losses become one number.
 
-Each is Σ over samples of `total`, divided by a `denominator` over the whole mini-batch, so that no cut into
-micro-batches or ranks changes it. Only tokens with mask 1 count; a sequence without one is not a sequence.
+Each aggregation is Σ over samples of `total`, divided by a `denominator` over the whole mini-batch, so that no split into
+micro-batches or ranks changes the loss. Only tokens with mask 1 count; a sequence without such a token is not counted.
 Legend: N samples, T tokens.
 """
 
@@ -22,14 +22,14 @@ from dovetail_stages.config import (
 def sum_by_sample(
     values_T: Float[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
 ) -> Float[Tensor, "N1-1"]:
-    """Return sum of each sample's values, of the values' dtype, [N]; 0 for a sample without tokens."""
+    """Return the sum of each sample's values, [N], in their dtype; 0 for a sample without tokens."""
     return torch.segment_reduce(values_T, "sum", offsets=offsets_N1)
 
 
 def mean_by_sample(
     values_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
 ) -> Float[Tensor, "N1-1"]:
-    """Return the mean of each sample's values that the mask selects, of the values' dtype, [N]; 0 where it selects none."""
+    """Return the mean of each sample's masked-in values, [N], in their dtype; 0 for a sample without any."""
     sums_N = sum_by_sample(values_T.where(mask_T, 0.0), offsets_N1)
     counts_N = sum_by_sample(mask_T.to(values_T.dtype), offsets_N1)
     return sums_N / counts_N.clamp(min=1)
@@ -76,7 +76,7 @@ class TokenSum(_SumOverTokens):
 
 
 class SeqMeanTokenSum(_SumOverTokens):
-    """Mean over sequences of the sum over each one's tokens."""
+    """Mean over sequences of each sequence's token sum."""
 
     name = "seq_mean_token_sum"
 
@@ -85,7 +85,7 @@ class SeqMeanTokenSum(_SumOverTokens):
 
 
 class SeqMeanTokenMean(LossAggregation):
-    """Mean over sequences of the mean over each one's tokens: every response weighs the same (GRPO, arXiv 2402.03300)."""
+    """Mean over sequences of each sequence's token mean: every response weighs the same (GRPO, arXiv 2402.03300)."""
 
     name = "seq_mean_token_mean"
     api = ">=1.0,<2"
@@ -104,7 +104,7 @@ class SeqMeanTokenMean(LossAggregation):
 
 
 class SeqMeanTokenSumNorm(_SumOverTokens):
-    """Mean over sequences of the sum over each one's tokens, divided by a constant (Dr. GRPO, arXiv 2503.20783)."""
+    """Mean over sequences of each sequence's token sum, divided by a constant (Dr. GRPO, arXiv 2503.20783)."""
 
     name = "seq_mean_token_sum_norm"
     Config = SeqMeanTokenSumNormConfig

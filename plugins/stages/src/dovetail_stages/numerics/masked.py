@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float32, Real
 from dovetail.interfaces import LocalReduction, Reduction
 
 EPSILON = 1e-8
-"""Floor of the variance in whitening."""
+"""Number added to the variance in whitening."""
 ROUNDING = 1e-12
-"""Relative to the mean: a smaller standard deviation is the mean's own rounding error."""
+"""Ratio of standard deviation to mean up to which the deviation is the mean's own rounding error."""
 
 
 @attrs.frozen
@@ -25,9 +25,9 @@ class Moments:
 
     count: float
     mean: float
-    """0 where nothing is selected."""
+    """Mean; 0 if no value is selected."""
     var: float
-    """Unbiased; 0 where fewer than two values are selected."""
+    """Unbiased variance; 0 if fewer than two values are selected."""
 
 
 def weighted_moments(
@@ -37,13 +37,13 @@ def weighted_moments(
 ) -> Moments:
     """Return the mean and variance of values, weighted by how often each counts, in float64.
 
-    A sample's advantage weighed by its number of tokens has the moments of its tokens' advantages. The variance is computed from
+    Sample advantages weighted by their numbers of tokens have the moments of token advantages. The variance is computed from
     deviations in a second pass, so that a large mean costs no precision.
 
     Args:
-        values_N: [N], any real dtype; those of weight 0 may hold anything.
+        values_N: [N], any real dtype; values of weight 0 may be anything.
         weights_N: [N], counts of at least 0, or a mask.
-        reduction: sums over the ranks that hold the other parts of the batch; by default there are none.
+        reduction: the sum over the ranks that share the batch; by default this rank alone.
     """
     total = reduction or LocalReduction()
     counted = weights_N > 0
@@ -64,7 +64,7 @@ def whiten(
     weights_N: Real[np.ndarray, "N"] | Bool[np.ndarray, "N"],
     reduction: Reduction | None = None,
 ) -> Float32[np.ndarray, "N"]:
-    """Compute (x − mean) / √(variance + 1e-8), with the moments of `weighted_moments` and its arguments.
+    """Compute (x − mean) / √(variance + 1e-8); arguments and moments are those of `weighted_moments`.
 
     Returns:
         float32 [N]; 0 where the weight is 0.

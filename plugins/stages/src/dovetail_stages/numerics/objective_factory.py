@@ -12,18 +12,18 @@ from dovetail.plugins import make_plugin
 from dovetail_stages.numerics.finite import require_finite
 
 KEPT = 32
-"""Objectives kept for later updates."""
+"""Number of objectives that are cached for later updates."""
 
 
 def build_objective(spec: ObjectiveSpec, *, seed: int = 0) -> Objective:
     """Return the objective of a spec, from the plugin index; objectives are cached.
 
     Args:
-        spec: the spec of any objective.
+        spec: the spec of the objective.
         seed: the run's seed, for losses that choose at random.
 
     Raises:
-        PluginError: a plugin that it names can't be found or loaded here.
+        PluginError: a plugin that the spec names can't be found or loaded.
     """
     try:
         hash(spec.plugin)
@@ -40,18 +40,18 @@ def prepare_mini_batch(
     reduction: Reduction,
     also: Collection[str] = (),
 ) -> tuple[Batch, Mapping[str, float]]:
-    """Return the prepared mini-batch, reduced to the columns that micro-batches need, and its denominators. Collective.
+    """Return the prepared mini-batch, with only the columns that micro-batches need, and its denominators; a collective call.
 
     Args:
-        goal: built from the spec.
+        goal: the objective, built from the spec.
         spec: the spec of the objective.
-        mini_batch: this rank's part of it.
-        reduction: sums over the ranks that hold the other parts.
-        also: further columns that the engine reads, where the mini-batch has them.
+        mini_batch: this rank's part of the mini-batch.
+        reduction: the sum over the ranks that share the mini-batch.
+        also: further columns that the engine reads, if the mini-batch has them.
 
     Raises:
         ColumnError: a column is missing, or not as the objective needs it.
-        NumericsError: a required column is not finite where the mask is 1; has the samples' ids.
+        NumericsError: a required column is not finite where the mask is 1; carries the samples' ids.
     """
     who = f"objective {spec.plugin.name!r}"
     mini_batch.require(sorted(spec.requires), who)

@@ -1,4 +1,4 @@
-"""What objectives are written with: columns as tensors, denominators of a loss aggregation, a micro-batch's share of a mini-batch, pairs.
+"""Helpers to write objectives: columns as tensors, denominators of a loss aggregation, a micro-batch's share of a mini-batch, pairs.
 
 Legend: N samples, P pairs, T response tokens, packed end to end.
 """
@@ -22,14 +22,14 @@ from dovetail.metrics import Mean
 def token_column(
     batch: Batch, name: str, mask: Ragged, mask_T: Bool[Tensor, "T"], like: Float[Tensor, "T"]
 ) -> Float[Tensor, "T *inner"]:
-    """Return a column on the device and in the dtype of `like`, [T], or [T, …] where its values have a shape; a sample-level column is
-    repeated over its tokens.
+    """Return a column as a tensor [T] or [T, …], on the device and in the dtype of `like`; 0 on masked tokens.
 
     Args:
-        batch: N samples, with the column: ragged over response tokens, or dense, [N] or [N, …].
+        batch: N samples, with the column: ragged over response tokens, or dense, [N] or [N, …]. Each value of a dense
+            column is repeated over the sample's tokens.
         name: the name of the column.
         mask: the batch's `response_mask`.
-        mask_T: bool [T], the same as a tensor. Masked tokens hold 0, whatever the column says of them.
+        mask_T: bool [T], the mask as a tensor.
         like: float [T].
 
     Raises:
@@ -70,9 +70,9 @@ def loss_denominators(
     """Return the denominators of sums over the whole mini-batch: `loss`, and `samples` for metrics.
 
     Args:
-        aggregation: determines the denominator of a sum of token losses.
-        mini_batch: this rank's part of it; needs `response_mask`.
-        reduction: sums over the ranks that hold the other parts.
+        aggregation: the loss aggregation, which determines the denominator `loss`.
+        mini_batch: this rank's part of the mini-batch; needs `response_mask`.
+        reduction: the sum over the ranks that share the mini-batch.
     """
     loss = aggregation.denominator(mini_batch["response_mask"])
     summed, samples = reduction.sum(np.array([loss, len(mini_batch)], np.float64)).tolist()
@@ -80,33 +80,34 @@ def loss_denominators(
 
 
 def metric_weight(micro_batch: Batch, denominators: Mapping[str, float]) -> float:
-    """Return a micro-batch's share of the samples: weights add up to 1 over a mini-batch, so that a `loss_share` is a sum
-    within it and a mean over several.
+    """Return a micro-batch's share of the mini-batch's samples.
+
+    The weights of a mini-batch add up to 1, so `loss_share` metrics add up within a mini-batch and average over several.
     """
     return len(micro_batch) / (denominators["samples"] or 1.0)
 
 
 def loss_share(loss: Float[Tensor, ""], weight: float) -> Mean:
-    """Return a micro-batch's part of a mini-batch's loss as a metric, not yet fetched."""
+    """Return a micro-batch's part of a mini-batch's loss as a metric, not yet fetched from the device."""
     return Mean(cast("float", loss.detach()), weight)
 
 
 def all_finite(
     loss: Float[Tensor, ""], outputs: Mapping[str, Float[Tensor, "T"]]
 ) -> Bool[Tensor, ""]:
-    """Return whether the loss and all outputs [T] are finite, bool []; nothing is fetched."""
+    """Return whether the loss and all outputs [T] are finite, bool [], not yet fetched from the device."""
     checks = [torch.isfinite(values_T.detach()).all() for values_T in outputs.values()]
     return torch.stack([torch.isfinite(loss.detach()), *checks]).all()
 
 
 def pair_rows(batch: Batch) -> tuple[Int64[np.ndarray, "P"], Int64[np.ndarray, "P"]]:
-    """Return rows of the chosen responses and of the rejected ones, both in the order of their pairs' ids.
+    """Return the rows of the chosen responses and of the rejected responses, each ordered by pair id.
 
     Args:
         batch: 2P samples, in any order; needs `pair_id` and `chosen`.
 
     Raises:
-        ColumnError: a pair has not one chosen and one rejected response.
+        ColumnError: a pair does not have exactly one chosen and one rejected response.
     """
     chosen_N = np.asarray(batch["chosen"], np.bool_)
     ids_P, pair_N = np.unique(batch["pair_id"], return_inverse=True)

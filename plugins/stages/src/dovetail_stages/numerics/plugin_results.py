@@ -1,6 +1,6 @@
 """Checks of the inputs and results of plugins' losses and corrections, which cost nothing on the device.
 
-Only types, shapes and dtypes are looked at, never values: a value would have to wait for the device. T response tokens.
+Only types, shapes and dtypes are checked, never values, which would have to be fetched from the device. T response tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dovetail.metrics import Metric
 
 
 class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
-    """The columns that a loss has declared, float32 [T] each; any other is refused by name.
+    """The columns that a loss has declared, float32 [T] each.
 
     Raises:
-        PluginBrokenError: a column is read that the loss has not declared; names the line that reads it.
+        PluginBrokenError: the loss reads a column that it has not declared; names the line that reads it.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
 
 
 def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: PolicyLoss) -> None:
-    """Check the result of `token_losses`.
+    """Check type, shapes and dtypes of the result of `token_losses`.
 
     Args:
         found: the returned value.
@@ -55,7 +55,7 @@ def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: Po
         loss: the plugin.
 
     Raises:
-        PluginBrokenError: it is not a TokenLosses, or its losses are not of the shape and dtype of `like_T`.
+        PluginBrokenError: the result is not a TokenLosses, or its losses differ from `like_T` in shape or dtype.
     """
     who = partial(_titled, lambda: title, loss, "token_losses")
     if not isinstance(found, TokenLosses):
@@ -70,15 +70,15 @@ def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: Po
 def check_correction(
     found: object, like_T: Float[Tensor, "T"], correction: RolloutCorrection
 ) -> None:
-    """Check the result of `correct`.
+    """Check type, shapes and dtypes of the result of `correct`.
 
     Args:
         found: the returned value.
-        like_T: float32 [T], the log-probabilities that it was given.
+        like_T: float32 [T], the log-probabilities that the plugin got.
         correction: the plugin.
 
     Raises:
-        PluginBrokenError: it is not a Correction, or its tensors differ from `like_T` in shape or have other dtypes.
+        PluginBrokenError: the result is not a Correction, or a tensor of it has a wrong shape or dtype.
     """
     from dovetail.plugins import title_of
 

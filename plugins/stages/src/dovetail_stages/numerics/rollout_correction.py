@@ -1,9 +1,9 @@
 """Rollout correction: importance weights and rejection from r = π_train / π_rollout, over packed tokens.
 
-Whoever trains on what another policy has drawn weighs by r, or leaves out where r is far from 1. Everything here is
-without gradient: weights change what is sampled, not what is minimised. log r stays within ±20 before exp. What
-the mask leaves out has no influence, whatever it holds; a masked-in token whose log r is not finite gets the
-weight NaN, which stops the update, and passes no criterion. Legend: N samples, T response tokens, packed end to end.
+Samples of another policy are weighted by r, or left out if r is far from 1. All functions work without gradient:
+weights change what is sampled, not what is minimised. log r is clamped to ±20 before exp. Masked tokens have no
+influence, whatever they hold. A masked-in token whose log r is not finite gets the weight NaN, which stops the
+update, and passes no criterion. Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dovetail_stages.numerics.loss_aggregation import sum_by_sample
 from dovetail_stages.numerics.plugin_results import check_correction
 
 LOG_RATIO_BOUND = 20.0
-"""log r is kept within ± this before exp."""
+"""Bound on |log r| before exp."""
 
 Level = Literal["token", "seq_sum", "seq_mean", "seq_max"]
 Divergence = Literal["k1", "k2", "k3"]
@@ -37,28 +37,28 @@ CRITERIA: tuple[str, ...] = tuple(
     for level in ("token", "seq_sum", "seq_mean", "seq_max")
     for divergence in ("k1", "k2", "k3")
 )
-"""Names of the rejection criteria: over what, then which divergence."""
+"""Names of the rejection criteria: level, then divergence."""
 
 
 @attrs.frozen(kw_only=True)
 class Criterion:
     """A condition that a token must meet to keep its loss.
 
-    The divergence of a token is k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r. `token` judges it alone;
-    `seq_sum`, `seq_mean` and `seq_max` judge the sum, the mean or the worst over the sample's masked-in tokens,
-    and reject the sample whole.
+    The divergence of a token is k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r. The level `token` judges each
+    token alone. The levels `seq_sum`, `seq_mean` and `seq_max` judge the sum, mean or worst over a sample's
+    masked-in tokens, and reject the whole sample.
     """
 
     level: Level
     divergence: Divergence
     upper: float
-    """Largest that is kept; of k1 a ratio, compared as log(lower) ≤ k1 ≤ log(upper)."""
+    """Largest divergence that is kept; for k1 a ratio, compared as log(lower) ≤ k1 ≤ log(upper)."""
     lower: float | None = None
-    """Smallest ratio that is kept, for k1 alone; 1 / upper where absent."""
+    """Smallest ratio that is kept, for k1 alone; None is 1 / upper."""
 
     @classmethod
     def named(cls, name: str, *, upper: float, lower: float | None = None) -> Criterion:
-        """Return the criterion of that name.
+        """Return the criterion of a name in `CRITERIA`.
 
         Raises:
             ConfigError: `CRITERIA` has no such name.
@@ -92,7 +92,7 @@ class Criterion:
 
 
 def log_ratios(inputs: CorrectionInputs) -> Float[Tensor, "T"]:
-    """Return the log-ratio log π_train − log π_rollout, float32 [T] without gradient; 0 where masked, NaN where it is not finite."""
+    """Return the log-ratio log π_train − log π_rollout, float32 [T] without gradient; 0 where masked, NaN where not finite."""
     difference_T = (inputs.train_log_probs_T - inputs.rollout_log_probs_T).detach()
     difference_T = difference_T.where(difference_T.isfinite(), torch.nan)
     return difference_T.where(inputs.mask_T, 0)
@@ -110,7 +110,7 @@ def importance_ratios(
     offsets_N1: Int64[Tensor, "N1"],
     level: Literal["token", "sequence"],
 ) -> Float[Tensor, "T"]:
-    """Return the ratio that a token is weighed by, before any bound.
+    """Return each token's importance ratio, before any bound.
 
     Args:
         log_ratio_T: float32 [T], as `log_ratios` gives it.
@@ -118,7 +118,7 @@ def importance_ratios(
         level: `token`: exp(log r_t); `sequence`: exp(Σ log r) over the sample, for all of its tokens.
 
     Returns:
-        float32 [T], from e⁻²⁰ to e²⁰; NaN where log r is.
+        float32 [T], from e⁻²⁰ to e²⁰; NaN where log r is NaN.
     """
     if level == "sequence":
         sums_N = sum_by_sample(log_ratio_T, offsets_N1)
@@ -133,14 +133,14 @@ def bounded_weights(
     upper: float | None = 2.0,
     outside: Literal["truncate", "zero"] = "truncate",
 ) -> Float[Tensor, "T"]:
-    """Return the importance weights from ratios.
+    """Return importance weights: the ratios, changed where they are beyond a bound.
 
     Args:
         ratio_T: float32 [T].
-        lower: smallest ratio that is its own weight; None for any.
-        upper: largest; None for any.
-        outside: `truncate` gives a ratio beyond a bound the bound itself (truncated importance sampling),
-            `zero` gives it 0 (IcePop, arXiv 2510.18855).
+        lower: smallest ratio that stays unchanged; None for no bound.
+        upper: largest ratio that stays unchanged; None for no bound.
+        outside: the change: `truncate` replaces a ratio beyond a bound by the bound (truncated importance
+            sampling), `zero` by 0 (IcePop, arXiv 2510.18855).
 
     Returns:
         float32 [T]; NaN stays NaN.
@@ -163,10 +163,10 @@ def normalized_weights(
     Args:
         weights_T: float32 [T].
         mask_T: bool [T].
-        reduction: sums over the ranks that hold the other parts of the batch; by default there are none.
+        reduction: the sum over the ranks that share the batch; by default this rank alone.
 
     Returns:
-        float32 [T]; as they were where they are all 0.
+        float32 [T]; unchanged if all are 0.
     """
     total = weights_T.where(mask_T, 0).sum(dtype=torch.float64)
     own = np.array([total.item(), mask_T.sum().item()], np.float64)
@@ -175,7 +175,7 @@ def normalized_weights(
 
 
 def divergences(log_ratio_T: Float[Tensor, "T"], divergence: Divergence) -> Float[Tensor, "T"]:
-    """Return k1 = −log r, k2 = ½ (log r)² or, with log r within ±20, k3 = r − 1 − log r of each token, float32 [T]."""
+    """Return each token's k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r (log r clamped to ±20), float32 [T]."""
     if divergence == "k1":
         return -log_ratio_T
     if divergence == "k2":
@@ -196,10 +196,10 @@ def kept_tokens(
         log_ratio_T: float32 [T], as `log_ratios` gives it.
         mask_T: bool [T], True on tokens that the policy produced.
         offsets_N1: int64 [N + 1], where each sample begins.
-        criterion: what they must meet.
+        criterion: the criterion.
 
     Returns:
-        bool [T]; False where the mask is, and where log r is NaN (for the levels of a sample: throughout it).
+        bool [T]; False on masked tokens and where log r is NaN. At the `seq_` levels one NaN rejects the whole sample.
     """
     tokens = log_ratio_T.shape[0]
     lowest, highest = criterion.bounds
@@ -219,7 +219,7 @@ def kept_tokens(
 
 
 def correct_batch(correction: RolloutCorrection, batch: Batch) -> tuple[Batch, dict[str, Metric]]:
-    """Correct a whole batch before its first update, from `old_log_probs` over `rollout_log_probs`.
+    """Correct a whole batch before its first update, from the ratio of `old_log_probs` to `rollout_log_probs`.
 
     Args:
         correction: the rollout correction.
@@ -227,13 +227,13 @@ def correct_batch(correction: RolloutCorrection, batch: Batch) -> tuple[Batch, d
             place of `response_mask`, so that tokens without a loss enter no ratio.
 
     Returns:
-        The batch with `rollout_is_weights` (float32) where the correction weighs, and `loss_mask` (bool) where
-        it can reject tokens; and the metrics, resolved.
+        The batch and the metrics as numbers. The batch has `rollout_is_weights` (float32) if the correction weights
+        tokens, and `loss_mask` (bool) if it can reject tokens.
 
     Raises:
         ColumnError: a column is missing, or does not line up with `response_mask`.
         NumericsError: a masked-in log-probability is NaN or infinite; carries the samples' ids.
-        PluginBrokenError: the correction returned something else than a Correction over these tokens.
+        PluginBrokenError: the correction did not return a valid Correction over these tokens.
     """
     who = f"the rollout correction {type(correction).name!r}"
     batch.require(("old_log_probs", "rollout_log_probs", "response_mask"), who)

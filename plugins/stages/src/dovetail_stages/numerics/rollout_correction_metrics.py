@@ -1,7 +1,7 @@
-"""The metrics of a rollout correction, `rollout_corr/…`: how far the two policies are apart, and what was done about it.
+"""The metrics of a rollout correction, `rollout_corr/…`: how far the two policies are apart, and what the correction did.
 
-All of them merge over micro-batches and ranks, and may still be tensors. Tokens whose log r is not finite are counted
-in `non_finite` and left out of the rest. Legend: N samples, T response tokens, packed end to end.
+The metrics merge over micro-batches and ranks, and may still be tensors. Tokens whose log r is not finite are counted
+in `non_finite` and left out of the other metrics. Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PREFIX = "rollout_corr/"
 
 
 def divergence_metrics(inputs: CorrectionInputs) -> dict[str, Metric]:
-    """Return how far the training policy is from the rollout policy, before any correction.
+    """Return metrics of how far the training policy is from the rollout policy, before any correction.
 
-    With r = π_train / π_rollout, means over masked-in tokens: `kl` −log r, `k3_kl` r − 1 − log r, `chi2_token` r² − 1,
-    `prob_diff_mean` |π_train − π_rollout|, and its maximum `prob_diff_max`. Means over samples that have such tokens:
-    `training_ppl` and `rollout_ppl` exp(−mean log π), `training_log_ppl` and `rollout_log_ppl` their logarithms,
-    `log_ppl_diff` training − rollout, `log_ppl_abs_diff` its size, `chi2_seq` (Π r)² − 1. `non_finite` counts
-    masked-in tokens without a finite log r. A mean probability difference below 0.005 is usual, one above 0.01 a
-    matter of precision or worse.
+    With r = π_train / π_rollout, means over masked-in tokens: `kl` of −log r, `k3_kl` of r − 1 − log r, `chi2_token` of
+    r² − 1, `prob_diff_mean` of |π_train − π_rollout|; `prob_diff_max` is the maximum. Means over samples with such
+    tokens: `training_ppl` and `rollout_ppl` of exp(−mean log π), `training_log_ppl` and `rollout_log_ppl` of their
+    logarithms, `log_ppl_diff` of the logarithms' difference, `log_ppl_abs_diff` of its absolute value, `chi2_seq` of
+    (Π r)² − 1. `non_finite` counts masked-in tokens without a finite log r. A `prob_diff_mean` below 0.005 is usual;
+    above 0.01 it points to a precision problem or worse.
 
     Args:
         inputs: the samples' log-probabilities.
@@ -86,16 +86,16 @@ def weight_metrics(
 ) -> dict[str, Metric]:
     """Return metrics of the importance weights, over the tokens that keep their loss.
 
-    `weight_mean`, `weight_std`, `weight_min` and `weight_max` of the weights as they are applied; `weight_ess`, their
-    effective sample size as a share of their number; `ratio_min` and `ratio_max` of the ratios before any bound;
-    `out_of_bounds_high` and `out_of_bounds_low`, the shares of ratios beyond a bound.
+    `weight_mean`, `weight_std`, `weight_min` and `weight_max` are of the applied weights. `weight_ess` is their
+    effective sample size as a share of their number. `ratio_min` and `ratio_max` are of the ratios before any bound.
+    `out_of_bounds_high` and `out_of_bounds_low` are the shares of ratios beyond a bound.
 
     Args:
         ratio_T: float32 [T], before bounds.
         weights_T: float32 [T], as applied.
         keep_T: bool [T], True on the masked-in tokens that keep their loss.
-        lower: the lower bound; 1 / upper where there is none.
-        upper: the upper bound, if there is one.
+        lower: the lower bound; None is 1 / upper.
+        upper: the upper bound; None for no bound.
     """
     valid_T = keep_T & ratio_T.isfinite()
     tokens = valid_T.count_nonzero()
@@ -125,15 +125,15 @@ def weight_metrics(
 def rejection_metrics(
     inputs: CorrectionInputs, kept: Mapping[str, Bool[Tensor, "T"]], keep_T: Bool[Tensor, "T"]
 ) -> dict[str, Metric]:
-    """Return how much was rejected, and by which criterion.
+    """Return the shares of tokens and samples that were rejected, and of tokens by criterion.
 
-    `masked_token`, the share of masked-in tokens that lose their loss; `masked_seq`, the share of samples that lose
-    a token; `masked_token/<criterion>`, the share of tokens that one criterion rejects, whatever the others do.
+    `masked_token` is the share of masked-in tokens that lose their loss. `masked_seq` is the share of samples that lose
+    a token. `masked_token/<criterion>` is the share of tokens that this criterion rejects, whatever other criteria do.
 
     Args:
         inputs: the samples' log-probabilities.
-        kept: bool [T] a criterion, by its name: the masked-in tokens that meet it.
-        keep_T: bool [T], those that meet all.
+        kept: for each criterion's name, bool [T]: the masked-in tokens that meet the criterion.
+        keep_T: bool [T], the masked-in tokens that meet all criteria.
     """
     mask_T = inputs.mask_T
     tokens = mask_T.count_nonzero()

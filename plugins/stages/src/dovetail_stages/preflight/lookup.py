@@ -7,19 +7,19 @@ from dovetail.sections import KlInLossSection, RunConfig
 
 
 def policy_loss_of(config: RunConfig) -> Selected | None:
-    """Return the policy loss; None where the actor has another objective."""
+    """Return the policy loss; None if the actor has another objective."""
     own = config.actor.objective is not None
     return None if own else selected("policy_loss", config.algorithm.policy_loss)
 
 
 def kl_in_loss_of(config: RunConfig) -> KlInLossSection | None:
-    """Return the KL penalty in the policy loss; None where it is 0, or the actor has another objective."""
+    """Return the KL penalty in the policy loss; None if its coefficient is 0 or the actor has another objective."""
     kl = config.algorithm.kl.in_loss
     return kl if config.actor.objective is None and kl is not None and kl.coef else None
 
 
 def correction_of(config: RunConfig) -> Selected | None:
-    """Return the rollout correction; None where there is none, or it has no effect."""
+    """Return the rollout correction; None if none is configured, or its mode is `disabled`."""
     correction = selected("rollout_correction", config.algorithm.rollout_correction)
     if correction is None or correction.cls.mode(correction.config) == "disabled":
         return None
@@ -27,6 +27,6 @@ def correction_of(config: RunConfig) -> Selected | None:
 
 
 def ratio_columns(loss: Selected) -> frozenset[str]:
-    """Return the older policies' log-probabilities that a loss compares the current ones with; empty where it has no ratio."""
+    """Return the columns of older policies' log-probabilities that a loss's ratio reads; empty for a loss without a ratio."""
     required: frozenset[str] = loss.cls.requires(loss.config)
     return required & {"old_log_probs", "rollout_log_probs"}

@@ -1,4 +1,4 @@
-"""Rules about the loss and its KL penalty: updates that nothing bounds, bounds of another loss, an aggregation that is not the paper's."""
+"""Rules about the loss and its KL penalty: unbounded updates, bounds of another loss, an aggregation that differs from the paper's."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from dovetail_stages.preflight.lookup import (
 )
 
 WIDE = 10.0
-"""A `clip_high` from here on clips nothing in practice: a probability would have to grow elevenfold in one step."""
+"""Smallest `clip_high` that clips nothing in practice: a probability would have to grow elevenfold in one step."""
 NARROW = 0.01
-"""Bounds below this are meant for the length-normalised ratio of a whole sequence."""
+"""Clip bounds below this are meant for the length-normalised ratio of a whole sequence."""
 WIDE_FOR_NARROW = 0.05
-"""Bounds above this are never met by such a ratio."""
+"""Clip bounds above this are never reached by the length-normalised ratio of a sequence."""
 
 
 def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """A step has several updates, and nothing limits the distance to the policy that generated the samples.
 
-    From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient,
-    and a loss whose upper bound is never reached lets a token's probability grow without limit; both look well for a while and then
-    collapse. A bypass correction, which weights every micro-batch by the current ratio, corrects the first; `actor.max_kl`, which ends a
-    step's updates early, prevents the second.
+    From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient.
+    A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look well for a while and then
+    collapse. A bypass correction supplies the missing ratio, by weighting every micro-batch with the current ratio. `actor.max_kl` limits
+    the growth, by ending a step's updates early.
     """
     loss = policy_loss_of(config)
     counts = count(config, None)
@@ -60,10 +60,10 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
 
 
 def max_kl_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`actor.max_kl` is set where there is nothing that it could stop.
+    """`actor.max_kl` is set but can never stop an update.
 
-    The KL to the old policy is 0 in a step's first update by construction: with one update a rollout no bound is ever
-    passed, and the config promises a safeguard that is not there. A loss without a ratio measures no KL at all.
+    The KL to the old policy is 0 in a step's first update by construction. With one update a rollout no bound is ever
+    passed, and the config promises a safeguard that does not exist. A loss without a ratio measures no KL at all.
     """
     if config.actor.max_kl is None:
         return
@@ -82,10 +82,10 @@ def max_kl_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding
 
 
 def loss_aggregation_overridden(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The paper of the chosen loss or estimator prescribes how tokens become one number, and the config says otherwise.
+    """The configured loss aggregation is not the one that the paper of the chosen loss or estimator prescribes.
 
     A sequence-level loss averaged over all tokens, for example, weighs long responses more than its derivation allows.
-    Where both prescribe one, that of the loss is used.
+    If both papers prescribe an aggregation, the rule follows the loss's paper.
     """
     if config.actor.objective is not None:
         return
@@ -110,9 +110,9 @@ def loss_aggregation_overridden(config: RunConfig, plan: Plan | None) -> Iterato
 
 
 def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Clip bounds of another order of magnitude than the loss's own: those of a token's ratio, or of a sequence's.
+    """The clip bounds are of another order of magnitude than the loss needs: for the ratio of a token instead of a sequence, or vice versa.
 
-    The length-normalised ratio of a whole sequence moves by a few 1e-4 an update, a token's by tenths. GSPO
+    The length-normalised ratio of a whole sequence moves by a few 1e-4 an update, a token's ratio by tenths. GSPO
     (arXiv 2507.18071) with the bounds of PPO never clips; PPO with those of GSPO clips nearly every token. Which of
     the two a loss expects is read from its defaults.
     """
@@ -143,8 +143,8 @@ def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator
 def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The constant that token sums are divided by is not the longest response that the config allows.
 
-    Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and with it
-    what the learning rate means, by a factor that is in no config.
+    Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and so the
+    effective learning rate, by a factor that no config shows.
     """
     longest = config.data.max_response_length
     for path, section in (
@@ -184,7 +184,7 @@ def _weighs_by_the_current_ratio(config: RunConfig) -> bool:
 
 
 def kl_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The KL penalty is both in the loss and in the reward: it counts twice, and neither coefficient means what it says."""
+    """The KL penalty is both in the loss and in the reward: it counts twice, more strongly than either coefficient says."""
     in_loss, in_reward = kl_in_loss_of(config), config.algorithm.kl.in_reward
     if in_loss is not None and in_reward is not None and in_reward.coef:
         yield Finding.warning(
@@ -197,8 +197,8 @@ def kl_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 def k1_in_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The KL penalty in the loss uses the estimator k1, whose gradient is zero in expectation on-policy.
 
-    k1 is log π − log π_ref. Its gradient is the score function, whose mean under π is zero: the penalty shows in the
-    metrics, and adds noise, but holds nothing back (joschu.net/blog/kl-approx.html).
+    k1 is log π − log π_ref. Its gradient is the score function, whose mean under π is zero. The penalty shows in the
+    metrics and adds noise, but does not hold the policy near the reference (joschu.net/blog/kl-approx.html).
     """
     kl = kl_in_loss_of(config)
     if kl is not None and kl.estimator == "k1":

@@ -16,10 +16,10 @@ from dovetail_stages.standard import estimates
 
 
 def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An estimator that compares a prompt's samples with one another is given one sample a prompt.
+    """An estimator that compares a prompt's samples with one another gets one sample a prompt.
 
-    Every advantage is then 0, and a run goes on for days without learning; or, where a lone sample's advantage is its
-    reward, there is no baseline, which is not what the estimator's name promises.
+    Every advantage is then 0, and the run learns nothing. If the estimator instead takes a lone sample's reward as its
+    advantage, the baseline that the estimator's name promises is missing.
     """
     estimator = selected("advantage", config.algorithm.advantage)
     if estimator is None or not generates(config):
@@ -46,9 +46,9 @@ def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The agent loop forks its sessions, but the configured algorithm treats every row of a batch as a trajectory.
 
-    A trajectory of several sequences would then weigh by their number, or the sequences before the last, which have no reward of their
-    own, would be trained against. A plugin that takes the sequences of a trajectory together has the capability `several_sequences`;
-    estimators at sample level get the rewards of trajectories and need none.
+    A trajectory would then weigh by its number of sequences, or training would push against the sequences before the last, which have no
+    reward of their own. A plugin that takes the sequences of a trajectory together declares the capability `several_sequences`. Estimators
+    at sample level get the rewards of trajectories and don't need the capability.
     """
     loop = selected("agent_loop", config.rollout.agent_loop)
     if loop is None or not generates(config):
@@ -113,11 +113,11 @@ def filter_without_refill(config: RunConfig, plan: Plan | None) -> Iterator[Find
 
 
 def truncated_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Something computes with the rollout's log-probabilities, but they are of a truncated distribution.
+    """A plugin computes with the rollout's log-probabilities, but these are of a truncated distribution.
 
-    Under top-p, top-k or a setting of the engine's own (`RolloutSection.truncation`) the engine's probabilities are
-    shared among the tokens that are left, while the trainer's are over all of them: every rollout probability is too high
-    by the mass that was cut, and ratios and weights carry that as a bias. The log-probability check allows for it by itself.
+    Top-p, top-k or an engine's own setting (`RolloutSection.truncation`) spreads the rollout's probability over the
+    tokens that are left; the trainer's is over all tokens. Every rollout probability is then too high by the mass that
+    was cut, which biases ratios and weights. The log-probability check allows for this difference by itself.
     """
     reader = None if plan is None else plan.facts.required.get("rollout_log_probs")
     cuts = {f"rollout.{key}": cut for key, cut in config.rollout.truncation().items()}
@@ -131,7 +131,7 @@ def truncated_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Findin
 
 
 def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A rollout correction is asked for, but the rollout engine gives no log-probabilities to correct by."""
+    """A rollout correction is configured, but the rollout engine provides no log-probabilities for it."""
     correction = correction_of(config)
     engine = selected("rollout", config.rollout)
     if correction is None or engine is None or not generates(config):
@@ -148,11 +148,11 @@ def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterat
 
 
 def weights_ignored(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A correction has importance weights, but the loss has a ratio to the rollout policy, so that they are never used.
+    """A correction's importance weights are never used, because the loss itself has a ratio to the rollout policy.
 
-    A loss such as `dppo` is anchored on the rollout policy. In bypass mode the rollout policy is the old one, so that the
-    ratio of a loss such as PPO's already is the correction. Weights besides would correct twice: they are left out,
-    and only rejection works.
+    A loss such as `dppo` is anchored on the rollout policy. In bypass mode the rollout policy is the old policy, so the
+    ratio of a loss such as PPO's is already the correction. Weights would then correct a second time, so they are left
+    out, and only rejection acts.
     """
     correction = correction_of(config)
     loss = policy_loss_of(config)

@@ -30,7 +30,7 @@ class Allocation:
     size: int
     """Size of the memory in bytes."""
     octets: Tensor | None
-    """uint8 [size], the memory itself; None for another device's memory, from which one can only copy."""
+    """uint8 [size], the memory as a tensor; None for another device's memory, which can only be copied from."""
     handle: bytes
     """The IPC handle with which other processes open the memory."""
 
@@ -49,7 +49,7 @@ _opened: dict[tuple[bytes, int], _Opened] = {}
 
 
 class CudaMemory:
-    """Memory of one GPU. Sizes are in bytes.
+    """Memory of one GPU, shared with other processes by CUDA IPC. Sizes are in bytes.
 
     Args:
         device: the device, with its index.
@@ -60,7 +60,7 @@ class CudaMemory:
 
     @cached_property
     def identity(self) -> str:
-        """The device's name, which is the same in all processes of the machine although its number may differ."""
+        """The device's UUID, equal in all processes of the machine although the device's index may differ."""
         return str(torch.cuda.get_device_properties(self._device).uuid)
 
     @cached_property
@@ -73,10 +73,10 @@ class CudaMemory:
             ) from error
 
     def allocate(self, size: int) -> Allocation:
-        """Allocate memory that is not part of any allocator's pool.
+        """Allocate memory outside torch's allocator, which other processes can open.
 
         Raises:
-            WeightSyncError: the device has less free memory.
+            WeightSyncError: the device lacks free memory, or its memory can't be shared.
         """
         with torch.cuda.device(self._device):
             self._use_device()
@@ -105,7 +105,7 @@ class CudaMemory:
         return self._allocation(address, size, handle)
 
     def free(self, made: Allocation) -> None:
-        """Free memory of `allocate`."""
+        """Free memory that `allocate` returned."""
         with _lock:
             _made.pop(made.handle, None)
         with torch.cuda.device(self._device):
@@ -136,7 +136,7 @@ class CudaMemory:
         return self._allocation(address, size, handle, mine=identity == self.identity)
 
     def shut(self, opened: Allocation) -> None:
-        """Close memory of `open`; views of it become invalid."""
+        """Close memory that `open` returned; views of the memory become invalid."""
         with _lock:
             known = _opened.get((opened.handle, self._index))
             if known is None:
@@ -152,11 +152,11 @@ class CudaMemory:
                 self._runtime.cudaIpcCloseMemHandle(opened.address)
 
     def staging(self, size: int) -> Tensor:
-        """Return memory, uint8 [size], of this device for copies from another."""
+        """Return memory of this device, uint8 [size], to hold copies from another device."""
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:
-        """Queue a copy into all of `target`, uint8 [n], from n bytes of another device's memory, on the current stream."""
+        """Queue a copy of n bytes from another device's memory, from `offset` on, to `target`, uint8 [n], on the current stream."""
         stream = torch.cuda.current_stream(self._device)
         with torch.cuda.device(self._device):
             self._use_device()

@@ -1,6 +1,6 @@
-"""The plugin: both ends of the transport for processes that share a GPU, or a machine of GPUs that reach each other.
+"""The plugin: both ends of the transport for processes on one GPU, or on GPUs of one machine with peer access.
 
-The ring in the device's memory is exported once, opened once, and read where it is or through a stage.
+The ring in the device's memory is exported once, opened once, and read in place or through a copy on the reader's GPU.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _CLOSED = "the device memory of this transport has been closed"
 
 
 class DeviceSenderSlots(SenderSlots):
-    """Allocates the ring, and a larger one where an update needs it. The old ring is freed after that update, since receivers close it when
-    they open the new one.
+    """Allocates the ring, and a larger ring if an update needs it.
+
+    The old ring is freed after that update, since receivers close the old ring when they open the new one.
     """
 
     def __init__(self, slots: int, memory: CudaMemory) -> None:
@@ -80,7 +81,7 @@ class DeviceSenderSlots(SenderSlots):
 
 
 class DeviceReceiverSlots(ReceiverSlots):
-    """Opens the sender's ring.
+    """Opens the sender's ring in GPU memory.
 
     Args:
         device: the device of the rollout.
@@ -133,10 +134,10 @@ class DeviceReceiverSlots(ReceiverSlots):
 
 
 class CudaIpcTransport(LocalTransport):
-    """Hands weights over in the trainer's GPU, whose memory the rollout's processes open.
+    """Sends weights through memory of the trainer's GPU, which the rollout's processes open.
 
-    The weights never leave the accelerator: the trainer packs them into a small ring of buckets there, and processes on
-    the same GPU read the buckets where they are; processes on other GPUs of the machine copy each bucket over the link.
+    The trainer packs the weights into a small ring of buckets in its GPU's memory. Processes on the same GPU read the
+    buckets in place. Processes on other GPUs of the machine copy each bucket over the link between the GPUs.
     """
 
     name = "cuda_ipc"

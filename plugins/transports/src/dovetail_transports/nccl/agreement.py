@@ -25,8 +25,8 @@ def described(backend: str) -> dict[str, Any]:
         backend: `nccl` or `gloo`.
 
     Returns:
-        `backend`: a list, of the backend and, of NCCL, its version. For NCCL also `machine`, and `memory`, which says how
-        it shares memory with others of its machine.
+        `backend`: a list of the backend and, for NCCL, its version. For NCCL also `machine`, and `memory`: how NCCL
+        shares memory with other processes of the machine.
     """
     if backend != "nccl":
         return {"backend": [backend]}
@@ -43,11 +43,11 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
 
     Args:
         ours: the sender's result of `described`.
-        receivers: the receivers' results.
+        receivers: the receivers' results of `described`.
 
     Raises:
-        WeightSyncError: a receiver has another backend or version of NCCL than the sender, or shares memory in another way
-            than another process on its machine.
+        WeightSyncError: a receiver's backend or NCCL version differs from the sender's, or NCCL shares memory in
+            different ways on one machine.
     """
     memory: dict[str, str] = {}
     for who, one in (("the sender", ours), *(("a receiver", theirs) for theirs in receivers)):

@@ -1,4 +1,4 @@
-"""Both ends of the ring where every process has its own: a bucket goes from the sender's slot into everyone's."""
+"""Both ends of a ring with slots in every process: a bucket is broadcast from the sender's slot into each receiver's."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class _Stage:
 
 
 class BroadcastSenderSlots(SenderSlots):
-    """Forms the group, and forms it again where its members have changed.
+    """Forms the process group of sender and receivers, and forms a new group when its members change.
 
     Args:
         slots: the number of slots.
         device: the device of the buckets.
         backend: `nccl` or `gloo`.
-        host: the address at which members find each other.
-        timeout: seconds.
+        host: the address of the store through which members find each other.
+        timeout: the time limit for forming the group and for each broadcast, in seconds.
     """
 
     collective = True
@@ -154,12 +154,12 @@ class BroadcastSenderSlots(SenderSlots):
 
 
 class BroadcastReceiverSlots(ReceiverSlots):
-    """Joins the group that the sender forms, and stays in it.
+    """Joins the process group that the sender forms, and stays a member between updates.
 
     Args:
         device: the device of the received buckets.
         backend: the sender's backend.
-        timeout: seconds.
+        timeout: the time limit for forming the group and for each broadcast, in seconds.
     """
 
     collective = True

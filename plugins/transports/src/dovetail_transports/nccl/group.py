@@ -1,7 +1,7 @@
 """BroadcastGroup: the sender and its receivers as a process group of their own, beside any default group.
 
-Torch's NCCL groups end the process when a peer fails: their watchdog cannot know what else could be done. Here a failed
-update is sent again, so the watchdog is told to leave failures alone, and waiting is done by asking, with limits of its own.
+Torch's NCCL watchdog ends the process when a peer fails. A failed weight update can be sent again instead, so the watchdog
+is turned off for this group, and a wait polls with a time limit of its own.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _environment = threading.Lock()
 
 
 class BroadcastGroup:
-    """Process group in which rank 0 broadcasts. All members construct it at the same time.
+    """Process group in which rank 0 broadcasts. All members construct their `BroadcastGroup` at the same time.
 
     Args:
         backend: `nccl` or `gloo`.
-        store: makes this process's end of the store through which the members find each other.
+        store: a function that makes this process's end of the store through which the members find each other.
         rank: this process's rank, 0 for the sender.
         size: number of processes.
         device: the device of the tensors.
         host: the address that gloo listens at.
-        timeout: seconds that the making and each broadcast may take.
-        pulse: raises once the others won't come.
+        timeout: seconds that forming the group and each broadcast may take.
+        pulse: a function, called while waiting, that raises if the other members won't join.
 
     Raises:
         DeliveryError: the group could not be formed.
@@ -93,10 +93,10 @@ class BroadcastGroup:
             ) from error
 
     def broadcast(self, octets: Tensor, pulse: Pulse) -> None:
-        """Send the sender's bytes, uint8 [n] on every side, to all; returns when they are here.
+        """Send the sender's bytes, uint8 [n] on every member, to all members, and wait for the end of the transfer.
 
         Raises:
-            DeliveryError: not all took part.
+            DeliveryError: the broadcast failed, took too long, or was aborted.
         """
         if self._aborted.is_set():
             raise DeliveryError(
@@ -111,7 +111,7 @@ class BroadcastGroup:
             raise DeliveryError(f"a bucket can't be broadcast: {error}") from error
 
     def abort(self) -> None:
-        """Abort the group; a broadcast that runs in another thread fails. Safe to call twice."""
+        """Abort the group; a running broadcast of another thread fails. Safe to call twice."""
         if self._aborted.is_set():
             return
         self._aborted.set()
@@ -139,7 +139,7 @@ class BroadcastGroup:
 
 
 def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
-    """Start the store at the sender, listening on this socket only; the store closes the socket."""
+    """Start the sender's key-value store, listening on this socket only; the store closes the socket."""
     port = listener.getsockname()[1]
     # Nothing waits for the receivers here: the offer with this address is sent to them afterwards.
     return _c10d.TCPStore(
@@ -154,12 +154,12 @@ def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
 
 
 def store_there(host: str, port: int, timeout: float) -> Any:
-    """Connect a receiver to the store of `store_at`."""
+    """Connect a receiver to the sender's store, which `store_at` started."""
     return _c10d.TCPStore(host, port, None, False, timedelta(seconds=timeout))
 
 
 def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
-    """Call a function that can't be interrupted in a thread, which is abandoned where it takes too long.
+    """Call an uninterruptible function in a thread, and abandon the thread if the function takes too long.
 
     Raises:
         TimeoutError: the function took longer than `timeout`.

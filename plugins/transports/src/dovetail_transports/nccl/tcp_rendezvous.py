@@ -1,7 +1,7 @@
-"""Rendezvous over TCP: receivers connect to the sender, whose address travels in the manifest, and show its password.
+"""Rendezvous over TCP: receivers connect to the sender with the address and password from the manifest.
 
 The sender listens at one address only. Its port and the password are new in every process; a connection without the
-password is closed. What is said is not encrypted: the network must be one that you trust.
+password is closed. Messages are not encrypted, so the network must be one that you trust.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _OUT_OF_FILES_SECONDS = 0.2
 
 
 def listen_at(host: str) -> socket.socket:
-    """Return a socket that listens at a free port of this address alone.
+    """Return a socket that listens at a free port of this address only.
 
     Raises:
-        ConfigError: the address is not one of this machine.
+        ConfigError: the address does not belong to this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -63,7 +63,7 @@ def listen_at(host: str) -> socket.socket:
 
 
 class TcpSenderRendezvous(SenderRendezvous):
-    """Listens from the first update on. Each connection is read in a separate thread.
+    """The sender's rendezvous over TCP, which listens from the first update on. A thread reads each connection.
 
     Args:
         host: the address to listen at.
@@ -163,11 +163,11 @@ class TcpSenderRendezvous(SenderRendezvous):
 
 
 def call_off(manifest: WeightManifest, reason: str) -> None:
-    """Notify the sender of an update, at its rendezvous, that a receiver will not connect; returns when it has acknowledged.
+    """Notify the sender of an update that a receiver will not connect, and wait for the sender's acknowledgement.
 
     Args:
-        manifest: the manifest of the sender's `prepare`.
-        reason: the reason, of which the first 1000 bytes are sent.
+        manifest: the manifest that the sender's `prepare` returned.
+        reason: the reason; its first 1000 bytes are sent.
 
     Raises:
         WeightSyncError: the sender is gone, or does not listen.
@@ -201,7 +201,7 @@ def _greeting(channel: Channel) -> dict[str, Any]:
 
 
 class TcpReceiverRendezvous(ReceiverRendezvous):
-    """Connects to the address in the manifest.
+    """The receiver's rendezvous over TCP, which connects to the address in the manifest.
 
     Args:
         who: the receiver's name in messages.
@@ -258,7 +258,7 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
         return channel
 
     def close(self) -> None:
-        """Do nothing: nothing is open between updates."""
+        """Do nothing, since no connection is open between updates."""
 
 
 def _set_up(connection: socket.socket) -> None:
@@ -269,9 +269,10 @@ def _set_up(connection: socket.socket) -> None:
 
 
 class ReceiverRegistry:
-    """Written by the threads that accept receivers, read by the one that sends.
+    """The receivers that have connected. The threads that accept receivers write it, and the sending thread reads it.
 
-    A receiver of an update that has not begun waits for it; one of an update that is over is answered so.
+    A receiver that names a future update waits until that update starts. A receiver that names a past update is told
+    why the update ended.
     """
 
     def __init__(self) -> None:
@@ -282,12 +283,12 @@ class ReceiverRegistry:
         self._off: dict[str, str] = {}
 
     def begin(self, update_id: str) -> None:
-        """Start an update: receivers may connect for it."""
+        """Start an update, so that `arrivals` returns its receivers."""
         with self._lock:
             self._current = update_id
 
     def finish(self, update_id: str, reason: str) -> None:
-        """End an update, with the reason: late receivers are answered with the reason."""
+        """End an update; late receivers are sent the reason."""
         with self._lock:
             self._over[update_id] = reason
             for book in (self._over, self._off):
@@ -299,19 +300,19 @@ class ReceiverRegistry:
             self._send_away(peer.channel, update_id, reason)
 
     def called_off(self, update_id: str) -> str | None:
-        """Return why a receiver of this update will not connect; None where none has announced that."""
+        """Return why a receiver of this update will not connect; None if no receiver has said so."""
         with self._lock:
             return self._off.get(update_id)
 
     def arrivals(self) -> list[Peer]:
-        """Return the receivers that have connected for the running update, each once."""
+        """Return the receivers that have connected for the running update since the last call."""
         with self._lock:
             found = [peer for wanted, peer in self._waiting if wanted in (None, self._current)]
             self._waiting = [e for e in self._waiting if e[0] not in (None, self._current)]
         return found
 
     def enter(self, greeting: dict[str, Any], channel: Channel) -> None:
-        """Take a receiver that has shown the password and named its update."""
+        """Add a receiver whose greeting had the right password, or note that it calls its update off."""
         update_id = greeting.get("update")
         update_id = None if update_id is None else str(update_id)
         with self._lock:

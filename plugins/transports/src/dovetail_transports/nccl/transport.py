@@ -27,10 +27,10 @@ from dovetail_transports.ring.slots import numbered
 
 
 class NcclTransport(WeightTransport):
-    """Broadcasts weights from the trainer's accelerator to those of the rollouts, by NCCL, or by gloo between CPUs.
+    """Broadcasts weights from the trainer's accelerator to the rollouts' accelerators, by NCCL, or by gloo between CPUs.
 
-    Sender and receivers are a process group of their own, which is kept from update to update and made anew when its
-    members change. A receiver that fails in the middle stops the update for all of them.
+    Sender and receivers form a process group of their own. The group is kept from update to update, and formed anew when
+    its members change. A receiver that fails during an update stops the update for all receivers.
     """
 
     name = "nccl"

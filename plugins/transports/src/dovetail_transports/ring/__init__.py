@@ -1,1 +1,1 @@
-"""How an update goes bucket by bucket through a ring of slots: what every transport between processes shares."""
+"""Code shared by all transports between processes: an update is sent bucket by bucket through a ring of slots."""

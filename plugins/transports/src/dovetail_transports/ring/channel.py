@@ -1,6 +1,6 @@
-"""Channel: JSON messages between a sender and one receiver over a socket, each with a limit of time.
+"""Channel: JSON messages between a sender and one receiver over a socket, each with a time limit.
 
-A message is its length as four bytes, and its text. Over a Unix socket it may bring a descriptor along.
+A message is its length in four bytes, then its text. Over a Unix socket a message may carry a file descriptor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Channel:
         """Send a message, optionally with a file descriptor.
 
         Raises:
-            TimeoutError: the peer does not read.
+            TimeoutError: the peer does not read the message in time.
             PeerGone: the peer has closed the connection.
         """
         body = json.dumps(message).encode()
@@ -62,7 +62,7 @@ class Channel:
 
         Raises:
             TimeoutError: no message arrived in time.
-            PeerGone: the peer has closed the connection.
+            PeerGone: the peer has closed the connection, or sent a malformed or too long message.
         """
         deadline = time.monotonic() + timeout
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
@@ -77,7 +77,7 @@ class Channel:
         return message
 
     def own_address(self) -> str:
-        """Return the address at which this end of a TCP connection is."""
+        """Return the host address of this end of a TCP connection."""
         return str(self._socket.getsockname()[0])
 
     def wait_at_most(self, patience: float) -> None:
@@ -85,21 +85,21 @@ class Channel:
         self._socket.settimeout(patience)
 
     def waiting(self) -> bool:
-        """Return whether data has arrived: a message, a part of one, or the end of the stream."""
+        """Return whether data can be read: a message, a part of a message, or the end of the stream."""
         return bool(self._readable.poll(0))
 
     def take_descriptor(self) -> int:
         """Return the received file descriptor; the caller closes it.
 
         Raises:
-            PeerGone: none was received.
+            PeerGone: no descriptor was received.
         """
         if not self._descriptors:
             raise PeerGone("no descriptor came")
         return self._descriptors.pop()
 
     def close(self) -> None:
-        """Close the socket, and descriptors that were not taken."""
+        """Close the socket, and received descriptors that were not taken."""
         while self._descriptors:
             os.close(self._descriptors.pop())
         self._socket.close()

@@ -1,4 +1,4 @@
-"""The position of each tensor of an update: both sides compute it from the manifest, so that it is not sent."""
+"""The position of each tensor of an update. Both sides compute the positions from the manifest, so they are not sent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dovetail.errors import WeightSyncError
 from dovetail.interfaces import TensorSpec, WeightManifest
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and a multiple of every dtype's size."""
+"""Alignment of tensors in bytes: a cache line, and a multiple of every dtype's size."""
 _PAGE = 4096
 
 
 @attrs.frozen(kw_only=True)
 class TensorSlot:
-    """One tensor within its bucket."""
+    """The position of one tensor within its bucket."""
 
     spec: TensorSpec
     dtype: torch.dtype
@@ -29,7 +29,7 @@ class TensorSlot:
     nbytes: int
 
     def view(self, bucket: Tensor) -> Tensor:
-        """Return the tensor in a bucket's bytes as a view, with its own shape and dtype."""
+        """Return the tensor as a view of the bucket's bytes, uint8 [bytes], with the tensor's own shape and dtype."""
         if not self.nbytes:
             return torch.empty(self.spec.shape, dtype=self.dtype, device=bucket.device)
         octets = bucket.narrow(0, self.offset, self.nbytes)
@@ -37,17 +37,17 @@ class TensorSlot:
 
 
 def extent(places: tuple[TensorSlot, ...]) -> int:
-    """Return the size of a bucket in bytes, from the start of its first tensor to the end of its last."""
+    """Return the size of a bucket in bytes, from the start of its first tensor to the end of its last tensor."""
     return max((place.offset + place.nbytes for place in places), default=0)
 
 
 @attrs.frozen(kw_only=True)
 class BucketLayout:
-    """The buckets of an update: a bucket is the places of its tensors, in the manifest's order."""
+    """The buckets of an update, each a tuple of its tensors' positions in the manifest's order."""
 
     buckets: tuple[tuple[TensorSlot, ...], ...]
     slot_bytes: int
-    """Bytes that the largest bucket takes, in whole pages."""
+    """Size of the largest bucket in bytes, rounded up to whole pages."""
     fingerprint: str
     """Digest of kind, adapter, names, shapes, dtypes and bucket size: equal on both sides if their manifests are."""
 
@@ -56,7 +56,7 @@ class BucketLayout:
         """Compute the layout of a manifest's buckets.
 
         Raises:
-            WeightSyncError: a dtype that torch does not have, or a negative dimension.
+            WeightSyncError: a tensor has a dtype that torch lacks, or a negative dimension.
         """
         buckets: list[list[TensorSlot]] = []
         size = end = largest = 0

@@ -1,4 +1,4 @@
-"""LocalTransport: what the transports within one machine share: both sides meet in a private directory."""
+"""LocalTransport, the base of the transports within one machine: both sides meet in a private directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
 class LocalTransport(WeightTransport):
     """Base of a transport whose config has `directory` and `channel`.
 
-    Where a run is on several machines, those of each meet by themselves, and updates are called off in the run's directory.
+    In a run on several machines, each machine has its own senders and receivers. Updates are called off in the run's directory.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:

@@ -1,4 +1,4 @@
-"""Peers: what the sender knows of the receivers of one update."""
+"""Peers: the sender's view of the receivers of one update."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _GRACE_SECONDS = 0.1
 
 @attrs.define(eq=False)
 class Peer:
-    """One receiver during an update."""
+    """The state of one receiver during an update."""
 
     who: str
     channel: Channel
     ready: bool = False
     """Whether the receiver takes part in this update."""
     state: dict[str, Any] = attrs.field(factory=dict)
-    """The state of the receiver's end of the ring, as it reported it."""
+    """The state of the receiver's end of the ring, as the receiver reported it."""
     done: int = 0
     """Number of buckets that the receiver has finished."""
     fault: str | None = None
-    """Why the receiver does not accept the update."""
+    """Why the receiver does not have the update; None if it has not failed."""
     lost: bool = False
     """Whether the receiver takes no part in further deliveries."""
     refused: bool = False
@@ -40,8 +40,8 @@ class Peers:
 
     Args:
         version: the version of the update.
-        timeout: seconds that each may take to answer.
-        collective: whether a lost receiver stops the update for all.
+        timeout: seconds that each receiver may take to answer.
+        collective: whether a lost receiver stops the update for all receivers.
     """
 
     def __init__(self, version: int, timeout: float, *, collective: bool) -> None:
@@ -56,15 +56,15 @@ class Peers:
         return len(self._peers)
 
     def add(self, peer: Peer) -> None:
-        """Add a receiver."""
+        """Add a receiver that has connected."""
         self._peers.append(peer)
 
     def expect(self, buckets: int) -> None:
-        """Tell receivers how many buckets complete the update."""
+        """Set the number of buckets that complete the update."""
         self._buckets = buckets
 
     def keep(self, peers: list[Peer]) -> None:
-        """Keep only these receivers."""
+        """Keep only these receivers, and close the channels of all others."""
         for peer in self._peers:
             if peer not in peers:
                 peer.channel.close()
@@ -78,7 +78,7 @@ class Peers:
     # -- messages --------------------------------------------------------------------------------
 
     def tell(self, peer: Peer, message: dict[str, Any], descriptor: int | None = None) -> None:
-        """Send one receiver a message, unless it has failed."""
+        """Send a message to one receiver, unless the receiver has failed."""
         if peer.fault is not None:
             return
         try:
@@ -94,8 +94,11 @@ class Peers:
             self.tell(peer, message)
 
     def broke_off(self, reason: str, *, called_off: bool) -> None:
-        """Notify waiting receivers that the update was aborted; `called_off`: before its start, because of a receiver that will not
-        connect.
+        """Notify waiting receivers that the update was aborted.
+
+        Args:
+            reason: the reason, which receivers show in their errors.
+            called_off: whether the update was aborted before its start, because a receiver will not connect.
         """
         for peer in self._peers:
             if peer.fault is None:
@@ -103,13 +106,13 @@ class Peers:
                     peer.channel.send({"broke_off": reason, "called_off": called_off})
 
     def listen(self) -> None:
-        """Read what has arrived, without waiting."""
+        """Read the messages that have arrived, without waiting."""
         for peer in self._peers:
             while peer.fault is None and not self._whole(peer) and peer.channel.waiting():
                 self._hear(peer, time.monotonic() + self._timeout)
 
     def check(self) -> None:
-        """Read what has arrived, and raise an error where the update can't continue.
+        """Read the messages that have arrived, and raise an error if the update can't continue.
 
         Raises:
             ReceiverError: a receiver is lost, and the update is collective.
@@ -126,10 +129,10 @@ class Peers:
             )
 
     def blame(self, seconds: float) -> None:
-        """Raise the error of the peer that failed, waiting up to `seconds` to find out which.
+        """Raise the error of the receiver that failed, waiting up to `seconds` to find out which; return if none has failed.
 
         Raises:
-            ReceiverError: as `check`.
+            ReceiverError: as in `check`.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -140,7 +143,7 @@ class Peers:
         """Wait until every active receiver has finished `count` buckets.
 
         Raises:
-            ReceiverError: no receiver is active any more, or as in `check`.
+            ReceiverError: all receivers have failed, or as in `check`.
         """
         deadline = time.monotonic() + self._timeout
         for peer in self._peers:
@@ -156,7 +159,7 @@ class Peers:
             )
 
     def faults(self) -> str:
-        """Return the receivers that do not have the update, with the reason; empty where all have it."""
+        """Return a text of the failed receivers with their reasons; empty if none has failed."""
         return "; ".join(
             f"{peer.who} {peer.fault}" for peer in self._peers if peer.fault is not None
         )

@@ -1,4 +1,4 @@
-"""The rollout's end: opens the ring, proves each bucket, and hands its tensors over as views."""
+"""The rollout's end: opens the ring, verifies each bucket, and yields its tensors as views."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from dovetail_transports.ring.slots import DeliveryError, ReceiverSlots
 class RingReceiver(WeightReceiver):
     """Receives updates through a ring of buckets.
 
-    Tensors are views of memory that the sender reuses: each is valid until the next one is requested, for work that has been queued on
-    its device's current stream by then.
+    Tensors are views of memory that the sender reuses. A tensor is valid until the next tensor is requested; work that was queued by then
+    on the device's current stream may still read it.
 
     Args:
-        rendezvous: where the sender connects.
-        slots: this end of the ring.
+        rendezvous: the rendezvous with the sender.
+        slots: the receiver's end of the ring.
     """
 
     lasting: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Rendezvous: how the two sides of an update reach each other. The contract, and the rendezvous within one machine."""
+"""Rendezvous: how the two sides of an update connect. The interface, and the rendezvous within one machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ONE_MACHINE = "this transport joins processes of one machine and one run"
 
 
 class SenderRendezvous(ABC):
-    """The trainer's side."""
+    """The trainer's side of a rendezvous."""
 
     counted: ClassVar[bool] = False
-    """Whether the number of receivers must be known in advance, since none is there before an update starts."""
+    """Whether the number of receivers must be known in advance, since receivers connect only when an update starts."""
     hint: str
-    """Hint for the error where no receiver connects."""
+    """Hint of the error if no receiver connects."""
 
     @property
     @abstractmethod
@@ -34,18 +34,22 @@ class SenderRendezvous(ABC):
         return manifest
 
     def begin(self, manifest: WeightManifest) -> None:
-        """Start an update, for which every receiver connects again."""
+        """Start an update; every receiver connects again for it."""
 
     def finish(self, manifest: WeightManifest, reason: str) -> None:
-        """End the update with a reason, which receivers that connect later get."""
+        """End the update; receivers that connect later are sent the reason."""
 
     def called_off(self, manifest: WeightManifest) -> str | None:
-        """Return why a receiver of this update will not connect; None where none has announced that."""
+        """Return why a receiver of this update will not connect; None if no receiver has said so."""
         return None
 
     @abstractmethod
     def arrivals(self, patience: float) -> list[Peer]:
-        """Return the receivers that connected since the last call, without waiting; their channels have this patience."""
+        """Return the receivers that connected since the last call, without waiting.
+
+        Args:
+            patience: seconds that a receiver may take to read a message.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -53,10 +57,10 @@ class SenderRendezvous(ABC):
 
 
 class ReceiverRendezvous(ABC):
-    """A rollout's side."""
+    """A rollout's side of a rendezvous."""
 
     hint: str
-    """Hint for the error where no sender connects."""
+    """Hint of the error if no sender connects."""
 
     @property
     @abstractmethod
@@ -67,8 +71,13 @@ class ReceiverRendezvous(ABC):
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:
         """Wait for the next sender, and return its channel.
 
+        Args:
+            manifest: the manifest of the awaited update.
+            timeout: seconds to wait.
+            patience: seconds that the sender may take to read a message.
+
         Raises:
-            TimeoutError: none connected in time.
+            TimeoutError: no sender connected in time.
             WeightSyncError: no sender can connect.
         """
 
@@ -78,10 +87,10 @@ class ReceiverRendezvous(ABC):
 
 
 class LocalSenderRendezvous(SenderRendezvous):
-    """Looks for the sockets of receivers in a directory.
+    """The sender's rendezvous within one machine, which looks for the sockets of receivers in a directory.
 
     Args:
-        join: makes the membership when it is first needed.
+        join: a function that joins the directory, called on first use.
     """
 
     hint = f"{_ONE_MACHINE}: check where the rollout runs, or set rollout.weight_transport=disk"
@@ -129,10 +138,10 @@ class LocalSenderRendezvous(SenderRendezvous):
 
 
 class LocalReceiverRendezvous(ReceiverRendezvous):
-    """Listens in the directory from its construction on.
+    """The receiver's rendezvous within one machine, which listens in a directory from its construction on.
 
     Args:
-        directory: the joined directory; closing this leaves it.
+        directory: the joined directory; `close` leaves the directory.
         who: the receiver's name in messages.
     """
 

@@ -1,8 +1,8 @@
-"""RendezvousDirectory: the private directory in which the two sides of a run find each other, and how it goes away.
+"""RendezvousDirectory: the private directory in which sender and receivers of a run meet, and its removal.
 
-Every process that is there holds a shared lock on the file `members`, which the kernel drops with the process. A
-directory whose lock no process holds is of a dead run: the next to come, or the last to leave, removes it. A receiver is a
-socket that listens there.
+Every member process holds a shared lock on the file `members`, which the kernel releases when the process ends. A
+directory whose lock no process holds is of a dead run: the next process to join, or the last to leave, removes it. Each
+receiver listens at a socket in the directory.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _BACKLOG = 64
 
 
 def default_root() -> Path:
-    """Return the directory below which runs have their directories where the config names none."""
+    """Return the default parent of the runs' directories, for a config that names none."""
     memory = Path("/dev/shm")  # noqa: S108 - only the directory below it is used, which must be this user's own
     base = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"dovetail-{os.getuid()}"
 
 
 class RendezvousDirectory:
-    """Membership in a run's directory.
+    """Membership of this process in the private directory in which sender and receivers of a run meet.
 
     Args:
         root: the directory with the directories of all runs of this user.
-        key: what both sides know, such as the run's directory.
-        notes: the directory of called-off updates, shared by all machines of a run. None: the run's directory here.
+        key: a text that both sides know, such as the run directory's path.
+        notes: the directory of called-off updates, shared by all machines of a run; None for the joined directory.
 
     Raises:
-        WeightSyncError: the root belongs to another user or is open to others, or can't be made.
-        ConfigError: its path is too long for a socket.
+        WeightSyncError: the root can't be made, or another user owns it or has access.
+        ConfigError: the path is too long for a socket.
     """
 
     def __init__(self, root: Path, key: str, notes: Path | None = None) -> None:
@@ -70,7 +70,7 @@ class RendezvousDirectory:
         """Remove the files of this process, and the directory if no other process uses it; safe to call twice."""
 
     def listen(self, who: str) -> socket.socket:
-        """Return a socket that senders find here, named after `who` (its first 20 letters) and the process."""
+        """Return a listening socket in the directory, named after `who` (its first 20 letters) and the process."""
         name = f"{re.sub(r'[^A-Za-z0-9.]', '_', who)[:20]}-{os.getpid()}-{secrets.token_hex(4)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -87,18 +87,18 @@ class RendezvousDirectory:
         return listener
 
     def receivers(self) -> list[Path]:
-        """Return the sockets that are here, in the order of their names."""
+        """Return the paths of receivers' sockets in the directory, in the order of their names."""
         return sorted(self.directory.glob(f"*{_SOCKET}"))
 
     def call_off(self, update_id: str, reason: str) -> None:
-        """Leave a note for the sender of an update that a receiver will not connect."""
+        """Write a note for the sender of an update that a receiver will not connect."""
         note = self._notes / f"{update_id}{_NOTE}"
         draft = note.with_suffix(f".{secrets.token_hex(4)}")
         draft.write_text(reason, encoding="utf-8")
         draft.rename(note)  # whole, whenever it is seen
 
     def called_off(self, update_id: str) -> str | None:
-        """Return the note that `call_off` wrote for this update; None where there is none."""
+        """Return the note that `call_off` wrote for this update; None if there is no note."""
         try:
             return (self._notes / f"{update_id}{_NOTE}").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -125,13 +125,13 @@ class RendezvousDirectory:
 
 
 def who_of(path: Path) -> str:
-    """Return a receiver in words: `rollout.1 (process 123)`."""
+    """Return a receiver's name for messages from its socket's path, such as `rollout.1 (process 123)`."""
     who, process, _ = path.name.removesuffix(_SOCKET).rsplit("-", 2)
     return f"{who} (process {process})"
 
 
 def remove_dead(root: Path) -> None:
-    """Remove the directories of runs that no process is part of any more."""
+    """Remove the directories of runs whose processes have all ended."""
     for directory in root.iterdir():
         if _NAMED.fullmatch(directory.name):
             _remove_if_dead(directory)

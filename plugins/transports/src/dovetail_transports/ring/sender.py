@@ -1,4 +1,4 @@
-"""The trainer's end: fills slots, announces them, and fills each again when every receiver is done with it."""
+"""The trainer's end: fills slots, announces them, and refills a slot when every receiver is done with its bucket."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ _LAST_WORDS_SECONDS = 5.0
 
 
 class RingSender(WeightSender):
-    """Sends to as many receivers as the manifest counts (on its machine, where it counts by machine), or to all that have registered when
-    an update starts.
+    """Sends updates through a ring of buckets.
+
+    The manifest gives the number of receivers, in all or on each machine. Without a number, an update goes to all receivers that have
+    connected when it starts.
 
     Args:
-        rendezvous: where receivers connect.
-        slots: the ring of buckets.
+        rendezvous: the rendezvous with the receivers.
+        slots: the sender's end of the ring.
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class RingSender(WeightSender):
         return self._rendezvous.prepare(manifest)
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send an update, in the manifest's shapes; returns when every receiver has finished the last bucket.
+        """Send an update, in the manifest's shapes, and wait until every receiver has finished the last bucket.
 
         Raises:
-            ReceiverError: too few receivers registered, or one did not come, refused the update or ended during it. Where
-                the transport is not collective, the others have it whole.
-            WeightSyncError: the tensors are not those of the manifest, or there is no memory for the ring.
+            ReceiverError: too few receivers connected, or a receiver refused the update or failed. If the transport is
+                not collective, all other receivers have the complete update.
+            WeightSyncError: the tensors differ from the manifest, or there is no memory for the ring.
         """
         gathered, context = iter(tensors), self._context
         first = context.rank == 0
@@ -211,12 +213,14 @@ def gather_receivers(
     hello: dict[str, Any],
     timeout: float,
 ) -> None:
-    """Greet receivers as they connect, until there are as many as the manifest says; without a number, those that have connected so far.
+    """Greet receivers as they connect, until as many have answered as the manifest says.
+
+    If the manifest has no number, returns as soon as there is a receiver.
 
     Raises:
         CalledOffError: a receiver will not connect.
-        ReceiverError: too few connected in time; names them.
-        WeightSyncError: the number of receivers is unknown.
+        ReceiverError: too few receivers connected in time; names those that did.
+        WeightSyncError: the manifest has no number, and the rendezvous needs one.
     """
     if manifest.receivers is None and rendezvous.counted:
         raise WeightSyncError(

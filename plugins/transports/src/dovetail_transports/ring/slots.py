@@ -14,34 +14,34 @@ from dovetail.errors import WeightSyncError
 from dovetail_transports.ring.channel import Channel
 
 Pulse = Callable[[], None]
-"""A function that is called repeatedly while waiting; it raises once the wait is in vain."""
+"""A function that is called repeatedly while waiting; it raises an error to end a hopeless wait."""
 
 
 class DeliveryError(WeightSyncError):
-    """A bucket could not be brought to all receivers."""
+    """A bucket could not be delivered to all receivers."""
 
 
 @attrs.frozen(kw_only=True)
 class Offer:
-    """The description with which a receiver opens the ring."""
+    """The sender's description of the ring, with which a receiver opens it."""
 
     message: dict[str, Any]
     """The description as JSON values."""
     descriptor: int | None = None
-    """File descriptor that is sent along, where both sides are on one machine."""
+    """File descriptor that is sent with the description, if both sides are on one machine."""
 
 
 class SenderSlots(ABC):
-    """The trainer's ring. It is kept between updates."""
+    """The trainer's end of the ring, kept between updates."""
 
     collective: ClassVar[bool] = False
-    """Whether all receivers take part in every delivery: one that is gone in the middle stops the others."""
+    """Whether all receivers take part in every delivery, so that a lost receiver stops the update for all."""
     slots: int
     """Number of buckets in transit at once."""
 
     @abstractmethod
     def fit(self, slot_bytes: int) -> None:
-        """Grow every slot to at least `slot_bytes`.
+        """Grow every slot to at least `slot_bytes` bytes.
 
         Raises:
             WeightSyncError: there is not enough memory.
@@ -49,7 +49,7 @@ class SenderSlots(ABC):
 
     @abstractmethod
     def slot(self, bucket: int) -> Tensor:
-        """Return uint8 [slot_bytes]: the slot for the bucket of this number."""
+        """Return the slot for the bucket with this number, uint8 [slot_bytes]."""
 
     @abstractmethod
     def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
@@ -59,20 +59,20 @@ class SenderSlots(ABC):
         """Prepare the slots for fast copies from this device."""
 
     def join(self, pulse: Pulse) -> None:
-        """Join the receivers of the update, which have their offers and open their ends now."""
+        """Connect to the receivers of the update, which have got their offers and now open the ring."""
 
     def deliver(self, bucket: int, nbytes: int) -> None:
-        """Deliver the first bytes of an announced bucket to the receivers; returns when its slot has been read.
+        """Deliver the first `nbytes` of an announced bucket to the receivers, and wait for the end of the transfer.
 
         Raises:
-            DeliveryError: not all receivers took it.
+            DeliveryError: the bucket did not reach all receivers.
         """
 
     def abort(self) -> None:
-        """End `deliver` and `join` with an error, since the update has failed. Called from another thread."""
+        """End `deliver` and `join` with an error after the update has failed. Called from another thread."""
 
     def settle(self) -> None:
-        """Free the rings before the last one offered, which every receiver has opened."""
+        """Free older rings, since every receiver has opened the ring offered last."""
 
     @abstractmethod
     def close(self) -> None:
@@ -80,18 +80,18 @@ class SenderSlots(ABC):
 
 
 class ReceiverSlots(ABC):
-    """A rollout's end of the ring. It is kept between updates."""
+    """A rollout's end of the ring, kept between updates."""
 
     collective: ClassVar[bool] = False
-    """Whether all receivers take part in every delivery, as in `SenderSlots`; a receiver that gives up still takes part to the end."""
+    """Whether all receivers take part in every delivery, as in `SenderSlots`; a receiver that fails still takes part in the rest."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state of this end as JSON, from which the sender makes its offer."""
+        """Return the state of this end as JSON values, from which the sender makes its offer."""
         return {}
 
     @abstractmethod
     def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
-        """Open the offered ring, unless it is open, for buckets of at most `slot_bytes`.
+        """Open the offered ring, unless it is open already, for buckets of at most `slot_bytes` bytes.
 
         Raises:
             WeightSyncError: the ring can't be opened, or is too small.
@@ -100,10 +100,10 @@ class ReceiverSlots(ABC):
 
     @abstractmethod
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
-        """Return uint8 [at least nbytes]: the bytes of an announced bucket; valid until `through` is called."""
+        """Return the bytes of an announced bucket, uint8 [at least nbytes], valid until `through` is called."""
 
     def through(self) -> None:
-        """Return when everything that was queued to read the bucket has read it."""
+        """Wait until all queued work that reads the bucket has finished."""
 
     @abstractmethod
     def close(self) -> None:
@@ -111,7 +111,7 @@ class ReceiverSlots(ABC):
 
 
 def numbered(device: torch.device) -> torch.device:
-    """Return the device with an index: that of the current device where it has none."""
+    """Return the device with an index; the current device's index if it has none."""
     if device.type == "cpu" or ":" in str(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

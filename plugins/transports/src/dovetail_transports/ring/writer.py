@@ -1,4 +1,4 @@
-"""BucketCopier: puts the tensors of a bucket into its slot, and tells when their bytes are there."""
+"""BucketCopier: copies the tensors of a bucket into its slot, and waits for the copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Written:
 
     number: int
     nbytes: int
-    """Number of bytes, from the start of the slot."""
+    """Number of bytes of the bucket, from the start of its slot."""
     digests: DeferredDigests
     copied: tuple[torch.Event, ...]
 
@@ -33,10 +33,12 @@ class Written:
 
 
 class BucketCopier:
-    """Copies from a CPU synchronously, and to or from an accelerator on a separate stream, while the next tensors are gathered.
+    """Copies tensors into buckets.
+
+    Copies between CPUs are synchronous. Copies to or from an accelerator run on a separate stream, while the next tensors are gathered.
 
     Args:
-        verify: whether digests are wanted.
+        verify: whether to compute digests of the tensors.
     """
 
     def __init__(self, *, verify: bool) -> None:
@@ -48,7 +50,7 @@ class BucketCopier:
         return BucketWriter(self, slots, number)
 
     def stream(self, device: torch.device) -> torch.Stream:
-        """Return the stream on which copies of this device run."""
+        """Return the stream for copies to and from this device."""
         if device not in self._streams:
             self._streams[device] = torch.Stream(device=device)
         return self._streams[device]
@@ -60,7 +62,7 @@ class BucketCopier:
 
 
 class BucketWriter:
-    """Fills one slot."""
+    """Fills one slot with the tensors of a bucket."""
 
     def __init__(self, writer: BucketCopier, slots: SenderSlots, number: int) -> None:
         self._writer, self._slots, self._number = writer, slots, number
@@ -71,7 +73,7 @@ class BucketWriter:
         self._held_bytes = self._nbytes = 0
 
     def put(self, place: TensorSlot, tensor: Tensor) -> None:
-        """Queue the copy of a tensor of any shape, and its digest where it is now."""
+        """Queue the copy of a tensor of any shape, and its digest on the tensor's own device."""
         source = tensor.detach()
         if self._writer.verify:
             self._digests.add(source)
@@ -90,7 +92,7 @@ class BucketWriter:
             self._copy()
 
     def finish(self) -> Written:
-        """Mark the bucket as complete."""
+        """Queue the remaining copies and digests, and return the bucket."""
         self._copy()
         self._digests.launch()
         queued = [

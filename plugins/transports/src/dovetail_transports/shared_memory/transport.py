@@ -1,8 +1,8 @@
 """The plugin: both ends of the transport for processes of one machine, a ring of buckets in memory that they map.
 
-The memory has no name in any file system: its descriptor travels over the socket on which the two sides talk, and the
-kernel frees it when the last process that has it ends, however it ends. It does not count against the size of
-`/dev/shm`, which containers often keep at 64 MiB.
+The memory has no name in any file system. Its descriptor is sent over the socket between the two sides, and the kernel
+frees the memory when the last process that holds it ends. The memory does not count against the size of `/dev/shm`,
+which containers often limit to 64 MiB.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _HOST_REGISTER_DEFAULT = 0
 
 
 class SharedRing:
-    """Slots in memory that several processes map.
+    """A ring of slots in memory that several processes map.
 
     Args:
-        descriptor: the descriptor of the memory; the ring does not keep it.
+        descriptor: the file descriptor of the memory; the ring does not keep the descriptor.
         slots: the number of slots.
-        slot_bytes: the size of each, in whole pages.
-        name: identifies the ring.
+        slot_bytes: the size of each slot in bytes, a multiple of the page size.
+        name: the ring's name.
     """
 
     def __init__(self, descriptor: int, slots: int, slot_bytes: int, name: str) -> None:
@@ -53,13 +53,13 @@ class SharedRing:
         self._pinned = False
 
     def slot(self, bucket: int) -> Tensor:
-        """Return uint8 [slot_bytes]: the slot for the bucket of this number."""
+        """Return the slot for the bucket with this number, uint8 [slot_bytes]."""
         if self._octets is None:
             raise WeightSyncError("the shared memory of this transport has been closed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
 
     def pin(self, device: torch.device) -> None:
-        """Register the memory as pinned with a CUDA device, so that the device copies to and from it directly; other devices need none."""
+        """Register the memory as pinned with a CUDA device, for direct copies; do nothing for other devices."""
         if device.type != "cuda" or self._pinned or self._octets is None:
             return
         with torch.cuda.device(device):
@@ -107,7 +107,7 @@ def _cudart() -> Any:
 
 
 class SharedSenderSlots(SenderSlots):
-    """Allocates the shared memory, and allocates it again where an update needs larger slots."""
+    """Allocates the shared memory, and allocates a larger ring if an update needs larger slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -147,10 +147,10 @@ class SharedSenderSlots(SenderSlots):
 
 
 class SharedReceiverSlots(ReceiverSlots):
-    """Maps the sender's memory.
+    """Maps the sender's shared memory.
 
     Args:
-        device: into which the rollout copies.
+        device: the device to which the rollout copies the weights.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -189,9 +189,9 @@ class SharedReceiverSlots(ReceiverSlots):
 
 
 class SharedMemoryTransport(LocalTransport):
-    """Hands weights to processes of the same machine through memory that they share.
+    """Sends weights to processes of the same machine through memory that they share.
 
-    The sender fills a ring of buckets while receivers read: a second copy of the model never exists on the way.
+    The sender fills a ring of buckets while receivers read, so no second copy of the model exists during an update.
     """
 
     name = "shared_memory"
