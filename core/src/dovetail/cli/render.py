@@ -1,4 +1,6 @@
-"""What commands print: errors, warnings, plain tables and JSON; and the arguments of those that take a config. Imports click alone, so that listings start fast."""
+"""Output of commands: errors, warnings, plain tables and JSON; and the arguments of commands that take a config. Imports click alone, so
+that listings start fast.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def warning(text: str) -> None:
 def line(
     text: str = "", *, label: str = "", bold: bool = False, err: bool = False, nl: bool = True
 ) -> None:
-    """Print text on stdout, or stderr, with its control characters made visible: it may come from a plugin or a model.
+    """Print text on stdout, or stderr, with control characters made visible: the text may come from a plugin or a model.
 
     Args:
         text: the line.
@@ -57,7 +59,7 @@ def line(
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print aligned columns; the last is as wide as it needs to be."""
+    """Print rows in aligned columns; the last column is as wide as its text."""
     lines = [[visible(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(cells[i]) for cells in lines) for i in range(len(headers))]
     for cells in lines:
@@ -66,7 +68,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names with values, the values aligned; a continued value is indented below itself."""
+    """Print names with aligned values; further lines of a value are indented below its first."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -82,7 +84,7 @@ def dump_json(value: object) -> None:
 
 
 COMMAND_LINE = "the command line"
-"""Name in messages of a config that no file gives."""
+"""Name, in messages, of a config given without a file."""
 
 
 def config_arguments(
@@ -112,7 +114,7 @@ def config_arguments(
 def complete(
     context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete an argument in a shell: the first to a file, the others to keys of its config, each with its `=`."""
+    """Complete an argument in a shell: the first to a file, the others to `key=` with the keys of that file's config."""
     arguments = context.params.get("arguments") or ()
     if not arguments:
         return [CompletionItem(begun, type="file")]
