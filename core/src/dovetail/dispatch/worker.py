@@ -1,4 +1,4 @@
-"""Worker: base of what runs in a worker group. It knows its rank and its place in the mesh."""
+"""Worker: base class of the workers of a group, with rank and mesh."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dovetail.errors import DispatchError
 class Worker:
     """One rank of a worker group.
 
-    Combines with a plugin, `class MyEngine(Worker, Plugin)`, and has no constructor of its own: rank and mesh
-    come from the plugin's context, where the runtime puts them.
+    Combine it with a plugin: `class MyEngine(Worker, Plugin)`. It has no constructor of its own: the runtime puts rank and mesh into the
+    plugin's context.
     """
 
     context: Any
