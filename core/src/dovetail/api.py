@@ -46,7 +46,7 @@ def train(
         dataset: training rows, in place of `data.train_files`. The rows are written to `output_dir`, so that the command line can resume
             the run.
         val_dataset: held-out rows, in place of `data.val_files`.
-        accept_changes: continue a run that began with another model, data, algorithm or reward.
+        accept_changes: whether to continue a run that began with another model, data, algorithm or reward.
 
     Returns:
         The content of `summary.json`: `status`, `steps`, `accuracy_before`, `accuracy_after`, `directory`, …
@@ -81,7 +81,7 @@ def resume(
         reward: the function that was passed to `train`, if any.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
+        CheckpointError: the checkpoint is missing or damaged.
         DovetailError: the config, the data, or a plugin is wrong.
         StopRequested: the run was stopped and saved.
     """
@@ -103,7 +103,7 @@ def plan(
 
     Args:
         config: the config of the run.
-        overrides: `key=value`.
+        overrides: `key=value` strings.
         dataset: training rows, in place of `data.train_files`.
         val_dataset: held-out rows, in place of `data.val_files`.
 
@@ -129,13 +129,13 @@ def check(
 
     Args:
         config: the config of the run.
-        overrides: `key=value`.
+        overrides: `key=value` strings.
         reward: a function that scores every row, in place of the functions of the config.
         dataset: training rows, in place of `data.train_files`.
         val_dataset: held-out rows, in place of `data.val_files`.
 
     Returns:
-        `errors`, `warnings` and `notes`; an error has `message`, `hint` and the `rule` that found it.
+        `errors`, `warnings` and `notes`; an error has `message`, `hint` and the `rule` that found the error.
 
     Raises:
         ConfigError: the config itself is wrong; `problems` lists every problem.

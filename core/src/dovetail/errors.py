@@ -80,7 +80,7 @@ class PluginIncompatibleError(PluginError, RuntimeError):
 
 
 class PluginBrokenError(PluginError, ImportError):
-    """The plugin is installed and compatible, but importing it fails."""
+    """The plugin is installed and compatible, but can't be imported or violates its interface."""
 
 
 class PluginNeedsError(PluginError, ImportError):
@@ -221,7 +221,7 @@ class DiskFullError(CheckpointError):
 
 
 class RunDirectoryError(DovetailError, FileExistsError):
-    """The run directory already holds another run."""
+    """The run directory holds another run, does not exist, or can't be read or written."""
 
     exit_code = 2
 

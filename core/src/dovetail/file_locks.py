@@ -12,8 +12,8 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
 
     Args:
         file: the descriptor of a file or directory.
-        shared: take a shared lock, which other processes may hold as well.
-        wait: wait until another process releases the lock.
+        shared: whether to take a shared lock, which other processes may hold as well.
+        wait: whether to wait until another process releases the lock.
 
     Returns:
         True if the file is locked now, False if another process holds the lock, None on a file system without locks.

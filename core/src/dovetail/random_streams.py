@@ -19,7 +19,7 @@ def stream_seed(seed: int, *name: str | int) -> int:
 def seed_torch(seed: int, *name: str | int) -> None:
     """Seed torch's default CPU generator from a stream's name, for code that draws without its own generator.
 
-    Generators of accelerators stay as they are: `torch.manual_seed` would seed them too. Without torch there is none to seed.
+    Generators of accelerators stay as they are: `torch.manual_seed` would seed them too. Without torch, the call does nothing.
     """
     if find_spec("torch") is not None:
         import torch

@@ -110,10 +110,10 @@ class Batch:
         return Batch({**self._columns, **columns}, length=self._length)
 
     def require(self, names: Iterable[str], who: str) -> None:
-        """Check that the batch has these columns.
+        """Check that the batch has these columns, which `who` (a name for the error) needs.
 
         Raises:
-            ColumnError: columns are missing; the error names them, `who` needs them, and the existing columns.
+            ColumnError: columns are missing; the error also names the existing columns.
         """
         missing = [name for name in names if name not in self._columns]
         if missing:
@@ -147,7 +147,7 @@ class Batch:
         return Batch(columns, length=stop - start)
 
     def split(self, sizes: Sequence[int]) -> list[Batch]:
-        """Return consecutive parts of these sizes, as views.
+        """Return consecutive batches of these sizes, as views.
 
         Raises:
             ColumnError: the sizes do not add up to N, or one is negative.

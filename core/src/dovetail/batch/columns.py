@@ -197,7 +197,7 @@ def _fits(inner: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
 
 
 def sizes_of(*sizes: int | str | None) -> str:
-    """Return a shape as text: `[T, 3]`; `[T, ?]` if a size is unknown."""
+    """Return a shape as text, such as `[T, 3]`; an unknown size is `?`."""
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 

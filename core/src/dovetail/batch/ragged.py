@@ -214,7 +214,7 @@ class Ragged:
         return self.take(np.repeat(np.arange(len(self)), times))
 
     def equals(self, other: object) -> bool:
-        """Compare rows and dtype; NaN equals NaN."""
+        """Compare the rows' lengths, values and dtype; NaN equals NaN."""
         return (
             isinstance(other, Ragged)
             and np.array_equal(self.offsets, other.offsets)
@@ -223,7 +223,7 @@ class Ragged:
 
 
 def plain_array(values: object, what: str) -> np.ndarray:
-    """Check that `values` is an array [N, …] of bool, integer or float, and return it.
+    """Check that `values` is an array [N, …] of bool, integer or float, and return the array.
 
     Raises:
         ColumnError: `values` is not such an array.

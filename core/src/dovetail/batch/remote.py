@@ -57,7 +57,7 @@ class StoredArray:
 
     @classmethod
     def put(cls, store: Store, arrays: Sequence[np.ndarray]) -> list[StoredArray]:
-        """Put arrays [T, …] that will probably be read together into a store."""
+        """Put arrays [T, …] into a store, as a set that will probably be read together."""
         return [
             cls(
                 store,

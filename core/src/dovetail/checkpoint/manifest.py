@@ -48,7 +48,7 @@ class CheckpointManifest:
     def of(
         cls, directory: Path, *, step: int, sequence: int, mark: Mark | None = None
     ) -> CheckpointManifest:
-        """Read and hash every file below a directory.
+        """Return the manifest of a directory, after reading and hashing every file.
 
         Raises:
             CheckpointError: the directory has no file, or an entry that is neither a file nor a folder.

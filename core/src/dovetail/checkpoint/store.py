@@ -74,8 +74,10 @@ class CheckpointStore:
 
     @contextmanager
     def saving(self, step: int, needed: int = 0, mark: Mark | None = None) -> Iterator[Path]:
-        """Yield an empty, temporary directory for a checkpoint's files. When the block ends, the checkpoint becomes the latest, and
-        replaces an earlier one of the same step. Another thread may end the block.
+        """Yield an empty, temporary directory for a checkpoint's files.
+
+        When the block ends, the checkpoint becomes the latest, and replaces an earlier one of the same step. Another thread may end the
+        block.
 
         Args:
             step: finished training steps.
@@ -113,7 +115,7 @@ class CheckpointStore:
             self._retire()
 
     def latest(self) -> Path | None:
-        """Return the checkpoint saved last, or None where there is none."""
+        """Return the path of the checkpoint saved last; None if there is none."""
         saved, pointed = self.saved(), self._pointed()
         # One whose manifest is damaged stays the latest: going back is for a person to decide. A kill between a checkpoint's rename
         # and the pointer's leaves the pointer behind.

@@ -45,7 +45,7 @@ def show(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> 
 @config_arguments("[CONFIG] [KEY]... [KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print each KEY's value, where it came from, its type and meaning; without KEY, every key's value and origin."""
+    """Print the value, origin, type and meaning of each KEY; without KEY, the value and origin of every key."""
     from dovetail.config.explain import explain as explain_key
     from dovetail.config.load import load_config
 

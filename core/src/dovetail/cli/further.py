@@ -16,10 +16,10 @@ from dovetail.errors import PluginBrokenError, PluginConflictError, nearest
 
 
 class ExtensibleGroup(click.Group):
-    """A group of its own commands and of commands that packages add by entry points, each imported when used.
+    """A command group with commands of its own and commands that packages add by entry points. Each is imported when used.
 
     Args:
-        group: the entry-point group in which a name is a command.
+        group: the entry-point group in which packages declare commands.
         own: the group's own commands: name → (`module:attribute`, description for `--help`).
         attributes: attributes of `click.Group`.
     """

@@ -19,7 +19,7 @@ from dovetail.telemetry.escapes import visible, visible_json
 
 
 def error(failure: DovetailError) -> None:
-    """Print an error on stderr: the message, its problems unless the message lists them, and the hint."""
+    """Print an error on stderr: the message, the problems unless the message lists them, and the hint."""
     line(failure.message, label=click.style("error: ", fg="red", bold=True), err=True)
     listed = getattr(failure, "lists_problems", False)
     for problem in getattr(failure, "problems", ()) if not listed else ():
@@ -50,9 +50,9 @@ def line(
     Args:
         text: the line.
         label: text before the line, printed unchanged in its own style.
-        bold: style of the text.
-        err: print to stderr.
-        nl: end the line with a newline.
+        bold: whether the text is bold.
+        err: whether to print to stderr.
+        nl: whether to end the line with a newline.
     """
     shown = visible(text)
     click.echo(label + (click.style(shown, bold=True) if bold else shown), err=err, nl=nl)
@@ -90,9 +90,9 @@ COMMAND_LINE = "the command line"
 def config_arguments(
     metavar: str = "[CONFIG] [KEY=VALUE]...",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the parameters `config`, a tuple of one path or none, and `overrides` to a command.
+    """Add the parameters `config` (a tuple of at most one path) and `overrides` to a command.
 
-    A first argument with `=` that is not a file's name is an override: keys then come from the command line alone.
+    A first argument with `=` is an override, unless a file has this name; all keys then come from the command line.
 
     Args:
         metavar: the name of the arguments in the command's help.
@@ -146,5 +146,5 @@ add_completion_class(_Zsh)
 
 
 def title(config: tuple[str, ...]) -> str:
-    """Return how messages refer to a config."""
+    """Return the name of a config in messages: its path, or `the command line`."""
     return config[0] if config else COMMAND_LINE

@@ -12,7 +12,7 @@ from dovetail.sections.training import RefSection
 
 
 def cross_field_problems(config: RunConfig) -> Iterator[ConfigProblem]:
-    """Yield the contradictions between fields of a config, which need no file or device to be found."""
+    """Yield the contradictions between fields of a config that can be found without files or devices."""
     yield from _mini_batch(config)
     yield from _token_budgets(config)
     yield from _profile(config)

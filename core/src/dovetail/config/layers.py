@@ -20,7 +20,7 @@ DEFAULT_RANK = -1
 
 
 class ByIndex(dict[int, Any]):
-    """Changes to single entries of a list, by index."""
+    """Overrides of single entries of a list, by index."""
 
 
 @attrs.frozen(kw_only=True)

@@ -73,8 +73,8 @@ def load_config(
     Args:
         path: the file or files; empty if overrides give every key. Paths inside a config are relative to the working directory.
         overrides: `key=value` strings such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
-        resolver: finds a plugin's Config class; by default the index of installed plugins.
-        partial: accept a config without `model.path`, so that its other keys can be explained.
+        resolver: the function that finds a plugin's Config class; by default the index of installed plugins.
+        partial: whether to accept a config without `model.path`, to explain its other keys.
 
     Raises:
         ConfigError: a file can't be read, or anything in the config is wrong; `problems` lists every problem.
@@ -95,7 +95,9 @@ def config_from_mapping(
     resolver: Resolver | None = None,
     name: str = "mapping",
 ) -> LoadedConfig:
-    """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides; errors refer to it as `name`.
+    """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides.
+
+    `name` is the name of the config in errors.
 
     Raises:
         ConfigError: anything in the config is wrong; `problems` lists every problem.

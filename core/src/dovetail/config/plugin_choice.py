@@ -64,7 +64,7 @@ def narrow(
     base: type,
     resolver: Resolver,
 ) -> Narrowed:
-    """Find the plugin that mappings select together, and drop keys for a plugin selected by an earlier layer.
+    """Find the plugin that the layers' mappings select, and drop keys for a plugin that only an earlier layer selects.
 
     If a preset selects another plugin, all keys of earlier layers are dropped: a preset is a published combination. Dropped keys cause a
     warning, unless a layer gives them again or they equal the plugin's defaults.

@@ -37,7 +37,7 @@ class _Run:
 
 @attrs.frozen(kw_only=True)
 class PresetLayer:
-    """The layer of the selected preset."""
+    """The config layer with the settings of the selected preset."""
 
     layer: ConfigLayer
     section: PresetSection
@@ -111,7 +111,7 @@ def preset_layer(
     Args:
         cls: the class of the whole config, for interpolations in the preset's own section.
         layers: files and overrides.
-        resolver: finds the preset's Config class.
+        resolver: the function that finds the preset's Config class.
 
     Returns:
         The preset's layer, and the problems of its settings. The layer is None if no preset is selected or the preset's section is invalid;

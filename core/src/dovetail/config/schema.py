@@ -18,7 +18,7 @@ from dovetail.sections.fields import COLLECTION, PLUGIN_DEFAULT, PLUGIN_KIND
 
 @attrs.frozen
 class Field:
-    """One field of a section class."""
+    """One field of the class of a config section."""
 
     name: str
     type: Any
@@ -79,12 +79,12 @@ def _field(attribute: attrs.Attribute[Any]) -> Field:
 
 
 def is_section(tp: object) -> bool:
-    """Return whether a type is a section class."""
+    """Return whether a type is the class of a config section."""
     return isinstance(tp, type) and attrs.has(tp)
 
 
 def section_class(tp: Any) -> type | None:
-    """Return the section class in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
+    """Return the class of a config section in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
     if is_section(tp):
         section: type = tp
         return section
@@ -106,7 +106,7 @@ def without_none(tp: object) -> tuple[Any, bool]:
 
 
 def entry_type(tp: object, index: int = 0) -> Any:
-    """Return the type of an entry of a list, or of any value of a mapping."""
+    """Return the type of a list's or tuple's entry at `index`, or of the values of a mapping."""
     args = typing.get_args(tp)
     if not args:
         return Any

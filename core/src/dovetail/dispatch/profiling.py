@@ -150,7 +150,7 @@ class Recorder(Protocol):
         """Start recording."""
 
     def stop(self, stem: Path) -> Path | None:
-        """Stop recording and write a file whose path begins with `stem`; return the path, or None where another program writes the file."""
+        """Stop recording, write a file whose path begins with `stem`, and return the path; None if another program writes the file."""
 
 
 def recorder(tool: str, device: str) -> Recorder:

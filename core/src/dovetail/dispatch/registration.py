@@ -96,7 +96,7 @@ def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
 
 
 def registered_methods(worker_class: type) -> dict[str, ModeSpec]:
-    """Return every registered method of a class with its mode, looked up along the class hierarchy.
+    """Return every registered method of a class, inherited ones included, with its dispatch mode.
 
     Raises:
         DispatchError: a method is registered in two modes.

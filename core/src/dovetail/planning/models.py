@@ -30,7 +30,7 @@ FOLLOWS = "follows"
 
 @attrs.frozen(kw_only=True)
 class ModelRole:
-    """A model that the run needs, in its role."""
+    """A role of the run, such as actor or critic, and its model."""
 
     role: str
     key: str

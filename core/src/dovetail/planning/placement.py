@@ -34,7 +34,7 @@ class Placement:
         return next(pool for pool in self.pools if role in pool.roles)
 
     def lines(self, models: Sequence[ModelRole]) -> list[str]:
-        """Return one line a pool: its size, and the roles on it with their meshes."""
+        """Return the placement as text, a line for each pool: its size, and its roles with their meshes."""
         placed: SourcePlacement = self.source
         if self.in_process:
             if not placed.apart:

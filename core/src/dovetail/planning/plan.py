@@ -26,7 +26,7 @@ from dovetail.sections import RunConfig
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """Everything decided before a run starts."""
+    """What is decided before a run starts: stages, models, counts and placement."""
 
     collection: tuple[PlannedPart, ...]
     """Parts of a step that produce its samples."""
@@ -87,7 +87,7 @@ class Plan:
             return None  # why it can't run is for the runtime to say
 
     def shape(self, model: ModelRole) -> ModelShape:
-        """Return the shape of a role's model, as its engine says; for errors see `TrainEngine.shape`."""
+        """Return the shape of a role's model from the role's engine; for errors see `TrainEngine.shape`."""
         section = self.facts.config.model_section(model.role)
         shape: ModelShape = self.facts.engine(model.role).cls.shape(section)
         return shape

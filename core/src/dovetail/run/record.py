@@ -170,7 +170,7 @@ class RunRecord:
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """Surround one step. Once the step counts, it is finished and logged even if an error follows."""
+        """Surround one step. Once its prompts are accounted for, the step is finished and logged even if an error follows."""
         self.finish_save(wait=False)
         self.metrics = context.metrics
         self.timers.reset()

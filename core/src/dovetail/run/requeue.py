@@ -121,7 +121,7 @@ def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | 
 
 
 def checkpoint_at(resume: str) -> Path | None:
-    """Return the checkpoint at the path `trainer.resume`, or the latest one if this is a run directory; None for auto and never.
+    """Return the checkpoint at the path `trainer.resume`, or the latest one of the run directory there; None for auto and never.
 
     Raises:
         CheckpointError: there is no such checkpoint.

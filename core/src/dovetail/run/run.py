@@ -154,7 +154,7 @@ def resume(
     """Continue a run from its latest checkpoint and return the summary. For `reward`, `stop` and `say` see `train`.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
+        CheckpointError: the checkpoint is missing or damaged.
         DovetailError: a plugin of the run now comes from another distribution, or has another interface.
     """
     guard_exit()

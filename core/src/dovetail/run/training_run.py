@@ -255,7 +255,7 @@ class TrainingRun(Run):
             self.record.export()
 
     def restore(self, checkpoint: Path) -> str:
-        """Restore the state of every part from a checkpoint, and return a sentence that names it."""
+        """Restore the state of every part from a checkpoint, and return a sentence that names the checkpoint."""
         for role in self.checkpoints.not_trained(checkpoint):
             self.record.logger.warning(
                 "the run no longer trains a role: what it learnt is in this checkpoint, and in none that comes",
@@ -273,7 +273,7 @@ class TrainingRun(Run):
         return f"continues from {checkpoint.name}, saved {saved:%Y-%m-%d %H:%M:%S} ({checkpoint})"
 
     def close(self) -> None:
-        """Stop everything that was started, in the reverse order, even where one part fails."""
+        """Close all started parts in reverse order, even if closing one fails."""
         self.started.close()
 
     def _ask(self, number: int, columns: frozenset[str]) -> StepAsk:

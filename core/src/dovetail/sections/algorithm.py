@@ -69,7 +69,7 @@ class OverlongPenaltySection:
 
 @attrs.frozen(kw_only=True)
 class LogProbCheckSection:
-    """The log-probability check: the tolerance between the rollout's and the trainer's log-probabilities."""
+    """The check that rollout and trainer compute the same log-probabilities: its frequency and tolerances."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
     """Steps between measurements, beginning with the first step; 0 measures only if the log-probabilities are computed anyway."""

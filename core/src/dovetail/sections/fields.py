@@ -95,7 +95,7 @@ class PresetSection(PluginSection):
     """Base of every preset's config."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the config that the preset stands for, as plain containers; `${key.path}` may refer to any key."""
+        """Return the settings of the preset, as plain containers; values may refer to any key by `${key.path}`."""
         return {}
 
 

@@ -70,7 +70,7 @@ class RuntimeSection(PluginSection):
         """Return the plugin lock's entry for a role's environment: `path`, and `python` and `packages` if it is on this machine.
 
         Args:
-            role: the role whose processes run there.
+            role: the role whose processes run in the environment.
             path: the path as written in the config.
             plugins: the plugin entries of the run's lock.
         """
@@ -102,7 +102,7 @@ class RuntimeSection(PluginSection):
         return (Pool(name="this process", roles=tuple(roles)),)
 
     def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
-        """Return an error if a run with these pools can't start on this machine; None if it can, or would use other machines."""
+        """Return an error if a run with these pools can't start on this machine; None if the run can, or would use other machines."""
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:

@@ -117,7 +117,7 @@ class RolloutSection(PluginSection):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Modules that the rollout imports when it starts in a worker's process, beside other roles."""
+        """Modules that the rollout imports when it starts in a process with other roles."""
         return ()
 
     @property
@@ -134,7 +134,7 @@ class RolloutSection(PluginSection):
         """Return the config for one replica that joins the running engine at an address.
 
         Raises:
-            ConfigError: engines of this kind can't be joined, or the address is not one of an engine.
+            ConfigError: engines of this kind can't be joined, or the address is not that of an engine.
         """
         raise ConfigError(
             f"rollout {self.name!r} joins no engines that run already: no server can be added to its pool",

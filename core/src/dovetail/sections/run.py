@@ -62,7 +62,7 @@ class ModelSection:
 
 @attrs.frozen(kw_only=True)
 class MixtureSection:
-    """A dataset of a mixture."""
+    """One dataset of `data.mixture`."""
 
     files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""

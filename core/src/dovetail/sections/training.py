@@ -58,7 +58,7 @@ class EngineSection(PluginSection):
         return {}
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """Return what the engine sends to the rollout: all weights, or an adapter, for rollouts with the capability `lora`."""
+        """Return what the engine sends to the rollout: all weights, or only an adapter, which needs the rollout capability `lora`."""
         return "full"
 
     def adapter_rank(self) -> int | None:

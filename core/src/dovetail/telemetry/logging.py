@@ -61,7 +61,7 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
 
 
 def close_logging() -> None:
-    """Remove the handlers and restore the standard loggers; safe to call twice."""
+    """Remove the handlers of `setup_logging` and restore the standard loggers; safe to call twice."""
     _UNDO.close()
 
 

@@ -189,7 +189,7 @@ class RunDirectory:
 
     @property
     def under_way(self) -> bool:
-        """Whether a living process holds the directory."""
+        """Whether a living process holds the directory's lock."""
         with suppress(OSError), (self.path / MARKER).open(encoding="utf-8") as marker:
             return lock(marker.fileno()) is False
         return False
@@ -220,7 +220,7 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """The path of the metrics: one JSON object a logged step."""
+        """The path of the metrics file, with one JSON object for each log call."""
         return self.path / "metrics.jsonl"
 
     @property

@@ -81,9 +81,9 @@ class InlineRuntime(Runtime):
         return InlineGroup([worker], mesh, role=spec.role)
 
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
-        """Start replicas: engines in this process, each with its number as rank.
+        """Start rollout engines, each with the number of the replica as its rank.
 
-        Engines that compute in processes of their own start at the same time.
+        Engines that compute in separate processes start at the same time.
 
         Raises:
             DispatchError: count is below 1, or the plugin is not a BaseRollout.

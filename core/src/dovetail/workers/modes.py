@@ -44,7 +44,7 @@ class OneToAll(DispatchMode):
 
 
 class AllToAll(OneToAll):
-    """Calls every rank with its element of each argument, a list; returns results as one_to_all does."""
+    """Calls every rank with its own element of each argument, a list with one element a rank; returns results as one_to_all does."""
 
     name = "all_to_all"
 
@@ -81,7 +81,7 @@ class RankZero(DispatchMode):
 
 
 class Nd(DispatchMode):
-    """Batches are divided over the split axes and replicated over the others.
+    """Divides batches over the split axes and replicates them over the others.
 
     All Batch arguments are divided alike, by the token counts of the first. A unit (a sample, pair or group) is never divided; an
     ObjectiveSpec among the arguments sets the unit. Other arguments go to every rank. The result of a part is that of the rank with
@@ -315,7 +315,7 @@ BUILTIN: dict[str, type[DispatchMode]] = {
 
 @lru_cache(maxsize=256)
 def resolve_mode(spec: ModeSpec) -> DispatchMode:
-    """Return the dispatch mode that a declaration names: core's own, or a plugin's from the index.
+    """Return the dispatch mode that a declaration names, of core or of an installed plugin.
 
     Raises:
         PluginError: no usable plugin of kind `dispatch_mode` has that name.
