@@ -37,7 +37,7 @@ class Batch:
             length: N, for a batch without columns.
 
         Raises:
-            ColumnError: a column has another length than the others, or an unknown type or dtype.
+            ColumnError: the columns differ in length, or one has an unknown type or dtype.
         """
         self._columns = {name: _checked(name, values) for name, values in columns.items()}
         self._length = _common_length(self._columns, length)
@@ -69,10 +69,10 @@ class Batch:
         return name in self._columns
 
     def __getitem__(self, name: str) -> Any:
-        """The column of that name: an array, a Ragged or a list.
+        """The column of this name: an array, a Ragged or a list.
 
         Raises:
-            ColumnError: there is none; names the nearest.
+            ColumnError: there is no such column; the error names the nearest.
         """
         if name not in self._columns:
             raise ColumnError(
@@ -125,7 +125,7 @@ class Batch:
     def take(self, indices: np.ndarray | Sequence[int]) -> Batch:
         """Return the samples at these indices, in the order given; an index may repeat.
 
-        Contiguous samples are views. Other rows of ragged columns are copied on first read.
+        Contiguous samples are views; otherwise ragged rows are copied on first read.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].

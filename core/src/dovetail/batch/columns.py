@@ -45,7 +45,7 @@ class Column:
         """Check dtype, shape and inner shape.
 
         Raises:
-            ColumnError: one of them is none that a column can have.
+            ColumnError: a column can't have this dtype, shape or inner shape.
         """
         object.__setattr__(self, "inner", tuple(self.inner))  # a manifest gives a list
         sizes = all(size is None or (type(size) is int and size > 0) for size in self.inner)

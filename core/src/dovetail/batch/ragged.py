@@ -36,7 +36,7 @@ class Ragged:
         """Check and keep both arrays, without copying.
 
         Raises:
-            ColumnError: they do not fit each other, or the dtype is not a plain one.
+            ColumnError: the arrays do not fit each other, or the dtype of the values is not bool, integer or float.
         """
         self.values = plain_array(values, "a ragged column's values")
         self.offsets = _checked_offsets(offsets, len(self.values))

@@ -47,7 +47,7 @@ class StoredArray:
         shape: tuple[int, ...],
         finite: bool,
     ) -> None:
-        """Describe what a store holds; nothing is fetched."""
+        """Describe an array in a store, without fetching it."""
         self._store = store
         self._array: np.ndarray | None = None
         self.reference = reference

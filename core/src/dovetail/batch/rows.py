@@ -48,16 +48,16 @@ class RaggedRows(Ragged):
         inner: tuple[int, ...] = (),
         locked: bool = False,
     ) -> None:
-        """Describe the rows, without a check: they lie within their sources, and those fit `dtype` and `inner`.
+        """Describe the rows, unchecked: the rows must lie within their sources, and the sources must fit `dtype` and `inner`.
 
         Args:
-            sources: as in the attributes, like `source_N` and `start_N`.
-            source_N: as above.
-            start_N: as above.
+            sources: the attribute of the same name.
+            source_N: the attribute of the same name.
+            start_N: the attribute of the same name.
             offsets: int64 [N + 1], as in Ragged.
             dtype: the dtype of the values.
             inner: shape of one value.
-            locked: whether the values refuse to be written to.
+            locked: whether the gathered values are read-only.
         """
         # `values` stays unset: reading an empty slot ends in __getattr__.
         self.sources = tuple(sources)
@@ -124,7 +124,7 @@ class RaggedRows(Ragged):
         return joined._tidied()
 
     def __getattr__(self, name: str) -> Any:
-        """The values, for which this is asked only while they have not been read."""
+        """The values, gathered on first access; later accesses bypass this method."""
         if name != "values":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self.values = self._gathered()

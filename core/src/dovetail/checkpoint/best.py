@@ -20,13 +20,13 @@ class Best:
     def __init__(
         self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Logger = None
     ) -> None:
-        """Watch a metric.
+        """Track a metric.
 
         Args:
-            store: where checkpoints are and the best one is marked.
-            metric: a metric of validation, such as `val/mean@1`.
-            largest: whether the largest value is the best, or the smallest.
-            logger: is warned when the metric is not there; with the standard methods.
+            store: the store of the checkpoints, which marks the best one.
+            metric: the name of a validation metric, such as `val/mean@1`.
+            largest: whether the largest value is the best; otherwise the smallest is.
+            logger: a logger with the standard methods, which warns of a missing metric.
         """
         self.metric = metric
         self._store = store

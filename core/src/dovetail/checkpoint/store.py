@@ -31,12 +31,12 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: Path, keep: int | None = None, every: int = 0) -> None:
-        """Open the folder; it is made at the first save.
+        """Open the folder, which the first save creates.
 
         Args:
-            directory: where the checkpoints are.
-            keep: how many to keep, the latest saved ones, and the best one besides; None keeps all.
-            every: steps that it divides are kept besides; 0 for none.
+            directory: the folder of the checkpoints.
+            keep: the number of latest checkpoints to keep, besides the best one; None keeps all.
+            every: checkpoints of steps divisible by this number are also kept; 0 for none.
 
         Raises:
             CheckpointError: `keep` is below 1, or the folder or its file `best` can't be read.

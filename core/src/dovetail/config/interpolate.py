@@ -36,10 +36,10 @@ class Interpolator:
     """Values that contain an environment variable: key path → (the text in the config, the resolved value)."""
 
     def __call__(self, value: str, path: KeyPath) -> Any:
-        """The value that a string at that key path stands for.
+        """The value of a string at a key path, with `${…}` resolved.
 
         Raises:
-            ValueError: a key that does not exist, a missing environment variable, a cycle, or bad syntax.
+            ValueError: a key or environment variable does not exist, references form a cycle, or the syntax is bad.
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException

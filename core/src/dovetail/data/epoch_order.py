@@ -19,7 +19,7 @@ class EpochOrder:
     """The order of rows in every epoch, over one dataset or a mixture.
 
     The sampler permutes rows. For a streamed dataset it permutes groups of rows, then the rows within each window of consecutive rows. For
-    a mixture it also permutes from which dataset each position of an epoch draws.
+    a mixture it also permutes the sequence of datasets that an epoch draws from.
 
     Args:
         sampler: the sampler of permutations.

@@ -132,7 +132,7 @@ class Ledger:
     def retry(self, epoch: int, prompt: int, attempt: int) -> int:
         """Record a failed attempt, and return the next attempt's number; the prompt stays in flight.
 
-        Dropping the prompt and issuing it again could complete the epoch in between.
+        `drop` and `issue` in its place could complete the epoch in between.
 
         Raises:
             LedgerError: the attempt is not in flight.

@@ -24,12 +24,11 @@ class Future(Generic[T]):
         *,
         done: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wrap what waits.
+        """Wrap a function that waits for a result.
 
         Args:
-            wait: called with the seconds to wait (None: for ever); returns the result, raises its error, or
-                raises TimeoutError.
-            done: whether `wait` would return at once.
+            wait: a function of the seconds to wait (None: for ever) that returns the result, or raises its error or TimeoutError.
+            done: a function that returns whether `wait` would return at once.
         """
         self._wait = wait
         self._is_done = done

@@ -19,7 +19,7 @@ class Worker:
     context: Any
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Refuse a class that registers an inherited method in another mode."""
+        """Check that no inherited method is registered in another mode."""
         super().__init_subclass__(**kwargs)
         registered_methods(cls)
 

@@ -59,7 +59,7 @@ class Candidate:
         return frozenset(self._names("rewrites", facts))
 
     def roles(self, facts: PlanFacts) -> tuple[str, ...]:
-        """Return the roles with which the stage computes.
+        """Return the roles whose models the stage uses.
 
         Raises:
             PlanError: the config lacks one of these roles.

@@ -24,14 +24,14 @@ class SecondPlace:
     """The folder URL/PROJECT/EXPERIMENT for copies of checkpoints, on a file system of fsspec. Credentials come from the environment."""
 
     def __init__(self, url: str, run: str) -> None:
-        """Open a place; nothing is made or asked yet.
+        """Set the address; nothing is created or read yet.
 
         Args:
-            url: such as `s3://bucket/runs`, `gs://…`, or a folder.
-            run: `project/experiment`.
+            url: the address above the run, such as `s3://bucket/runs`, `gs://…`, or a folder.
+            run: the name of the run, `project/experiment`.
 
         Raises:
-            ConfigError: fsspec knows no such file system, or it or the file system's package is not installed.
+            ConfigError: fsspec or the file system's package is not installed, or fsspec knows no such file system.
         """
         self.url = f"{url.rstrip('/')}/{run}"
         try:

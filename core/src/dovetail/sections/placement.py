@@ -60,7 +60,7 @@ class RuntimeSection(PluginSection):
 
     @property
     def roles_apart(self) -> frozenset[str]:
-        """Roles whose processes run in another Python environment, in which required packages are checked."""
+        """Roles whose processes run in another Python environment, in which the required packages are checked."""
         return frozenset(self.environments)
 
     @classmethod
@@ -90,7 +90,8 @@ class RuntimeSection(PluginSection):
         """Return the pools of these roles. Every role is in exactly one pool, and every pool has a role.
 
         Raises:
-            PlanError: the sizes make no sense, a pool or environment names an unknown role, or the runtime supports no other environment.
+            PlanError: the pool sizes are invalid, a pool or environment names an unknown role, or the runtime supports no other
+                environment.
         """
         check_environments(self.environments, roles)
         for role, path in self.environments.items():

@@ -25,7 +25,7 @@ class Timers:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time the block as `phase`, whether it ends well or raises."""
+        """Time the block as `phase`, even if it raises an error."""
         self._depth[phase] += 1
         start = self._clock()
         try:

@@ -58,10 +58,10 @@ class WorkerGroup(ABC):
     """
 
     def __init__(self, worker_class: type, mesh: Mesh, *, role: str = "") -> None:
-        """Offer the registered methods of a class.
+        """Make the registered methods of a worker class callable on the group.
 
         Raises:
-            DispatchError: one of them has the name of a group's own attribute.
+            DispatchError: a registered method has the name of an attribute of the group.
         """
         self.worker_class = worker_class
         self.mesh = mesh
