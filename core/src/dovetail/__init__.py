@@ -1,7 +1,7 @@
 """Dovetail: reinforcement-learning post-training of language models, where everything plugs in.
 
-What is public is listed in one place each: the packages in `__init__.pyi` beside this file, and each package's names in
-its own `__init__.pyi`. Everything loads on first use, so that `import dovetail` costs nothing.
+Public packages are listed in `__init__.pyi` beside this file, public names in each package's own `__init__.pyi`. Everything loads on first
+use, so that `import dovetail` costs nothing.
 """
 
 import lazy_loader

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from dovetail.sections import RunConfig
 
 Config = str | Path | Sequence[str | Path] | Mapping[str, Any]
-"""The config of a run: the path of a YAML file; several paths, of which later ones win; none where overrides give every key; or nested
-mappings."""
+"""Config of a run: the path of a YAML file, several paths (later files win), no path if overrides give every key, or nested mappings."""
 Rows = Iterable[Mapping[str, Any]]
-"""Rows as in a dataset file: `prompt` and, as far as the reward needs them, `data_source`, `reward_model`, `extra_info`."""
+"""Rows as in a dataset file: `prompt`, and the columns that the reward reads (`data_source`, `reward_model`, `extra_info`)."""
 Reward = Callable[..., Any]
-"""A reward function for every row, with the parameters and the result of `compute_score` in a file."""
+"""A function that scores every row, with the parameters and the result of a reward file's `compute_score`."""
 
 
 def train(
@@ -36,24 +35,24 @@ def train(
     val_dataset: Rows | None = None,
     accept_changes: bool = False,
 ) -> dict[str, Any]:
-    """Train and return the summary, as `dovetail train` does; the same call again continues a run that was stopped or killed.
+    """Train and return the summary, as `dovetail train` does. The same call again continues a stopped or killed run.
 
-    Ctrl-C (or a notebook's stop button) ends generation, or waits for the stage that runs, and saves the run.
+    On Ctrl-C (or a notebook's stop button), generation ends, a running stage completes, and the run is saved.
 
     Args:
         config: the config of the run.
-        overrides: `key=value`, as on the command line.
+        overrides: `key=value` strings, as on the command line.
         reward: a function that scores every row, in place of the functions of the config.
-        dataset: training rows, in place of `data.train_files`. They are written to `output_dir`, so that the run can be
-            resumed from the command line.
+        dataset: training rows, in place of `data.train_files`. The rows are written to `output_dir`, so that the command line can resume
+            the run.
         val_dataset: held-out rows, in place of `data.val_files`.
-        accept_changes: continue a run that began with another model, data, algorithm or reward.
+        accept_changes: whether to continue a run that began with another model, data, algorithm or reward.
 
     Returns:
-        What `summary.json` holds: `status`, `steps`, `accuracy_before`, `accuracy_after`, `directory`, …
+        The content of `summary.json`: `status`, `steps`, `accuracy_before`, `accuracy_after`, `directory`, …
 
     Raises:
-        DovetailError: any other error, raised before the first step where possible.
+        DovetailError: the run can't start or has failed; raised before the first step where possible.
         StopRequested: the run was stopped and saved.
     """
     from dovetail.run.run import train as run
@@ -78,11 +77,11 @@ def resume(
 
     Args:
         run_directory: the run directory.
-        overrides: `key=value`; they are kept in the run's config.
+        overrides: `key=value` strings, kept in the run's config.
         reward: the function that was passed to `train`, if any.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
+        CheckpointError: the checkpoint is missing or damaged.
         DovetailError: the config, the data, or a plugin is wrong.
         StopRequested: the run was stopped and saved.
     """
@@ -104,12 +103,12 @@ def plan(
 
     Args:
         config: the config of the run.
-        overrides: `key=value`.
+        overrides: `key=value` strings.
         dataset: training rows, in place of `data.train_files`.
         val_dataset: held-out rows, in place of `data.val_files`.
 
     Raises:
-        DovetailError: nothing meets a requirement, counts do not fit, or data can't be read.
+        DovetailError: a plugin's requirement is unmet, counts do not fit, or data can't be read.
     """
     from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.run import describe
@@ -130,13 +129,13 @@ def check(
 
     Args:
         config: the config of the run.
-        overrides: `key=value`.
+        overrides: `key=value` strings.
         reward: a function that scores every row, in place of the functions of the config.
         dataset: training rows, in place of `data.train_files`.
         val_dataset: held-out rows, in place of `data.val_files`.
 
     Returns:
-        `errors`, `warnings` and `notes`; an error has `message`, `hint` and the `rule` that found it.
+        `errors`, `warnings` and `notes`; an error has `message`, `hint` and the `rule` that found the error.
 
     Raises:
         ConfigError: the config itself is wrong; `problems` lists every problem.

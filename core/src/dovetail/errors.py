@@ -52,7 +52,7 @@ class ConfigError(DovetailError, ValueError):
 
     exit_code = 2
     lists_problems = False
-    """Whether the message lists the problems itself, or counts those that it does not list."""
+    """Whether the message itself lists the problems, or counts the problems that it omits."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, problems: Iterable[str] = ()
@@ -68,11 +68,11 @@ class PluginError(DovetailError):
 
 
 class PluginNotFoundError(PluginError, LookupError):
-    """No installed plugin of that kind has that name."""
+    """No installed plugin of the kind has the requested name."""
 
 
 class PluginConflictError(PluginError, LookupError):
-    """Two distributions claim one name."""
+    """Two distributions declare a plugin of the same name."""
 
 
 class PluginIncompatibleError(PluginError, RuntimeError):
@@ -80,15 +80,15 @@ class PluginIncompatibleError(PluginError, RuntimeError):
 
 
 class PluginBrokenError(PluginError, ImportError):
-    """The plugin is installed and compatible, but importing it fails."""
+    """The plugin is installed and compatible, but can't be imported or violates its interface."""
 
 
 class PluginNeedsError(PluginError, ImportError):
-    """The plugin needs a package or hardware that is not here."""
+    """The plugin needs a package or hardware that this environment lacks."""
 
 
 class PlanError(DovetailError, ValueError):
-    """The chosen plugins and sizes do not make a step: an unmet requirement, or counts that do not fit."""
+    """The chosen plugins and sizes do not form a valid step: a requirement is unmet, or counts do not fit."""
 
     exit_code = 2
 
@@ -113,7 +113,7 @@ class NumericsError(DovetailError, ArithmeticError):
     """A number, a loss or a gradient is not finite; the weights were left as they were.
 
     Attributes:
-        sample_ids: the samples that caused it, as far as known.
+        sample_ids: ids of the samples that caused the error, as far as known.
     """
 
     exit_code = 3
@@ -125,7 +125,7 @@ class NumericsError(DovetailError, ArithmeticError):
         self.sample_ids = tuple(sample_ids)
 
     def gather(self, others: Iterable[Exception]) -> None:
-        """Add the samples that other ranks' errors of this kind name: each rank knows only its own."""
+        """Add the sample ids of other ranks' numerics errors: each rank knows only its own samples."""
         found = [e for e in others if isinstance(e, NumericsError) and e.sample_ids]
         if found:
             # A rank that names samples says more in its message too.
@@ -139,7 +139,7 @@ class DispatchError(DovetailError, ValueError):
 
 
 class UnregisteredMethodError(DispatchError, AttributeError):
-    """A method was called on a worker group that its class does not register."""
+    """A method called on a worker group is not registered by the workers' class."""
 
 
 class PlacementError(DovetailError, RuntimeError):
@@ -149,13 +149,13 @@ class PlacementError(DovetailError, RuntimeError):
 
 
 class WorkerError(DovetailError, RuntimeError):
-    """A call on a worker group failed; has the first failing rank and its traceback.
+    """A call on a worker group failed; carries the first failing rank and its traceback.
 
     Attributes:
         rank: the first failing rank.
         call: the method that was called.
         worker_traceback: the worker's formatted traceback.
-        exit_code: 75 where `lost` was given: the process is gone, or gave no answer in time.
+        exit_code: 75 if the worker's process is gone or did not answer in time (`lost`).
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class RolloutError(DovetailError, RuntimeError):
 
 
 class RequestRefusedError(RolloutError, ValueError):
-    """An engine refuses a request; a retry or a restart would not change that."""
+    """An engine refuses a request; neither a retry nor a restart would help."""
 
     exit_code = 1
 
@@ -201,13 +201,13 @@ class WeightSyncError(DovetailError, RuntimeError):
 
 
 class ReceiverError(WeightSyncError):
-    """Receivers did not take an update, and the sender is unaffected: the update can be sent again once they have been restarted."""
+    """Receivers failed during a weight update; after their restart, the unaffected sender can send the update again."""
 
     exit_code = _INFRASTRUCTURE
 
 
 class CalledOffError(ReceiverError):
-    """The update was called off before its first byte, since a receiver will not connect: the other receivers are unchanged."""
+    """A weight update was cancelled before its first byte, because a receiver will not connect; the other receivers are unchanged."""
 
 
 class CheckpointError(DovetailError, OSError):
@@ -221,7 +221,7 @@ class DiskFullError(CheckpointError):
 
 
 class RunDirectoryError(DovetailError, FileExistsError):
-    """The run directory already holds another run."""
+    """The run directory holds another run, does not exist, or can't be read or written."""
 
     exit_code = 2
 
@@ -237,7 +237,7 @@ class StopRequested(DovetailError, KeyboardInterrupt):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes, each once, even where the causes form a cycle."""
+    """Yield an error and its causes, each once, even if the causes form a cycle."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and not any(cause is each for each in seen):
@@ -247,14 +247,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
-    """Return the known name closest to a misspelt one, whatever the case of either, or None where none is as similar as `cutoff` (0 to 1)."""
+    """Return the known name most similar to a misspelt one, ignoring case; None if no similarity reaches `cutoff` (0 to 1)."""
     folded = {spelling.casefold(): spelling for spelling in known}
     matches = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=cutoff)
     return folded[matches[0]] if matches else None
 
 
 def listed(samples: Sequence[str], shown: int = 5) -> str:
-    """Return the ids of samples as text: at most the first `shown`, and the number of the others."""
+    """Return sample ids as text: at most the first `shown`, then the number of omitted ids."""
     first = ", ".join(samples[:shown])
     more = f" and {len(samples) - shown} more" if len(samples) > shown else ""
     return f"sample{'s' if len(samples) != 1 else ''} {first}{more}"

@@ -1,4 +1,4 @@
-"""Locks on open files, which the system drops when their process ends, however it ends."""
+"""Locks on open files, which the system releases when the process ends, even by a kill."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
     """Lock an open file, given by its descriptor, until it is closed or unlocked.
 
     Args:
-        file: the descriptor, also of a directory.
-        shared: take a shared lock, which other processes may hold as well.
-        wait: wait where another process holds the lock.
+        file: the descriptor of a file or directory.
+        shared: whether to take a shared lock, which other processes may hold as well.
+        wait: whether to wait until another process releases the lock.
 
     Returns:
-        Whether it is locked now: false where another process holds it, None on a file system without locks.
+        True if the file is locked now, False if another process holds the lock, None on a file system without locks.
 
     Raises:
-        DovetailError: see `system_locks`.
+        DovetailError: this system has no file locks (Windows).
     """
     fcntl = system_locks()
     # Not `lockf`: its exclusive locks need a file open for writing, which a directory can't be, and
@@ -35,7 +35,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
 
 
 def unlock(file: int) -> None:
-    """Unlock a file before it is closed: a process that was forked meanwhile shares the lock, and would keep it."""
+    """Unlock a file before closing it: a process forked meanwhile shares the lock and would keep it."""
     fcntl = system_locks()
     fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -44,7 +44,7 @@ def system_locks() -> ModuleType:
     """Return the module of the system's file locks.
 
     Raises:
-        DovetailError: this system has none (Windows); a run needs them.
+        DovetailError: this system (Windows) has no file locks, which a run needs.
     """
     try:
         import fcntl

@@ -1,9 +1,9 @@
-"""Hooks: what observers of a run can listen to. Broadcast by one pluggy manager.
+"""Hooks: events of a run that observers can listen to, broadcast by one pluggy manager.
 
-An observer is any object with methods marked `@hookimpl`, named like a method of `HookSpec`; a method may take
-any subset of the arguments. It is found through the entry-point group `dovetail.hooks` or given to
-`Observers.add`. A tracker is one that the config selects; its methods need no mark. What an observer raises is reported
-and counted, and stops neither the run nor another observer. `DOVETAIL_SKIP_OBSERVERS=report,other` leaves installed ones out.
+An observer is any object with methods marked `@hookimpl`, named like a method of `HookSpec`; a method may take any subset of the arguments.
+An observer is found through the entry-point group `dovetail.hooks` or given to `Observers.add`. A tracker is an observer that the config
+selects; its methods need no mark. Exceptions of an observer are reported and counted; they stop neither the run nor other observers.
+`DOVETAIL_SKIP_OBSERVERS=report,other` leaves installed observers out.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.tracker import Tracker
 
 HOOKS_API = "1.4"
-"""Version of the hooks; an argument or a hook may be added within 1.x, none taken away."""
+"""Version of the hooks; within 1.x, arguments and hooks may be added but not removed."""
 
 _SKIP_VARIABLE = "DOVETAIL_SKIP_OBSERVERS"
 """Environment variable: entry points of installed observers that are not loaded, separated by commas."""
 _PROJECT = "dovetail"
 
 hookimpl = pluggy.HookimplMarker(_PROJECT)
-"""Marks a method as the observer of the hook of its name."""
+"""Decorator of a method that observes the hook of the same name."""
 
 HOOKS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(member).parameters)[1:]
     for name, member in vars(HookSpec).items()
     if not name.startswith("_")
 }
-"""Each hook with the names of its arguments."""
+"""Names of each hook's arguments, by hook."""
 # Marked here and not in the interface, which needs no pluggy.
 for _name in HOOKS:
     pluggy.HookspecMarker(_PROJECT)(getattr(HookSpec, _name))
@@ -49,8 +49,8 @@ class Observers:
     """The observers of a run.
 
     Attributes:
-        hook: calls a hook of every observer, the latest added first: `observers.hook.step_started(step=1)`.
-        failures: how often each observer failed, by its name.
+        hook: the caller of hooks, from the latest added observer to the first: `observers.hook.step_started(step=1)`.
+        failures: the number of failures by observer name.
     """
 
     def __init__(self, logger: Logger = None) -> None:
@@ -61,7 +61,7 @@ class Observers:
         self.failures: Counter[str] = Counter()
 
     def load(self) -> None:
-        """Add every observer that an installed distribution declares and `DOVETAIL_SKIP_OBSERVERS` does not name; one that can't be loaded is reported."""
+        """Add the observers that installed distributions declare, except those in `DOVETAIL_SKIP_OBSERVERS`; report failures to load."""
         from dovetail.plugins.index import default_index
 
         skipped = os.environ.get(_SKIP_VARIABLE, "").split(",")
@@ -79,8 +79,7 @@ class Observers:
         """Add an observer and return the name that reports use.
 
         Raises:
-            PluginBrokenError: it implements a hook that does not exist, a hook with an unknown argument, or no hook at
-                all.
+            PluginBrokenError: the observer implements no hook, an unknown hook, or a hook with an unknown argument.
         """
         name = name or f"{type(observer).__module__}.{type(observer).__qualname__}"
         unique, count = name, 1
@@ -109,11 +108,11 @@ class Observers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The observers, in the order in which they were added."""
+        """Names of the observers, in the order in which they were added."""
         return tuple(name for name, _ in self._manager.list_name_plugin())
 
     def guarded(self, name: str, what: str, method: Callable[..., Any]) -> Callable[..., None]:
-        """Wrap a method so that its exceptions are reported and counted as failures of this observer."""
+        """Wrap an observer's method: exceptions are reported and counted under `name`, not raised."""
 
         @wraps(method)
         def call(*arguments: object) -> None:

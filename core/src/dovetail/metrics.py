@@ -11,7 +11,7 @@ import attrs
 
 @runtime_checkable
 class Metric(Protocol):
-    """A value that can be merged with others of its kind."""
+    """A value that can be merged with values of the same class."""
 
     @property
     def value(self) -> float:
@@ -70,7 +70,7 @@ class Min:
 
 @attrs.frozen
 class Last:
-    """The latest value: a learning rate, a norm. Equal on every rank."""
+    """The latest value, such as a learning rate or a norm; equal on every rank."""
 
     value: float
 
@@ -82,7 +82,7 @@ class Last:
 class Std:
     """An unbiased standard deviation, kept as count, mean and sum of squared deviations from it.
 
-    0 for a single figure, NaN for none.
+    0 for a single value, NaN for no value.
     """
 
     count: float
@@ -112,7 +112,7 @@ class Std:
 class EffectiveShare:
     """Effective sample size of some weights as a share of their number: (Σ w)² / (n Σ w²).
 
-    1 where all weigh the same, 1/n where one weighs alone; NaN where none has any weight.
+    1 if all weights are equal, 1/n if only one is not 0, NaN if all are 0.
     """
 
     total: float
@@ -130,7 +130,7 @@ class EffectiveShare:
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Merge metrics by name."""
+    """Merge mappings of metrics; metrics of the same name become one."""
     merged: dict[str, Metric] = {}
     for part in parts:
         for name, metric in part.items():
@@ -139,7 +139,7 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def is_empty(metric: Metric) -> bool:
-    """Return whether a metric has no values: weight or count is 0, a maximum or minimum has seen none, or another kind is NaN."""
+    """Return whether a metric has seen no value; a metric of an unknown class counts as empty if its value is NaN."""
     match metric:
         case Mean():
             return not metric.weight
@@ -156,5 +156,5 @@ def is_empty(metric: Metric) -> bool:
 
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Return the value of every metric, by name; metrics without any sample are left out."""
+    """Return each metric's value, by name; empty metrics are left out."""
     return {name: metric.value for name, metric in metrics.items() if not is_empty(metric)}

@@ -1,4 +1,4 @@
-"""Random streams: every draw of a run is named by what it is for, so that nothing depends on batch-mates or order."""
+"""Random streams: every draw of a run has a seed named after its purpose, so that no result depends on batching or order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stream_seed(seed: int, *name: str | int) -> int:
 def seed_torch(seed: int, *name: str | int) -> None:
     """Seed torch's default CPU generator from a stream's name, for code that draws without its own generator.
 
-    Generators of accelerators stay as they are: `torch.manual_seed` would seed them too. Without torch there is none to seed.
+    Generators of accelerators stay as they are: `torch.manual_seed` would seed them too. Without torch, the call does nothing.
     """
     if find_spec("torch") is not None:
         import torch
@@ -29,7 +29,7 @@ def seed_torch(seed: int, *name: str | int) -> None:
 
 @contextmanager
 def torch_seeded(seed: int, *name: str | int) -> Iterator[None]:
-    """Seed as `seed_torch` does; afterwards the generator is as it was before."""
+    """Seed torch's default CPU generator within the block, as `seed_torch` does, and restore the generator's state afterwards."""
     if find_spec("torch") is None:
         yield
         return
@@ -45,7 +45,7 @@ def torch_seeded(seed: int, *name: str | int) -> Iterator[None]:
 
 @attrs.frozen(kw_only=True)
 class SampleStream:
-    """The name of one sample's random stream. The token offset is the counter within it."""
+    """The name of one sample's random stream; the token offset counts within the stream."""
 
     seed: int
     """The run's seed."""
@@ -59,12 +59,12 @@ class SampleStream:
     attempt: int = 0
     turn: int = 0
     fork: str = ""
-    """The path of a forked sequence of an episode: `0.2` is the third fork of the first. Turns are counted within the sequence."""
+    """The path of a forked sequence of an episode: `0.2` is the third fork of the first fork. Turns are counted within the sequence."""
     offset: int = 0
-    """Token offset at which this request begins: 0, or the tokens kept from an aborted one."""
+    """Token offset at which this request begins: 0, or the number of tokens kept from an aborted request."""
 
     def key(self) -> tuple[int, int]:
-        """Return 128 bits as two signed 64-bit integers, from BLAKE2b over the stream's name, offset left out."""
+        """Return 128 bits as two signed 64-bit integers, from BLAKE2b over the stream's name without the offset."""
         name = (
             f"{self.seed}/{self.purpose}/{self.epoch}/{self.prompt}/"
             f"{self.sample}/{self.attempt}/{self.turn}"

@@ -1,4 +1,4 @@
-"""Text that UTF-8 can't hold: half of a surrogate pair, which JSON's escapes and Python's file names bring into a string."""
+"""Text that UTF-8 can't encode: lone surrogates, which JSON's escapes and Python's file names can put into a string."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def encodable(value: Any) -> Any:
-    """Return a text, or plain containers of texts, in encodable form: surrogate pairs are joined, lone surrogates become U+FFFD."""
+    """Return a text, or nested containers of texts, that UTF-8 can encode: surrogate pairs are joined, lone surrogates become U+FFFD."""
     if isinstance(value, str):
         if value.isascii():
             return value
@@ -21,7 +21,7 @@ def encodable(value: Any) -> Any:
 
 
 def unencodable(value: object) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield each text, and each key, of plain containers that UTF-8 can't hold, with the path of keys to it."""
+    """Yield each text or key in nested containers that UTF-8 can't encode, with its key path."""
     waiting: list[tuple[tuple[str | int, ...], object]] = [((), value)]
     while waiting:  # not by recursion: rows may be nested deeply
         path, part = waiting.pop()

@@ -37,7 +37,7 @@ class Batch:
             length: N, for a batch without columns.
 
         Raises:
-            ColumnError: a column has another length than the others, or an unknown type or dtype.
+            ColumnError: the columns differ in length, or one has an unknown type or dtype.
         """
         self._columns = {name: _checked(name, values) for name, values in columns.items()}
         self._length = _common_length(self._columns, length)
@@ -47,7 +47,7 @@ class Batch:
         """Return the samples of all batches, one batch after another.
 
         Raises:
-            ColumnError: there is no batch, or their columns differ in names, kinds or dtypes.
+            ColumnError: there is no batch, or the batches differ in column names, kinds or dtypes.
         """
         if not batches:
             raise ColumnError("there is no batch to concatenate")
@@ -69,10 +69,10 @@ class Batch:
         return name in self._columns
 
     def __getitem__(self, name: str) -> Any:
-        """The column of that name: an array, a Ragged or a list.
+        """The column of this name: an array, a Ragged or a list.
 
         Raises:
-            ColumnError: there is none; names the nearest.
+            ColumnError: there is no such column; the error names the nearest.
         """
         if name not in self._columns:
             raise ColumnError(
@@ -106,14 +106,14 @@ class Batch:
         return Batch(kept, length=self._length)
 
     def with_columns(self, columns: Mapping[str, Values]) -> Batch:
-        """Return a copy with these columns added, or replacing those of the same name."""
+        """Return a copy with these columns added; existing columns of the same names are replaced."""
         return Batch({**self._columns, **columns}, length=self._length)
 
     def require(self, names: Iterable[str], who: str) -> None:
-        """Check that the batch has these columns.
+        """Check that the batch has these columns, which `who` (a name for the error) needs.
 
         Raises:
-            ColumnError: columns are missing; names them, who needs them, and the existing ones.
+            ColumnError: columns are missing; the error also names the existing columns.
         """
         missing = [name for name in names if name not in self._columns]
         if missing:
@@ -123,8 +123,9 @@ class Batch:
             )
 
     def take(self, indices: np.ndarray | Sequence[int]) -> Batch:
-        """Return the samples at these indices, in the order of the indices, which may repeat. Contiguous samples are views, other rows of
-        ragged columns are copied on first read.
+        """Return the samples at these indices, in the order given; an index may repeat.
+
+        Contiguous samples are views; otherwise ragged rows are copied on first read.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].
@@ -146,7 +147,7 @@ class Batch:
         return Batch(columns, length=stop - start)
 
     def split(self, sizes: Sequence[int]) -> list[Batch]:
-        """Return consecutive parts of these sizes, as views.
+        """Return consecutive batches of these sizes, as views.
 
         Raises:
             ColumnError: the sizes do not add up to N, or one is negative.
@@ -163,12 +164,12 @@ class Batch:
         return self.take(np.repeat(np.arange(self._length), times))
 
     def read_only(self) -> Batch:
-        """Return the same samples in arrays whose values can't be written to; nothing is copied."""
+        """Return the same samples in read-only arrays, without a copy."""
         columns = {name: _read_only(values) for name, values in self._columns.items()}
         return Batch(columns, length=self._length)
 
     def equals(self, other: object) -> bool:
-        """Compare columns in any order, dtypes and values; NaN equals NaN."""
+        """Compare column names (in any order), dtypes and values; NaN equals NaN."""
         return (
             isinstance(other, Batch)
             and len(self) == len(other)

@@ -28,16 +28,16 @@ class Column:
     """One named column of a batch."""
 
     name: str
-    """Name of the column; a third party's has its package as prefix: `mypackage.name`."""
+    """Name of the column; a column of another package has the package as prefix: `mypackage.name`."""
     dtype: str
     """NumPy dtype name, or `object` for JSON values."""
     shape: Raggedness
-    """`dense`: [N]; `ragged`: one run of values a sample, packed [T]; `either`; `object`: a list of N JSON values."""
+    """`dense`: [N]; `ragged`: one row of values a sample, packed [T]; `either`; `object`: a list of N JSON values."""
     meaning: str
     owner: str
-    """The stage or plugin kind that writes it."""
+    """The stage or plugin kind that writes the column."""
     along: str | None = None
-    """For a ragged column: the column whose rows have the same lengths, token by token."""
+    """For a ragged column: another column whose rows have the same lengths, token by token."""
     inner: tuple[int | None, ...] = ()
     """Shape of one value: `(3,)` makes [T, 3] of [T], and [N, 3] of [N]. None is a size that differs between runs."""
 
@@ -45,7 +45,7 @@ class Column:
         """Check dtype, shape and inner shape.
 
         Raises:
-            ColumnError: one of them is none that a column can have.
+            ColumnError: a column can't have this dtype, shape or inner shape.
         """
         object.__setattr__(self, "inner", tuple(self.inner))  # a manifest gives a list
         sizes = all(size is None or (type(size) is int and size > 0) for size in self.inner)
@@ -124,7 +124,7 @@ GLOSSARY: dict[str, Column] = {column.name: column for column in _COLUMNS}
 
 
 def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
-    """Return the core glossary extended by what plugins declare.
+    """Return the glossary by column name: core's columns and those that plugins declare.
 
     Raises:
         ColumnError: a plugin redefines a column with another dtype, shape or inner shape.
@@ -145,7 +145,7 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
     """Check every column of a batch against the glossary: name, dtype, shape, and lengths of rows.
 
     Raises:
-        ColumnError: columns differ from the glossary; the error lists one problem for each.
+        ColumnError: columns differ from the glossary; the error lists one problem a column.
     """
     if complaints := complaints_about(batch, glossary):
         raise ColumnError(
@@ -197,7 +197,7 @@ def _fits(inner: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
 
 
 def sizes_of(*sizes: int | str | None) -> str:
-    """Return a shape as text: `[T, 3]`; `[T, ?]` where a size is not known."""
+    """Return a shape as text, such as `[T, 3]`; an unknown size is `?`."""
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 

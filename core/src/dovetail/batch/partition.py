@@ -15,13 +15,14 @@ from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
 
 DIFFERENCED = 1024
-"""Most units for the largest differencing method. With more, the heaviest are dealt out first; the light ones even the parts out."""
+"""Maximum number of units for the largest differencing method. Of more units, the heaviest are first given to the lightest parts, one by
+one."""
 
 
 def token_counts(batch: Batch) -> np.ndarray:
-    """Return int64 [N]: how many tokens each sample costs.
+    """Return the number of tokens that each sample costs, int64 [N].
 
-    Prompt plus response where the batch has them; else its longest ragged column; else 1 a sample.
+    Prompt plus response tokens if the batch has either column; else each sample's longest ragged row; else 1.
     """
     tokens_N = np.zeros(len(batch), np.int64)
     known = [name for name in ("prompt_ids", "response_ids") if name in batch]
@@ -38,22 +39,22 @@ def token_counts(batch: Batch) -> np.ndarray:
 def balanced_partition(
     weights_N: np.ndarray, parts: int, units_N: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Divide samples into parts of nearly equal weight; deterministic.
+    """Divide samples into parts of nearly equal weight, deterministically.
 
-    The largest differencing method (Karmarkar and Karp, 1982) for K parts; beyond 1,024 units the heaviest are
-    dealt out first. The heaviest and the lightest part
-    differ by no more than the heaviest unit; no part is empty unless there are fewer units than parts.
+    A unit (samples that stay together) is never divided. Uses the largest differencing method (Karmarkar and Karp, 1982); beyond 1,024
+    units, the heaviest units are distributed first. The heaviest and the lightest part differ by at most the heaviest unit. A part is empty
+    only if there are fewer units than parts.
 
     Args:
-        weights_N: [N], ≥ 0, such as token counts.
-        parts: K ≥ 1.
-        units_N: [N] ids; samples with one id stay together. By default every sample is a unit.
+        weights_N: weights of the samples [N], ≥ 0, such as token counts.
+        parts: the number of parts K, ≥ 1.
+        units_N: unit ids of the samples [N]; by default every sample is a unit.
 
     Returns:
-        K arrays of sample indices, int64 and rising, in the order of their first samples; empty ones last.
+        K arrays of sample indices, int64 and rising, in the order of their first samples; empty arrays last.
 
     Raises:
-        ColumnError: a weight is negative or not finite, or lengths or `parts` make no sense.
+        ColumnError: a weight is negative or not finite, the lengths differ, or `parts` is below 1.
     """
     weights_U, index_N = _units(weights_N, units_N)
     if parts < 1:

@@ -36,7 +36,7 @@ class Ragged:
         """Check and keep both arrays, without copying.
 
         Raises:
-            ColumnError: they do not fit each other, or the dtype is not a plain one.
+            ColumnError: the arrays do not fit each other, or the dtype of the values is not bool, integer or float.
         """
         self.values = plain_array(values, "a ragged column's values")
         self.offsets = _checked_offsets(offsets, len(self.values))
@@ -50,11 +50,11 @@ class Ragged:
         Args:
             rows: N rows, some of which may be empty.
             dtype: the dtype of the values; by default NumPy's choice for the rows' values.
-            inner: shape of one value; by default that of the rows that are not empty.
+            inner: shape of one value; by default inferred from the non-empty rows.
 
         Raises:
-            ColumnError: a row is not a sequence of numbers or of values of one shape, rows differ in the shape of their
-                values, or the dtype can't be inferred.
+            ColumnError: a row is not a sequence of numbers or equally shaped values, value shapes differ between rows, or no dtype can be
+                inferred.
         """
         kept = list(rows)
         arrays = [_row_array(row, number, dtype) for number, row in enumerate(kept)]
@@ -80,7 +80,7 @@ class Ragged:
         """Return the rows of all parts, one part after another.
 
         Raises:
-            ColumnError: there is no part, or their dtypes or trailing shapes differ.
+            ColumnError: there is no part, or the parts differ in dtype or trailing shape.
         """
         if not parts:
             raise ColumnError("there is nothing to concatenate")
@@ -149,7 +149,7 @@ class Ragged:
 
     @property
     def row_index(self) -> np.ndarray:
-        """int64 [T]: which row each value belongs to."""
+        """int64 [T]: the row of each value."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def sum(self) -> np.ndarray:
@@ -163,29 +163,29 @@ class Ragged:
         return sums_N.astype(np.float64, copy=False)  # without any value bincount gives integers
 
     def finite(self) -> bool:
-        """Return whether every value is finite, those under a mask included."""
+        """Return whether every value is finite, masked values included."""
         return self.dtype.kind != "f" or bool(np.isfinite(self.values).all())
 
     def finite_T(self) -> np.ndarray:
-        """Return bool [T]: whether every number of a value is finite."""
+        """Return whether each value is finite, bool [T]; a value of several numbers is finite if all of them are."""
         return np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))
 
     def read_only(self) -> Ragged:
-        """Return the same rows, with values [T, …] that refuse to be written to."""
+        """Return the same rows with read-only values [T, …]."""
         view = self.values.view()
         view.flags.writeable = False
         return Ragged(view, self.offsets)
 
     def to_list(self) -> list[list[Any]]:
-        """Return the rows as lists of Python numbers, or of lists of them."""
+        """Return the rows as lists of Python numbers, nested if a value has several numbers."""
         return [row.tolist() for row in self]
 
     def with_values(self, values: np.ndarray) -> Ragged:
-        """Return a column with the same rows and other values, [T] or [T, …]."""
+        """Return a column with the same row lengths and these values, [T] or [T, …]."""
         return Ragged(values, self.offsets)
 
     def take(self, indices: np.ndarray) -> Ragged:
-        """Return the rows at these indices, in their order; rows may repeat. Contiguous rows are views.
+        """Return the rows at these indices, in the order given; an index may repeat. Contiguous rows are views.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].
@@ -214,7 +214,7 @@ class Ragged:
         return self.take(np.repeat(np.arange(len(self)), times))
 
     def equals(self, other: object) -> bool:
-        """Compare rows and dtype; NaN equals NaN."""
+        """Compare the rows' lengths, values and dtype; NaN equals NaN."""
         return (
             isinstance(other, Ragged)
             and np.array_equal(self.offsets, other.offsets)
@@ -223,10 +223,10 @@ class Ragged:
 
 
 def plain_array(values: object, what: str) -> np.ndarray:
-    """Check that `values` is an array [N, …] of bool, integer or float, and return it.
+    """Check that `values` is an array [N, …] of bool, integer or float, and return the array.
 
     Raises:
-        ColumnError: the values are anything else.
+        ColumnError: `values` is not such an array.
     """
     if not isinstance(values, np.ndarray):
         raise ColumnError(
@@ -244,7 +244,7 @@ def plain_array(values: object, what: str) -> np.ndarray:
 
 
 def normal_indices(indices: object, count: int) -> np.ndarray:
-    """Convert integers [M] or a bool mask [count] to int64 indices [M], all from 0 to below count.
+    """Convert integers [M] or a bool mask [count] to int64 indices [M], each at least 0 and below `count`.
 
     Raises:
         ColumnError: an index is out of range, or a mask has the wrong length.
@@ -264,7 +264,7 @@ def normal_indices(indices: object, count: int) -> np.ndarray:
 
 
 def contiguous_run(index_M: np.ndarray) -> tuple[int, int] | None:
-    """Return (start, stop) where the indices are a rising run without gaps, else None."""
+    """Return (start, stop) if the indices rise by 1 each, else None."""
     if index_M.size and np.array_equal(
         index_M, np.arange(index_M[0], index_M[0] + index_M.size, dtype=np.int64)
     ):
@@ -329,5 +329,5 @@ def _checked_offsets(offsets: object, total: int) -> np.ndarray:
 
 
 def kinds(found: Iterable[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
-    """Return dtypes and shapes of one value, as text."""
+    """Return pairs of a dtype and the shape of one value as text, such as `float32[3], int64`."""
     return ", ".join(sorted(f"{dtype}{list(shape) if shape else ''}" for dtype, shape in found))

@@ -1,4 +1,4 @@
-"""Stored values: a packed array that lies in a store between processes, and comes here when it is first read."""
+"""Stored arrays: packed values in a store that processes share, fetched on first read."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import numpy as np
 
 
 class Store(Protocol):
-    """Shares arrays between the process that made them and those that read them.
+    """A store that shares arrays between processes.
 
-    A reference can be pickled into another process, which reads it from a store of the same kind. An array
-    stays as long as any process holds a reference to it.
+    A reference can be pickled: another process reads the array from its own store of the same class. An array is kept as long as any
+    process holds a reference to it.
     """
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """Store copies of arrays, of any shape, that one process is likely to read together, and return their references."""
+        """Store copies of arrays of any shape, which a process will probably read together, and return a reference to each."""
 
     def get(self, references: Sequence[Any]) -> list[np.ndarray]:
-        """Return the arrays themselves, in the shapes in which they were put, read-only and where possible not copied.
+        """Return the stored arrays in their original shapes, read-only and, if possible, without a copy.
 
         Raises:
-            WorkerError: an array is lost, since the process that kept it has died.
+            WorkerError: the process that kept an array has died.
         """
 
 
 class StoredArray:
-    """An array in a store: dtype and shape are known at once, the values are fetched on first read.
+    """An array in a store: dtype and shape are known at once; the values are fetched on first read.
 
     Attributes:
-        reference: identifies the array in the store. The array is kept at least as long as this object.
+        reference: the store's reference to the array, which is kept at least as long as this object.
         dtype: the dtype of the values.
-        shape: [T, …].
+        shape: the shape [T, …] of the array.
         finite: whether every value is known to be finite, as integers always are.
     """
 
@@ -47,7 +47,7 @@ class StoredArray:
         shape: tuple[int, ...],
         finite: bool,
     ) -> None:
-        """Describe what a store holds; nothing is fetched."""
+        """Describe an array in a store, without fetching it."""
         self._store = store
         self._array: np.ndarray | None = None
         self.reference = reference
@@ -57,7 +57,7 @@ class StoredArray:
 
     @classmethod
     def put(cls, store: Store, arrays: Sequence[np.ndarray]) -> list[StoredArray]:
-        """Put arrays [T, …] into a store that are likely to be read together."""
+        """Put arrays [T, …] into a store, as a set that will probably be read together."""
         return [
             cls(
                 store,
@@ -96,7 +96,7 @@ class StoredArray:
 
 
 def fetch(stored: Sequence[StoredArray]) -> None:
-    """Fetch the values of several arrays of one store together; arrays that are fetched already are skipped.
+    """Fetch the values of several arrays of one store together; already fetched arrays are skipped.
 
     Raises:
         WorkerError: the process that stored an array has died.

@@ -1,4 +1,4 @@
-"""RaggedRows: rows picked from other columns, here or in a store, brought together when their values are read.
+"""RaggedRows: rows selected from other columns, local or in a store, gathered when their values are read.
 
 Selecting, reordering and joining such columns moves row numbers, not values.
 Legend: N rows, T values in all rows together.
@@ -17,10 +17,10 @@ from dovetail.batch.remote import StoredArray, fetch
 from dovetail.errors import ColumnError
 
 SHORT = 64
-"""Average number of values in a run of contiguous rows below which values are gathered one by one."""
+"""Average number of values in a run of contiguous rows; below it, values are gathered one by one."""
 
 Source = Ragged | StoredArray
-"""Where rows lie: a plain column of this process, or an array in a store."""
+"""Storage of rows: a plain column of this process, or an array in a store."""
 
 
 class RaggedRows(Ragged):
@@ -30,9 +30,9 @@ class RaggedRows(Ragged):
     sends a plain Ragged.
 
     Attributes:
-        sources: the plain columns and stored arrays that the rows lie in.
+        sources: the plain columns and stored arrays that contain the rows.
         source_N: int64 [N], the source of each row.
-        start_N: int64 [N], where each row begins among its source's values.
+        start_N: int64 [N], the index of each row's first value in its source.
     """
 
     __slots__ = ("_dtype", "_inner", "_locked", "source_N", "sources", "start_N")
@@ -48,16 +48,16 @@ class RaggedRows(Ragged):
         inner: tuple[int, ...] = (),
         locked: bool = False,
     ) -> None:
-        """Describe the rows, without a check: they lie within their sources, and those fit `dtype` and `inner`.
+        """Describe the rows, unchecked: the rows must lie within their sources, and the sources must fit `dtype` and `inner`.
 
         Args:
-            sources: as in the attributes, like `source_N` and `start_N`.
-            source_N: as above.
-            start_N: as above.
+            sources: the attribute of the same name.
+            source_N: the attribute of the same name.
+            start_N: the attribute of the same name.
             offsets: int64 [N + 1], as in Ragged.
             dtype: the dtype of the values.
             inner: shape of one value.
-            locked: whether the values refuse to be written to.
+            locked: whether the gathered values are read-only.
         """
         # `values` stays unset: reading an empty slot ends in __getattr__.
         self.sources = tuple(sources)
@@ -97,10 +97,10 @@ class RaggedRows(Ragged):
 
     @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Return the rows of all parts, one part after another; values are not read where a part is a RaggedRows.
+        """Return the rows of all parts, one part after another; if a part is a RaggedRows, values are not read.
 
         Raises:
-            ColumnError: there is no part, or their dtypes or trailing shapes differ.
+            ColumnError: there is no part, or the parts differ in dtype or trailing shape.
         """
         if len(parts) < 2 or not any(isinstance(part, RaggedRows) for part in parts):
             return Ragged.concat(parts)
@@ -124,7 +124,7 @@ class RaggedRows(Ragged):
         return joined._tidied()
 
     def __getattr__(self, name: str) -> Any:
-        """The values, for which this is asked only while they have not been read."""
+        """The values, gathered on first access; later accesses bypass this method."""
         if name != "values":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self.values = self._gathered()
@@ -157,11 +157,11 @@ class RaggedRows(Ragged):
         return known or super().finite()
 
     def read_only(self) -> RaggedRows:
-        """Return the same rows; the values, once they are read, refuse to be written to."""
+        """Return the same rows, whose values are read-only once gathered."""
         return self._with(self.source_N, self.start_N, self.offsets, locked=True)
 
     def take(self, indices: np.ndarray) -> RaggedRows:
-        """Return these rows, in this order, without reading them; `indices` are int64 [M] or a bool mask [N], as in `Ragged.take`."""
+        """Return the rows at `indices` (int64 [M] or a bool mask [N]) in that order, without reading values."""
         index_M = normal_indices(indices, len(self))
         run = contiguous_run(index_M)
         if run is not None:
@@ -170,7 +170,7 @@ class RaggedRows(Ragged):
         return self._with(self.source_N[index_M], self.start_N[index_M], offsets)
 
     def slice(self, start: int, stop: int) -> RaggedRows:
-        """Return rows `start` up to, not including, `stop`, without reading them."""
+        """Return rows `start` up to, not including, `stop`, without reading values."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)
         if (start, stop) == (0, len(self)):
@@ -250,7 +250,7 @@ class RaggedRows(Ragged):
         return values
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return source, first and last value (exclusive) of each run of contiguous rows, int64 [R] each."""
+        """Return the source, first value and end (exclusive) of each run of contiguous rows: three int64 arrays [R]."""
         filled = np.flatnonzero(self.lengths)
         source_F, start_F = self.source_N[filled], self.start_N[filled]
         stop_F = start_F + self.lengths[filled]

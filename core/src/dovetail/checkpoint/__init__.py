@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, and known to be undamaged.
+"""Checkpoints on disk: written atomically, verified by hash.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

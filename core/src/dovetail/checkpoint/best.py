@@ -1,4 +1,4 @@
-"""Who compares: whether a validation makes its step's checkpoint the best one so far."""
+"""Tracking of the best checkpoint by a validation metric."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _SMALLER_IS_BETTER = ("/loss", "/perplexity")
 
 
 class Best:
-    """Compares each validation with the best one so far, which the store keeps across resumes."""
+    """Tracker of the best validation so far, which the checkpoint store keeps across resumes."""
 
     def __init__(
         self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Logger = None
     ) -> None:
-        """Watch a metric.
+        """Track a metric.
 
         Args:
-            store: where checkpoints are and the best one is marked.
-            metric: a metric of validation, such as `val/mean@1`.
-            largest: whether the largest value is the best, or the smallest.
-            logger: is warned when the metric is not there; with the standard methods.
+            store: the store of the checkpoints, which marks the best one.
+            metric: the name of a validation metric, such as `val/mean@1`.
+            largest: whether the largest value is the best; otherwise the smallest is.
+            logger: a logger with the standard methods, which warns of a missing metric.
         """
         self.metric = metric
         self._store = store
@@ -38,7 +38,7 @@ class Best:
     def of(
         cls, trainer: TrainerSection, store: CheckpointStore, logger: Logger = None
     ) -> Best | None:
-        """Return the tracker of the best checkpoint that the trainer's section configures; None where it configures none."""
+        """Return a tracker of `trainer.best_metric`; None if no such metric is configured."""
         if trainer.best_metric is None:
             return None
         is_loss = trainer.best_metric.endswith(_SMALLER_IS_BETTER)
@@ -46,7 +46,7 @@ class Best:
         return cls(store, trainer.best_metric, largest=largest, logger=logger)
 
     def improved(self, metrics: Mapping[str, float]) -> Mark | None:
-        """Return the metric with its value where the value is better than every earlier best one, else None.
+        """Return the metric and its value if the value is the best so far, else None.
 
         A value that is not finite is never better. A missing metric is logged once as a warning, with the nearest existing name. An
         earlier best checkpoint by another metric, or one that no longer exists, is ignored.

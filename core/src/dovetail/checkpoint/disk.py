@@ -1,4 +1,4 @@
-"""What a checkpoint store asks of the disk: locks, fsync, and whether it is full."""
+"""The checkpoint store's use of the disk: locks, fsync, free space."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEARLY_NOTHING = 64 * 1024
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold a lock on a directory while it is written, which the system drops when this process dies."""
+    """Hold a lock on a directory within the block; the system releases the lock if this process dies."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         lock(handle)  # on a file system without locks, no other process may write there
@@ -51,7 +51,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def is_full(error: BaseException, free: int) -> bool:
-    """Return whether a full disk caused an error, also behind a library's own exception type."""
+    """Return whether a full disk caused an error, even if a library wrapped the cause in its own exception."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
@@ -61,7 +61,7 @@ def is_full(error: BaseException, free: int) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes of a path's disk; of its nearest existing parent's where the path does not exist."""
+    """Return the free bytes of a path's disk; if the path does not exist, of its nearest existing parent's disk."""
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free
 
@@ -76,7 +76,7 @@ def sync(path: Path) -> None:
 
 
 def readable(count: int) -> str:
-    """Return a number of bytes for a person."""
+    """Return a number of bytes as text, such as `1.5 GiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -86,7 +86,7 @@ def readable(count: int) -> str:
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
-    """Write a directory under a temporary name, then rename it, replacing an existing one.
+    """Write a directory under a temporary name, then rename it, replacing an existing directory.
 
     Raises:
         CheckpointError: a file exists at the directory's path.

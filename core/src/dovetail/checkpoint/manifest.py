@@ -18,7 +18,7 @@ SCHEMA = 1
 
 @attrs.frozen(kw_only=True)
 class FileEntry:
-    """One file as it was written."""
+    """Size and hash of one file as written."""
 
     size: int
     """Size in bytes."""
@@ -33,11 +33,11 @@ class CheckpointManifest:
     step: int
     """Finished training steps."""
     sequence: int
-    """Number of the save within its folder: the highest one is the latest."""
+    """Number of the save in its folder; the latest checkpoint has the highest."""
     files: Mapping[str, FileEntry]
-    """Every file by its path below the checkpoint, with `/`."""
+    """Every file, by its path relative to the checkpoint, with `/` as separator."""
     mark: Mark | None = None
-    """Metric and value where the checkpoint was the best one when it was saved; else None."""
+    """Metric and value if the checkpoint was the best one when saved; else None."""
 
     @property
     def total_bytes(self) -> int:
@@ -48,10 +48,10 @@ class CheckpointManifest:
     def of(
         cls, directory: Path, *, step: int, sequence: int, mark: Mark | None = None
     ) -> CheckpointManifest:
-        """Read and hash every file below a directory.
+        """Return the manifest of a directory, after reading and hashing every file.
 
         Raises:
-            CheckpointError: the directory has no file, or something that is not a plain file.
+            CheckpointError: the directory has no file, or an entry that is neither a file nor a folder.
         """
         files = {path.relative_to(directory).as_posix(): _entry(path) for path in walk(directory)}
         if not files:
@@ -72,7 +72,7 @@ class CheckpointManifest:
         """Return the manifest of a checkpoint.
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another schema.
+            CheckpointError: the manifest is missing, damaged, or of another schema version.
         """
         path = directory / MANIFEST
         try:
@@ -95,7 +95,7 @@ class CheckpointManifest:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def damages(self, directory: Path) -> Iterator[str]:
-        """Yield one sentence for each file of a checkpoint that is missing or changed."""
+        """Yield one sentence for each missing or changed file of a checkpoint."""
         for name, expected in self.files.items():
             path = directory / name
             try:
@@ -114,7 +114,7 @@ def walk(directory: Path) -> Iterator[Path]:
     """Yield every file below a directory, sorted.
 
     Raises:
-        CheckpointError: there is a link or something else that is not a plain file.
+        CheckpointError: an entry is a link, or neither a file nor a folder.
     """
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):

@@ -32,13 +32,13 @@ class BestCheckpoint:
     path: Path
     """Directory of the checkpoint."""
     metric: str
-    """The metric of validation by which it is the best."""
+    """The validation metric by which the checkpoint is the best."""
     value: float
     """Value of the metric at the checkpoint's step."""
 
     @property
     def step(self) -> int:
-        """Number of finished steps when it was saved."""
+        """Number of finished steps when the checkpoint was saved."""
         return int(self.path.name.rpartition("_")[2])
 
     def to_summary(self) -> dict[str, Any]:
@@ -65,10 +65,10 @@ class BestCheckpoint:
 
     @classmethod
     def read(cls, directory: Path) -> BestCheckpoint | None:
-        """Read the file `best` in a folder; None where there is no such file.
+        """Read the file `best` in a folder; return None if there is no such file.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: the file is damaged.
         """
         file = directory / BEST
         try:

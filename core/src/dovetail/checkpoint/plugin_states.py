@@ -1,7 +1,7 @@
 """Plugins' states in a checkpoint: JSON values in `state.json`, NumPy arrays and scalars in `state.safetensors` beside it.
 
-An array's name in the file is its path in the states as JSON, such as `["estimator", "baselines", 2]`. In the JSON its place
-holds a description, which reading replaces: no JSON value is ever taken for an array.
+An array's name in the file is its path in the states as JSON, such as `["estimator", "baselines", 2]`. In the JSON a description stands in
+the array's place; reading replaces it. No JSON value is ever taken for an array.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.errors import CheckpointError
 from dovetail.interfaces.plugin import Plugin
 
 ARRAYS = "state.safetensors"
-"""The file of arrays; absent where no state has any."""
+"""The file of arrays; absent if no state has an array."""
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
@@ -32,13 +32,13 @@ _ALLOWED = (
 
 
 def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, Any]:
-    """Write the arrays in the plugins' states to `state.safetensors`, and nothing where there are none.
+    """Write the arrays in the plugins' states to `state.safetensors`; without arrays, no file is written.
 
     Returns:
         The states by the plugins' names, for `json.dumps`, with a description in place of each array.
 
     Raises:
-        CheckpointError: a state holds what a checkpoint can't keep; names the plugin, the path in its state and the type.
+        CheckpointError: a state holds a value that a checkpoint can't keep; the error names plugin, path and type.
     """
     states, kept = _collected(plugins)
     if kept:
@@ -62,7 +62,7 @@ def check_states(plugins: Mapping[str, Plugin]) -> None:
     """Check that a checkpoint can keep the state of every plugin.
 
     Raises:
-        CheckpointError: see `write_states`.
+        CheckpointError: a state holds a value that a checkpoint can't keep.
     """
     _collected(plugins)
 
@@ -88,7 +88,7 @@ def _collected(plugins: Mapping[str, Plugin]) -> tuple[dict[str, Any], dict[str,
 
 
 def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
-    """Fill the arrays of a verified checkpoint into the states, in place, and return them.
+    """Replace the descriptions in the states by a verified checkpoint's arrays, in place, and return the states.
 
     Args:
         directory: the checkpoint.

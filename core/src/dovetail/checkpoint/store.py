@@ -1,7 +1,7 @@
 """CheckpointStore: checkpoints of a run, each written whole or not at all, and pointers to the latest and the best.
 
-A checkpoint is written to a temporary directory beside its place, fsynced, given a manifest, and renamed: that
-rename is the moment at which it exists. A process killed at any instant leaves the earlier checkpoints as they were.
+A checkpoint is written to a temporary directory beside its place, fsynced, given a manifest, and renamed: the checkpoint exists from that
+rename on. A process killed at any instant leaves the earlier checkpoints as they were.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _POINTER, _BEST_POINTER = ".latest-", ".best-"
 
 
 class CheckpointStore:
-    """The folder of a run's checkpoints: `step_20/`, `step_40/`, …, and the files `latest` and `best` that name one.
+    """The folder of a run's checkpoints: `step_20/`, `step_40/`, …, and the files `latest` and `best`, which name one checkpoint each.
 
-    Reading changes nothing, also while another process saves there. Only the process that holds the run's lock may save, mark, retire and
+    Reading changes nothing, and works while another process saves. Only the process that holds the run's lock may save, mark, retire and
     recover.
     """
 
     def __init__(self, directory: Path, keep: int | None = None, every: int = 0) -> None:
-        """Open the folder; it is made at the first save.
+        """Open the folder, which the first save creates.
 
         Args:
-            directory: where the checkpoints are.
-            keep: how many to keep, the latest saved ones, and the best one besides; None keeps all.
-            every: steps that it divides are kept besides; 0 for none.
+            directory: the folder of the checkpoints.
+            keep: the number of latest checkpoints to keep, besides the best one; None keeps all.
+            every: checkpoints of steps divisible by this number are also kept; 0 for none.
 
         Raises:
             CheckpointError: `keep` is below 1, or the folder or its file `best` can't be read.
@@ -50,7 +50,7 @@ class CheckpointStore:
         self.best()
 
     def recover(self) -> None:
-        """Complete or remove what a killed process left, also where it died between the two renames of a save.
+        """Complete or remove an unfinished save of a killed process, also between the two renames of the save.
 
         Raises:
             CheckpointError: the folder can't be written.
@@ -59,7 +59,7 @@ class CheckpointStore:
             self._recover()
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Write a checkpoint and make it the latest; for arguments and errors see `saving`.
+        """Write a checkpoint and make it the latest; for errors see `saving`.
 
         Args:
             step: finished training steps.
@@ -74,19 +74,20 @@ class CheckpointStore:
 
     @contextmanager
     def saving(self, step: int, needed: int = 0, mark: Mark | None = None) -> Iterator[Path]:
-        """Yield an empty, temporary directory for a checkpoint's files. When the block ends, the checkpoint becomes the latest, and
-        replaces one of the same step. Another thread may end the block.
+        """Yield an empty, temporary directory for a checkpoint's files.
+
+        When the block ends, the checkpoint becomes the latest, and replaces an earlier one of the same step. Another thread may end the
+        block.
 
         Args:
             step: finished training steps.
-            needed: the checkpoint's size in bytes, as far as it is known; at least the latest checkpoint's size is assumed.
-            mark: the mark that makes this the best checkpoint too; it is written with the files, so that a kill can't separate them.
+            needed: the checkpoint's known size in bytes; at least the latest checkpoint's size is assumed.
+            mark: metric and value if this is the best checkpoint so far; written together with the files.
 
         Raises:
-            DiskFullError: the disk has too few free bytes, which is checked before anything is written, or is full later; says how much
-                was needed and how much is free.
-            CheckpointError: the disk is not writable. Other errors of the block are raised unchanged. After any error, nothing partial is
-                left and earlier checkpoints stay.
+            DiskFullError: the disk has too few free bytes, before or during writing; the error gives needed and free bytes.
+            CheckpointError: the disk is not writable. Other errors of the block are raised unchanged. After any error, no partial
+                checkpoint is left and earlier checkpoints stay.
         """
         final = self.path(step)
         with explained(f"can't save the checkpoint of step {step}"):
@@ -114,7 +115,7 @@ class CheckpointStore:
             self._retire()
 
     def latest(self) -> Path | None:
-        """Return the checkpoint saved last, or None where there is none."""
+        """Return the path of the checkpoint saved last; None if there is none."""
         saved, pointed = self.saved(), self._pointed()
         # One whose manifest is damaged stays the latest: going back is for a person to decide. A kill between a checkpoint's rename
         # and the pointer's leaves the pointer behind.
@@ -131,8 +132,8 @@ class CheckpointStore:
             metric: the metric's name.
 
         Raises:
-            CheckpointError: there is no checkpoint of this step, the value is not finite, or the disk can't be
-                written; the mark then stays where it was.
+            CheckpointError: there is no checkpoint of this step, the value is not finite, or the disk can't be written; the earlier mark
+                then stays.
         """
         checkpoint = self.path(step)
         if not self.has(step):
@@ -145,7 +146,7 @@ class CheckpointStore:
             self._retire()
 
     def best(self) -> BestCheckpoint | None:
-        """Return the checkpoint marked as the best, or None where none is, or where it is gone.
+        """Return the checkpoint marked as the best; None if none is marked or the marked one is gone.
 
         Raises:
             CheckpointError: the file `best` is damaged.
@@ -154,7 +155,7 @@ class CheckpointStore:
         return best if best is not None and _complete(best.path) else None
 
     def saved(self) -> list[Path]:
-        """Return every checkpoint, in the order in which they were saved."""
+        """Return the paths of all checkpoints, in the order of saving."""
         if not self.directory.is_dir():
             return []
         found = [path for path in self.directory.glob(f"{_PREFIX}*") if _complete(path)]
@@ -172,7 +173,7 @@ class CheckpointStore:
         """Return the checkpoint of a step, or the latest.
 
         Raises:
-            CheckpointError: there is no such checkpoint; names the existing ones.
+            CheckpointError: there is no such checkpoint; the error names the existing ones.
         """
         found = self.latest() if step is None else self.path(step) if self.has(step) else None
         if found is None:
@@ -182,7 +183,7 @@ class CheckpointStore:
         return found
 
     def retire(self, keep: int) -> list[str]:
-        """Remove all checkpoints but the `keep` latest, the best, and those whose step `every` divides; return the removed names."""
+        """Remove all checkpoints but the `keep` latest, the best, and those of steps divisible by `every`; return the removed names."""
         before = {path.name for path in self.saved()}
         self.keep = keep
         with explained(f"can't remove older checkpoints in {self.directory}"):
@@ -190,10 +191,10 @@ class CheckpointStore:
         return sorted(before - {path.name for path in self.saved()})
 
     def verify(self, path: Path) -> CheckpointManifest:
-        """Check that every file of a checkpoint is as it was written.
+        """Check that every file of a checkpoint is as it was written, and return the manifest.
 
         Raises:
-            CheckpointError: it is incomplete or damaged; names the files, and which other checkpoints there are.
+            CheckpointError: the checkpoint is incomplete or damaged; the error names the files and the other checkpoints.
         """
         try:
             manifest = CheckpointManifest.read(path)

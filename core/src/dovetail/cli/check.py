@@ -21,13 +21,12 @@ _NEEDS = "environment_unfit"
     help="Look at the config alone: not at files, data, models or the plan.",
 )
 def check(config: tuple[str, ...], overrides: tuple[str, ...], static: bool) -> None:
-    """Check CONFIG, with overrides such as rollout.n=4 or overrides alone, and list all that is wrong with it.
+    """Check CONFIG with overrides such as rollout.n=4 (or overrides alone), and list everything that is wrong.
 
-    A run can start with warnings, but probably should not; it can't start with errors. The name in brackets says what found the problem;
-    preflight.ignore=ID silences a rule. What the run's machine must have and this one lacks is listed as needs: packages of the chosen
-    plugins, environments of runtime.environments, accelerators for the pools of runtime. Weights in directories on this machine are
-    searched for NaN and infinity, 10 seconds a model; training finds further ones in its first step. Exits with 0 where there is no
-    error, else with 2.
+    Errors prevent a run; warnings do not, but should be read first. The name in brackets is the check that found the problem;
+    preflight.ignore=ID silences a rule. Needs are what the run's machine must have and this machine lacks: packages of the chosen plugins,
+    environments of runtime.environments, accelerators for the runtime's pools. Weights in local directories are searched for NaN and
+    infinity, 10 seconds a model; training's first step finds any others. Exits with 0 if there is no error, else with 2.
     """
     from dovetail.config.load import load_config
 

@@ -24,9 +24,9 @@ def config() -> None:
 @config_arguments()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is not a default came from.
+    """Print the resolved CONFIG as YAML, defaults included, with a comment on the origin of each value that is not a default.
 
-    Python files that CONFIG names as plugins are not run, and so their own defaults are not shown.
+    Plugins in Python files are not run, so that their own defaults are not shown.
     """
     from dovetail.config.explain import annotated_yaml
     from dovetail.config.load import config_class_unrun, load_config
@@ -45,7 +45,7 @@ def show(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> 
 @config_arguments("[CONFIG] [KEY]... [KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print each KEY's value, where it came from, its type and meaning; without KEY, every key's value and origin."""
+    """Print the value, origin, type and meaning of each KEY; without KEY, the value and origin of every key."""
     from dovetail.config.explain import explain as explain_key
     from dovetail.config.load import load_config
 

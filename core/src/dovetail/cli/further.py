@@ -16,10 +16,10 @@ from dovetail.errors import PluginBrokenError, PluginConflictError, nearest
 
 
 class ExtensibleGroup(click.Group):
-    """A group whose commands are imported when they are used: its own, and those that packages add by entry points.
+    """A command group with commands of its own and commands that packages add by entry points. Each is imported when used.
 
     Args:
-        group: the entry-point group in which a name is a command.
+        group: the entry-point group in which packages declare commands.
         own: the group's own commands: name → (`module:attribute`, description for `--help`).
         attributes: attributes of `click.Group`.
     """
@@ -57,8 +57,9 @@ class ExtensibleGroup(click.Group):
 
 
 def further_commands(group: str, own: Collection[str]) -> dict[str, list[tuple[EntryPoint, str]]]:
-    """Return the commands that packages add: name → every entry point of the group that claims it, with its owner. Commands named in `own`
-    are left out.
+    """Return the commands that packages add, except those named in `own`.
+
+    Each name maps to every entry point that claims the name, with the name and version of the distribution.
     """
     from dovetail.plugins.index import default_index
 
@@ -71,11 +72,11 @@ def further_commands(group: str, own: Collection[str]) -> dict[str, list[tuple[E
 
 
 def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.Command | None:
-    """Import a package's command and return it; None where no package has it.
+    """Import a package's command and return it; return None if no package has the command.
 
     Raises:
         PluginConflictError: several packages claim the name.
-        PluginBrokenError: it can't be imported, or is not a command.
+        PluginBrokenError: the command can't be imported, or is no click command.
     """
     if not claims:
         return None
@@ -115,7 +116,7 @@ def fail_unknown(ctx: click.Context, name: str, known: Collection[str]) -> NoRet
 
 
 def described(further: Mapping[str, Sequence[tuple[EntryPoint, str]]]) -> list[tuple[str, str]]:
-    """Return the commands' names, each with its description and its package."""
+    """Return the name of each command, and its description with the package."""
     found = []
     for name, claims in sorted(further.items()):
         owners = f"From {' and '.join(owner for _, owner in claims)}."
@@ -124,7 +125,7 @@ def described(further: Mapping[str, Sequence[tuple[EntryPoint, str]]]) -> list[t
 
 
 def about(entry_point: EntryPoint) -> str:
-    """Return the first sentence of a command's docstring; empty where it has none or its source can't be read."""
+    """Return the first sentence of a command's docstring; empty if there is no docstring or no readable source."""
     package, _, inside = entry_point.module.partition(".")
     try:
         spec = importlib.util.find_spec(package)

@@ -1,4 +1,4 @@
-"""The `dovetail` command group: which subcommands there are, loaded when used, and how errors end it."""
+"""The `dovetail` command group: its subcommands, loaded when used, and its exit on errors."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ _LOST_PEERS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 """Errors of torch.distributed, which no command imports for this: a peer is lost."""
 
 EXTENSION_GROUP = "dovetail.cli"
-"""Entry-point group of further commands: the entry point's name is the command's."""
+"""Entry-point group of further commands; an entry point's name is the command's name."""
 TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
-"""Environment variable that shows an error's traceback where it is 1."""
+"""Environment variable that, set to 1, shows an error's traceback."""
 
 
 class CommandLine(ExtensibleGroup):
-    """The group of all commands, which ends a failed one with a message and an exit code."""
+    """The group of all commands; a failed command ends with a message and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command as click does, and report a full disk or a path without permission as a Dovetail error."""

@@ -1,4 +1,4 @@
-"""What is about to run, in lines on the terminal: stages, models, counts, placement, and what the preflight rules warn of."""
+"""The plan of a run as text on the terminal: stages, models, counts, placement, and warnings of preflight rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render_warnings(findings: Sequence[Finding]) -> None:
 
 
 def render_plan(made: Plan) -> None:
-    """Print a plan for people."""
+    """Print a plan as readable text."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

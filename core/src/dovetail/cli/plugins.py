@@ -9,4 +9,4 @@ from dovetail.cli.further import ExtensibleGroup
 
 @click.group(cls=ExtensibleGroup, group="dovetail.cli.plugins")
 def plugins() -> None:
-    """List, show, lock, verify and write plugins; its commands come from packages."""
+    """List, show, lock, verify and write plugins. Packages add the commands."""

@@ -1,4 +1,6 @@
-"""What commands print: errors, warnings, plain tables and JSON; and the arguments of those that take a config. Imports click alone, so that listings start fast."""
+"""Output of commands: errors, warnings, plain tables and JSON; and the arguments of commands that take a config. Imports click alone, so
+that listings start fast.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from dovetail.telemetry.escapes import visible, visible_json
 
 
 def error(failure: DovetailError) -> None:
-    """Print an error on stderr: the message, its problems unless the message lists them, and the hint."""
+    """Print an error on stderr: the message, the problems unless the message lists them, and the hint."""
     line(failure.message, label=click.style("error: ", fg="red", bold=True), err=True)
     listed = getattr(failure, "lists_problems", False)
     for problem in getattr(failure, "problems", ()) if not listed else ():
@@ -43,21 +45,21 @@ def warning(text: str) -> None:
 def line(
     text: str = "", *, label: str = "", bold: bool = False, err: bool = False, nl: bool = True
 ) -> None:
-    """Print text on stdout, or stderr, with its control characters made visible: it may come from a plugin or a model.
+    """Print text on stdout, or stderr, with control characters made visible: the text may come from a plugin or a model.
 
     Args:
         text: the line.
         label: text before the line, printed unchanged in its own style.
-        bold: style of the text.
-        err: print to stderr.
-        nl: end the line with a newline.
+        bold: whether the text is bold.
+        err: whether to print to stderr.
+        nl: whether to end the line with a newline.
     """
     shown = visible(text)
     click.echo(label + (click.style(shown, bold=True) if bold else shown), err=err, nl=nl)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print aligned columns; the last is as wide as it needs to be."""
+    """Print rows in aligned columns; the last column is as wide as its text."""
     lines = [[visible(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(cells[i]) for cells in lines) for i in range(len(headers))]
     for cells in lines:
@@ -66,7 +68,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names with values, the values aligned; a continued value is indented below itself."""
+    """Print names with aligned values; further lines of a value are indented below its first."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -82,15 +84,15 @@ def dump_json(value: object) -> None:
 
 
 COMMAND_LINE = "the command line"
-"""Name in messages of a config that no file gives."""
+"""Name, in messages, of a config given without a file."""
 
 
 def config_arguments(
     metavar: str = "[CONFIG] [KEY=VALUE]...",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the parameters `config`, a tuple of one path or none, and `overrides` to a command.
+    """Add the parameters `config` (a tuple of at most one path) and `overrides` to a command.
 
-    A first argument with `=` that is not a file's name is an override: keys then come from the command line alone.
+    A first argument with `=` is an override, unless a file has this name; all keys then come from the command line.
 
     Args:
         metavar: the name of the arguments in the command's help.
@@ -112,7 +114,7 @@ def config_arguments(
 def complete(
     context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete an argument in a shell: the first to a file, the others to keys of its config, each with its `=`."""
+    """Complete an argument in a shell: the first to a file, the others to `key=` with the keys of that file's config."""
     arguments = context.params.get("arguments") or ()
     if not arguments:
         return [CompletionItem(begun, type="file")]
@@ -144,5 +146,5 @@ add_completion_class(_Zsh)
 
 
 def title(config: tuple[str, ...]) -> str:
-    """Return how messages refer to a config."""
+    """Return the name of a config in messages: its path, or `the command line`."""
     return config[0] if config else COMMAND_LINE

@@ -35,7 +35,8 @@ CAUSE = "DOVETAIL_SUPERVISED_CAUSE"
     help="Continue a run that began with another model, data, algorithm or reward.",
 )
 def train(config: tuple[str, ...], overrides: tuple[str, ...], accept_changes: bool) -> None:
-    """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`. They can stand alone, without a file.
+    """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`. Overrides can stand alone, without a
+    file.
 
     The same command again continues a run that was stopped or killed (`trainer.resume`).
     """
@@ -87,7 +88,7 @@ def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool
 
 @contextmanager
 def cause_kept() -> Iterator[None]:
-    """Write the error that ends this process's run to the file that its supervisor reads, also an error before the first step."""
+    """Write an error that ends the block, even before the first step, to the file that the run's supervisor reads."""
     try:
         yield
     except Exception as error:
@@ -101,7 +102,7 @@ def cause_kept() -> Iterator[None]:
 def run_training(
     config: Sequence[str | Path], overrides: tuple[str, ...] = (), *, accept_changes: bool = False
 ) -> dict[str, Any]:
-    """Train with the merged files and print progress; implements `dovetail train`."""
+    """Train with the merged config files and print progress; implements `dovetail train`."""
     from dovetail.config.load import load_config
     from dovetail.run.requeue import summary_of
     from dovetail.run.run import train as train_run

@@ -1,4 +1,4 @@
-"""What to write in place of what was put in the wrong place, and of another system's keys, of which packages know."""
+"""Advice on misplaced keys and values, and on keys of other systems, which packages contribute."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
 
 def key_advice(path: KeyPath, value: object) -> str | None:
-    """Return advice on an unknown key with this value; None where no other system has the key either.
+    """Return advice on an unknown key with this value; None if no other system has the key.
 
-    Packages contribute functions of the key's path and the value's text: the entry points of `dovetail.key_advice`.
+    Packages contribute the advice by entry points of `dovetail.key_advice`: functions of the key's path and the value's text.
     """
     if path in _MISPLACED_PRESETS:
         name = value if isinstance(value, str) else "NAME"
@@ -35,7 +35,7 @@ def _advisers() -> tuple[Callable[[str, str], str | None], ...]:
 
 
 def section_advice(path: KeyPath, value: object) -> str | None:
-    """Return what to write where a section was given a single value; None where no advice is known."""
+    """Return what to write if a section was given a single value; None if no advice is known."""
     if path == ("algorithm",) and isinstance(value, str):
         return f"a preset is chosen by {_PRESET}={value}"
     if path not in _KL:
@@ -53,7 +53,7 @@ def section_advice(path: KeyPath, value: object) -> str | None:
 
 
 def value_advice(path: KeyPath, value: object) -> str | None:
-    """Return our name for another system's name of a KL estimator; None for any other value."""
+    """Return a hint that translates another system's name of a KL estimator; None for any other value."""
     if path[:-1] not in _KL or path[-1] != "estimator" or not isinstance(value, str):
         return None
     ours = _KL_ESTIMATORS.get(value.removesuffix("+"))

@@ -11,19 +11,19 @@ from dovetail.sections import PluginSection, RuntimeSection
 
 @attrs.frozen(kw_only=True)
 class InlineConfig(RuntimeSection):
-    """Workers in this process, one a group."""
+    """Config of the inline runtime: workers in this process, one a group."""
 
     device: str = "auto"
-    """`auto` takes the accelerator where there is one, else the CPU; or a torch device such as `cpu`."""
+    """A torch device such as `cpu`; `auto` takes the accelerator if there is one, else the CPU."""
 
 
 @attrs.frozen(kw_only=True)
 class NdConfig(PluginSection):
-    """How a batch is divided over a mesh; declared by `nd(…)` on a worker's method."""
+    """Division of a batch over a mesh, declared by `nd(…)` on a worker's method."""
 
     mesh: str = "train"
-    """Name of the mesh that the group must have."""
+    """Name of the mesh that the worker group must have."""
     split: tuple[str, ...] = ("dp",)
-    """Axes that divide the batch; it is replicated over the others."""
+    """Mesh axes that divide the batch; over the other axes it is replicated."""
     unit: Literal["sample", "pair", "group"] = "sample"
-    """The unit that is never divided: a sample, a pair (of one `pair_id`, or neighbours), or the samples of one `group_id`."""
+    """What is never divided: a sample, a pair (samples of one `pair_id`, or neighbours), or the samples of one `group_id`."""

@@ -1,4 +1,4 @@
-"""Checks across fields of a whole config: sizes that do not fit one another, files that are not there. No torch."""
+"""Checks across fields of a whole config: sizes that do not fit each other, missing files. No torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dovetail.sections.training import RefSection
 
 
 def cross_field_problems(config: RunConfig) -> Iterator[ConfigProblem]:
-    """Yield the problems between fields that the config alone shows, on any machine."""
+    """Yield the contradictions between fields of a config that can be found without files or devices."""
     yield from _mini_batch(config)
     yield from _token_budgets(config)
     yield from _profile(config)
 
 
 def missing_files(config: RunConfig) -> Iterator[ConfigProblem]:
-    """Yield local files that the config names and that are not on this machine."""
+    """Yield a problem for each local data file that the config names and this machine lacks."""
     if config.data.source.name == "files":
         data = config.data
         mixture = [(("mixture", name, "files"), each.files) for name, each in data.mixture.items()]

@@ -13,9 +13,9 @@ import attrs
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstring below each field of an attrs class, inherited fields included; fields without one are left out.
+    """Return the docstring below each field of an attrs class, by field name, inherited fields included; undocumented fields are left out.
 
-    A field that a subclass declares again without a docstring keeps its base's.
+    A field that a subclass declares again without a docstring keeps the base's docstring.
     """
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
@@ -25,7 +25,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 @functools.cache
 def own_docs(cls: type) -> Mapping[str, str]:
-    """Return the docstring below each attribute that a class itself declares; empty where its source can't be read."""
+    """Return the docstring below each attribute that a class itself declares; empty if the class's source can't be read."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What a key of a loaded config is: its value, where that came from, its type, what is allowed, what it means."""
+"""Description of a key of a loaded config: value, origin, type, allowed values, meaning."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Explanation:
     origin: str
     """The layer that gave the value."""
     preset: str
-    """The selected preset's value where another layer wins over it, as text; else empty."""
+    """The selected preset's value as text, if another layer overrides it; else empty."""
     type: str
     allowed: str
-    """Bounds of the value, or the plugins that can be named; empty where the type says enough."""
+    """Bounds of the value, or the plugins that can be named; empty if the type says enough."""
     default: Any
     """The default value; None for a required key."""
     required: bool
@@ -45,7 +45,7 @@ def explain(loaded: LoadedConfig, key: str) -> Explanation:
     """Describe one key: its value, origin, type and meaning.
 
     Raises:
-        ConfigError: the config has no such key; names the nearest.
+        ConfigError: the config has no such key; the error names the nearest.
     """
     try:
         path = parse_path(key)
@@ -108,7 +108,7 @@ def annotated_yaml(loaded: LoadedConfig) -> str:
 
 
 def all_keys(loaded: LoadedConfig, below: str | None = None) -> Iterator[tuple[str, Any, str]]:
-    """Yield every key path, or every one below `below`, with its value and the layer that it came from."""
+    """Yield every key path, or every one below `below`, with its value and the layer that gave the value."""
     start = parse_path(below) if below else ()
     for path, value in leaves(plain_value(loaded.config)):
         if path[: len(start)] == start:

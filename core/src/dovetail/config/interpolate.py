@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Interpolator:
-    """Resolves interpolations against the merged values and the defaults.
+    """Resolver of interpolations against the merged values and the defaults.
 
-    OmegaConf is imported only where a config interpolates: most do not, and checking them stays quick.
+    OmegaConf is imported only if a config interpolates: most configs do not, and are checked faster without the import.
     """
 
     def __init__(self, cls: type, layers: Iterable[ConfigLayer], resolver: Resolver) -> None:
@@ -36,10 +36,10 @@ class Interpolator:
     """Values that contain an environment variable: key path → (the text in the config, the resolved value)."""
 
     def __call__(self, value: str, path: KeyPath) -> Any:
-        """The value that a string at that key path stands for.
+        """The value of a string at a key path, with `${…}` resolved.
 
         Raises:
-            ValueError: a key that does not exist, a missing environment variable, a cycle, or bad syntax.
+            ValueError: a key or environment variable does not exist, references form a cycle, or the syntax is bad.
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -97,7 +97,7 @@ def share(part: float, whole: int) -> int:
     """Return the fraction `part` of a count, rounded to an integer of at least 1.
 
     Raises:
-        ValueError: the part is not a number from 0 to 1, or the whole is not a whole number.
+        ValueError: `part` is not a number from 0 to 1, or `whole` is not an integer.
     """
     if type(part) not in (int, float) or not 0 <= part <= 1 or type(whole) is not int:
         raise ValueError(

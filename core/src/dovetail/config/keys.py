@@ -10,13 +10,13 @@ from typing import Any
 KeyPath = tuple[str | int, ...]
 
 ABSENT: Any = object()
-"""Stands for the value of a key that was not given."""
+"""Placeholder for the value of a key that was not given."""
 
 GIVEN = "given"
 """Top-level key of a run's written config: the paths of the given keys, from which all other values follow."""
 
 MAX_DEPTH = 100
-"""Maximum nesting of mappings and lists in a config: exceeding Python's recursion limit would end in a traceback."""
+"""Maximum nesting of mappings and lists in a config; deeper ones could exceed Python's recursion limit."""
 
 _PLAIN = re.compile(r"[^.\[\]=\"\s]+")
 _SEGMENT = re.compile(
@@ -39,10 +39,10 @@ def format_path(path: KeyPath) -> str:
 
 
 def parse_path(text: str) -> KeyPath:
-    """Read a key path as `format_path` writes it.
+    """Parse a key path in the form that `format_path` writes.
 
     Raises:
-        ValueError: the text is not a key path; the message says from which character on.
+        ValueError: the text is not a key path; the error gives the first wrong character.
     """
     path: list[str | int] = []
     position = 0
@@ -67,7 +67,7 @@ def parse_path(text: str) -> KeyPath:
 def leaves(
     value: object, path: KeyPath = (), *, lists: bool = True
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield every scalar and every empty container of nested plain containers, with its key path; with `lists`, each list as a whole."""
+    """Yield every scalar and empty container in nested plain containers, with its key path; without `lists`, each list as a whole."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
             yield from leaves(child, (*path, key), lists=lists)

@@ -1,4 +1,4 @@
-"""Layers: what each file or override contributes to a config, and where in it every key was written."""
+"""Layers: what each file or override contributes to a config, and the line of every key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_RANK = -1
 
 
 class ByIndex(dict[int, Any]):
-    """Changes to single entries of a list, by index."""
+    """Overrides of single entries of a list, by index."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +28,7 @@ class ConfigLayer:
     """One layer of a config. Later layers win."""
 
     rank: int
-    """Position of the layer; layers given together have the same rank, as all overrides do."""
+    """Position of the layer; layers given together, such as all overrides, have the same rank."""
     name: str
     """Name in messages: a file's path, `override #2 'rollout.n=4'`, or `preset 'dapo'`."""
     tree: Mapping[str, Any]
@@ -38,17 +38,17 @@ class ConfigLayer:
     is_preset: bool = False
     """Whether the layer holds a preset's settings."""
     raw: Mapping[KeyPath, str] = attrs.field(factory=dict)
-    """Unparsed value of an override by its key; a field of verbatim text takes it where the parsed value is not a string."""
+    """Unparsed value of an override, by key path; a verbatim field takes this text if the parsed value is not a string."""
 
     def at(self, path: KeyPath) -> str:
-        """Return the place at which the layer gives a key: the layer's name, with the line where known."""
+        """Return the origin of a key in this layer: the layer's name, with the line if known."""
         for length in range(len(path), 0, -1):
             if (line := self.lines.get(path[:length])) is not None:
                 return f"{self.name}:{line}"
         return self.name
 
     def given(self) -> dict[str, Any]:
-        """Return the keys listed in a run's config as given, with their nesting; all others are defaults, or come from trainer and preset."""
+        """Return the nested values of the keys that a run's written config lists as given; the other values are derived from these."""
         return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
 
@@ -66,10 +66,10 @@ def is_mapping(value: object) -> bool:
 
 
 def read_file(path: str | os.PathLike[str], rank: int = 0) -> ConfigLayer:
-    """Read a YAML file.
+    """Read a YAML file as a layer.
 
     Raises:
-        ConfigError: the file is missing or unreadable, not YAML, empty, or no mapping.
+        ConfigError: the file can't be read, is empty, or is no YAML mapping.
     """
     file = Path(path)
     try:

@@ -1,4 +1,4 @@
-"""Files and overrides become a checked config, or one error that lists everything that is wrong."""
+"""Loading of files and overrides into a checked config, or one error that lists every problem."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LoadedConfig:
     from_environment: Mapping[KeyPath, tuple[str, Any]] = attrs.field(factory=dict, repr=False)
     """Values that contain an environment variable: key path → (the text in the layer, the resolved value)."""
     given: tuple[str, ...] = ()
-    """Key paths that files and overrides give, each list as a whole; the rest are defaults or come from trainer and preset."""
+    """Key paths that files and overrides give, each list as a whole. Other values are defaults, or set by trainer and preset."""
     warnings: tuple[str, ...] = ()
     """Warnings about dropped values and about a preset's settings without effect, each a full sentence."""
 
@@ -68,14 +68,13 @@ def load_config(
     resolver: Resolver | None = None,
     partial: bool = False,
 ) -> LoadedConfig:
-    """Load a config from a YAML file, or from several of which later ones win, and `key=value` overrides.
+    """Load a config from one or more YAML files (later files win) and `key=value` overrides.
 
     Args:
-        path: the file or files; empty where overrides give every key. Paths inside a config are relative to the working
-            directory.
+        path: the file or files; empty if overrides give every key. Paths inside a config are relative to the working directory.
         overrides: `key=value` strings such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
-        resolver: finds a plugin's Config class; by default the index of installed plugins.
-        partial: accept a config without `model.path`, so that its other keys can be explained.
+        resolver: the function that finds a plugin's Config class; by default the index of installed plugins.
+        partial: whether to accept a config without `model.path`, to explain its other keys.
 
     Raises:
         ConfigError: a file can't be read, or anything in the config is wrong; `problems` lists every problem.
@@ -96,7 +95,9 @@ def config_from_mapping(
     resolver: Resolver | None = None,
     name: str = "mapping",
 ) -> LoadedConfig:
-    """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides; messages call it by `name`.
+    """Build a config from plain containers, such as `to_mapping` returns, and `key=value` overrides.
+
+    `name` is the name of the config in errors.
 
     Raises:
         ConfigError: anything in the config is wrong; `problems` lists every problem.
@@ -261,10 +262,10 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
 def raise_problems(
     source: str, problems: Iterable[ConfigProblem], origins: Mapping[KeyPath, str]
 ) -> None:
-    """Raise one error that lists every problem; return where there is none.
+    """Raise one error that lists every problem; return if there is none.
 
     Raises:
-        ConfigError: lists every problem, with the layer that each value came from.
+        ConfigError: there are problems; the error gives the layer of each value.
     """
     located = [
         problem

@@ -1,4 +1,4 @@
-"""Layers become one tree: later values win, shorthands are spelt out, plugin sections know their class.
+"""Merging of layers into one tree: later values win, shorthands are spelt out, plugin sections get their class.
 
 The schema steers the merge: it says where a bare string names a plugin, which lists overrides may index, and which
 keys a newly chosen plugin does not know.
@@ -39,7 +39,7 @@ from dovetail.errors import DovetailError, PluginNotFoundError
 from dovetail.sections.fields import SELECTORS
 
 Interpolate = Callable[[str, KeyPath], Any]
-"""Resolves the `${…}` in a string found at a key path; raises ValueError where it can't."""
+"""Function of a string and its key path that resolves the string's `${…}`; raises ValueError if that fails."""
 
 _DEFAULTS = ConfigLayer(rank=DEFAULT_RANK, name=DEFAULT_LAYER, tree={})
 
@@ -57,8 +57,8 @@ class Merger:
 
     Attributes:
         problems: the problems found, in the order of the schema.
-        warnings: a full sentence for each value that was dropped.
-        origins: the layer that each given key came from.
+        warnings: warnings about dropped values, a full sentence each.
+        origins: the layer of each given key.
     """
 
     def __init__(self, resolver: Resolver, interpolate: Interpolate | None = None) -> None:
@@ -69,7 +69,7 @@ class Merger:
         self.origins: dict[KeyPath, str] = {}
 
     def merge(self, cls: type, layers: Iterable[ConfigLayer]) -> SectionDict:
-        """Return the whole tree of a config class, with empty sections where no layer gives one."""
+        """Return the merged tree of a config class; sections that no layer gives are empty."""
         return self._section(cls, [Given(layer.tree, layer) for layer in layers], ())
 
     def _section(self, cls: type, givens: Iterable[Given], path: KeyPath) -> SectionDict:

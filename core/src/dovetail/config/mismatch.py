@@ -1,4 +1,4 @@
-"""A value of the wrong type: what was expected, what came, and what to write instead."""
+"""Errors about a value of the wrong type: the expected type, the given value, and a fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true"} | dict.fromkeys(
 
 
 class MismatchError(ValueError):
-    """The value's type or choice is not what the field declares."""
+    """A value is not of the field's type, or not one of the field's choices."""
 
 
 def mismatch(value: object, tp: object) -> MismatchError:
@@ -28,7 +28,7 @@ def mismatch(value: object, tp: object) -> MismatchError:
 
 
 def fits_float32(value: float) -> bool:
-    """Return whether a number is finite in float32, to which a run converts most numbers."""
+    """Return whether a number is finite in float32; a run converts most numbers to float32."""
     return abs(value) < 2.0**128
 
 

@@ -15,7 +15,7 @@ from dovetail.config.problems import ConfigProblem
 
 @attrs.frozen
 class NotYaml:
-    """The value of an override that is not YAML; only a verbatim field can take it, as raw text."""
+    """Value of an override that is not YAML; only a verbatim field accepts such a value, as raw text."""
 
     reason: str
 
@@ -23,7 +23,7 @@ class NotYaml:
 def read_overrides(
     overrides: Sequence[str], rank: int
 ) -> tuple[list[ConfigLayer], list[ConfigProblem]]:
-    """Return one layer an override, all of one rank, and what is wrong with them.
+    """Return one layer for each override, all of the same rank, and the problems of the overrides.
 
     Values are YAML: `n=4` is a number, `names=[a, b]` a list, `key=null` and `key=` are null.
     """

@@ -56,7 +56,7 @@ _HINTS = (
 
 
 class YamlTextError(ValueError):
-    """The text is not YAML, or YAML that a config can't hold; `line` counts from 1, and `hint` says how to correct it."""
+    """The text is not YAML, or YAML that a config can't hold; `line` counts from 1, `hint` is the fix."""
 
     def __init__(self, message: str, line: int | None = None, hint: str = _QUOTES) -> None:
         super().__init__(message)
@@ -185,11 +185,11 @@ _Dumper.add_representer(str, _represent_str)
 
 
 def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return plain containers and scalars, and the line (from 1) of each key path.
+    """Return the plain containers and scalars that a YAML text describes, and the line (from 1) of each key path.
 
     Raises:
-        YamlTextError: bad syntax, several documents, a key given twice, a key that is not a string, a tag of YAML's
-            language-specific kind, an alias that holds itself, more than 100 levels, or more than 100,000 values.
+        YamlTextError: the syntax is bad, or YAML is used that a config can't hold, such as several documents, duplicate keys, or more than
+            100 levels.
     """
     try:
         loader = _Loader(text)
@@ -227,7 +227,7 @@ def _too_deep(line: int) -> YamlTextError:
 
 
 def dump(value: object) -> str:
-    """Return block-style YAML in the given order; `parse` returns the same value."""
+    """Return a value as block-style YAML, with keys in the given order; `parse` restores the value."""
     return str(
         yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
     )

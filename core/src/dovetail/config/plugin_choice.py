@@ -17,7 +17,7 @@ from dovetail.errors import DovetailError
 from dovetail.sections.fields import SELECTORS
 
 Resolver = Callable[[str, Mapping[str, Any]], type]
-"""Finds a plugin's Config class from its kind and its raw section; raises PluginError where there is none."""
+"""Function that returns a plugin's Config class for a kind and a raw section; raises PluginError if there is none."""
 
 _DEFAULT_ATTRIBUTES = {"reward_function": "compute_score"}
 _Selectors = dict[str, tuple[str, str]]
@@ -26,18 +26,18 @@ _Selectors = dict[str, tuple[str, str]]
 
 @attrs.frozen(kw_only=True)
 class Narrowed:
-    """A section of the chosen plugin."""
+    """The plugin that a section selects, and the values for it."""
 
     cls: type
-    """The plugin's Config class; the kind's base where that can't be found."""
+    """The plugin's Config class; the kind's base class if no Config is found."""
     keys: Mapping[str, str]
-    """The keys that select the plugin: `name`, or `path` and `attribute`; empty where none is selected."""
+    """The keys that select the plugin: `name`, or `path` and `attribute`; empty if none is selected."""
     origins: Mapping[str, str]
-    """The layer of each of these keys."""
+    """The layer that gave each key of `keys`."""
     givens: Sequence[Given]
     """Each layer's values for the section, without the keys that select the plugin."""
     problems: Sequence[ConfigProblem]
-    """Problems of the choice, of the Config, or of keys that can't be checked without a Config."""
+    """Problems of the choice, of the Config, or of keys that can't be checked without a Config class."""
     warnings: Sequence[str]
     """Warnings about dropped keys, each a full sentence."""
 
@@ -64,18 +64,18 @@ def narrow(
     base: type,
     resolver: Resolver,
 ) -> Narrowed:
-    """Find the plugin that mappings select together, and drop keys for a plugin selected by an earlier layer.
+    """Find the plugin that the layers' mappings select, and drop keys for a plugin that only an earlier layer selects.
 
-    Values for another plugin than the preset's are dropped, since a preset is a published combination. Keys that a layer gives again, and
-    values that equal the plugin's defaults, cause no warning.
+    If a preset selects another plugin, all keys of earlier layers are dropped: a preset is a published combination. Dropped keys cause a
+    warning, unless a layer gives them again or they equal the plugin's defaults.
 
     Args:
         mappings: the values that each layer gives, in order.
         path: the path of the section.
         kind: the kind of the plugin.
-        default: name of the plugin where no layer selects one.
+        default: the name of the plugin if no layer selects one.
         base: the class that the plugin's Config must extend.
-        resolver: finds the Config.
+        resolver: the function that returns the Config class.
     """
     problems: list[ConfigProblem] = []
     choice = _select(mappings, path, default, problems)

@@ -1,4 +1,4 @@
-"""`algorithm.preset`: the settings that it stands for become a layer directly below the one that names it."""
+"""`algorithm.preset`: a preset's settings become a layer directly below the layer that names the preset."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.sections import EpisodeSection, TrainerSection
 from dovetail.sections.fields import SELECTORS, PluginSection, PresetSection, plugin_field
 
 SECTION, KEY = PATH = ("algorithm", "preset")
-"""Where a config selects a preset."""
+"""Key path at which a config selects a preset."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,7 @@ class _Run:
 
 @attrs.frozen(kw_only=True)
 class PresetLayer:
-    """The layer of the selected preset."""
+    """The config layer with the settings of the selected preset."""
 
     layer: ConfigLayer
     section: PresetSection
@@ -45,14 +45,14 @@ class PresetLayer:
     named_by: ConfigLayer
     """The last layer that names the preset."""
     altered_by: ConfigLayer | None
-    """The last later layer that sets fields of the preset's own config; None where none does."""
+    """The last layer after `named_by` that sets fields of the preset's own config; None if no layer does."""
     left_over: tuple[KeyPath, ...] = ()
-    """Keys that the layers hold for another preset, named earlier, and that nothing sets again."""
+    """Keys that layers set for an earlier named preset, and that neither this preset nor a later layer sets."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
-        """Return all layers, with the preset's inserted directly below the layer that names the preset.
+        """Return all layers, with the preset's layer inserted directly below the layer that names the preset.
 
-        Keys of that layer and of later ones win over the preset; the preset wins over keys of earlier layers.
+        The naming layer and later layers win over the preset; the preset wins over earlier layers.
         """
         rank = self.named_by.rank
         below = [layer for layer in layers if layer.rank < rank]
@@ -60,7 +60,7 @@ class PresetLayer:
         return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[ConfigProblem]:
-        """Return the problems of the preset's own section, once its settings are part of the config."""
+        """Return a problem if the preset's own section resolves differently after its settings became part of the config."""
         text = "its own settings refer to a key that the preset sets; give them values, or refer to another key"
         return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 
@@ -106,16 +106,16 @@ class PresetLayer:
 def preset_layer(
     cls: type, layers: Sequence[ConfigLayer], resolver: Resolver
 ) -> tuple[PresetLayer | None, list[ConfigProblem]]:
-    """Return the layer of the selected preset; of several layers that select one, the last counts.
+    """Return the layer of the selected preset; if several layers select a preset, the last one counts.
 
     Args:
         cls: the class of the whole config, for interpolations in the preset's own section.
         layers: files and overrides.
-        resolver: finds the preset's Config class.
+        resolver: the function that finds the preset's Config class.
 
     Returns:
-        The preset's layer, and the problems of its settings. The layer is None where no preset is selected, or the
-        preset's section is invalid; the faults of an invalid section are reported later, with those of the whole config.
+        The preset's layer, and the problems of its settings. The layer is None if no preset is selected or the preset's section is invalid;
+        problems of an invalid section are reported later, with the whole config.
     """
     choices = [
         (layer, choice) for layer in layers if (choice := value_at(layer.tree, PATH)) is not ABSENT
@@ -175,7 +175,7 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
     """Return the settings of a preset, built from its config section, as plain containers.
 
     Raises:
-        ValueError: building them failed, or they are not what a layer may contain.
+        ValueError: `settings` failed, or returned values that a layer can't contain.
     """
     title = _title(section)
     if not isinstance(section, PresetSection):
@@ -193,7 +193,7 @@ def settings_of(
         title: the section's name in messages.
 
     Raises:
-        ValueError: building them failed, or they are not what a layer may contain.
+        ValueError: `settings` failed, or returned values that a layer can't contain.
     """
     try:
         settings = section.settings()

@@ -1,4 +1,4 @@
-"""What can be wrong with a config, and how a list of problems becomes one error."""
+"""Problems of a config, and one error for a list of problems."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ConfigProblem:
     """One problem of a config."""
 
     path: KeyPath
-    """Path of the wrong key; empty where the problem concerns no single key."""
+    """Path of the wrong key; empty if the problem concerns no single key."""
     text: str
-    """What is wrong, what is allowed or nearest, and how to fix it."""
+    """Description of the problem, what is allowed or nearest, and the fix."""
     value: Any = attrs.field(default=ABSENT, eq=False)
     """The offending value."""
     origin: str | None = None
-    """The layer that the value came from."""
+    """The layer that gave the value."""
     touches: tuple[KeyPath, ...] = ()
     """Paths of further keys that are involved."""
 
@@ -39,7 +39,7 @@ class ConfigProblem:
 
 
 def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
-    """Return one error that lists every problem once, in the order found; where there are very many, the first ones and a count."""
+    """Return one error that lists every problem once, in the order found; a long list ends with a count of further ones."""
     sentences = tuple(dict.fromkeys(str(problem) for problem in problems))
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
     listed = "\n".join("  " + text.replace("\n", "\n    ") for text in sentences[:_MOST])
@@ -51,6 +51,6 @@ def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
 
 
 def show_value(value: object, limit: int = 80) -> str:
-    """Return a value as YAML's flow style has it, shortened."""
+    """Return a value in YAML's flow style, shortened to `limit` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""What a section class holds: its fields with resolved types, and types in words."""
+"""Fields of section classes with resolved types, and types as text."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from dovetail.sections.fields import COLLECTION, PLUGIN_DEFAULT, PLUGIN_KIND
 
 @attrs.frozen
 class Field:
-    """One field of a section class."""
+    """One field of the class of a config section."""
 
     name: str
     type: Any
     """The annotation, resolved."""
     attribute: attrs.Attribute[Any]
     kind: str | None
-    """Kind of the plugins whose section or sections the field holds; None for other fields."""
+    """Plugin kind, if the field holds one or more plugin sections; else None."""
     plugin_default: str | None
     """Name of the plugin that an absent section selects."""
     collection: str | None
-    """`list` or `dict` where it holds several plugin sections."""
+    """`list` or `dict` if the field holds several plugin sections; else None."""
     verbatim: bool
-    """Whether its strings are left as they are written, `${…}` and all."""
+    """Whether the field's strings are kept as written, without resolving `${…}`."""
     one_or_many: bool
     """Whether a bare string stands for a list of one."""
 
     @property
     def required(self) -> bool:
-        """Whether a config has to give a value."""
+        """Whether a config must give a value."""
         return self.attribute.default is attrs.NOTHING
 
     @functools.cached_property
     def section(self) -> type | None:
-        """The section class that it holds; for a plugin the base of its kind."""
+        """The section class that the field holds; for a plugin, the base class of the plugin's kind."""
         return section_class(self.type)
 
     def default(self) -> Any:
@@ -54,7 +54,7 @@ class Field:
 
 
 def fields_of(cls: type) -> Mapping[str, Field]:
-    """Return the fields that a config can set, by name, inherited ones first."""
+    """Return the fields that a config can set, by name, inherited fields first."""
     return _fields_of(cls)
 
 
@@ -79,12 +79,12 @@ def _field(attribute: attrs.Attribute[Any]) -> Field:
 
 
 def is_section(tp: object) -> bool:
-    """Return whether a type is a section class."""
+    """Return whether a type is the class of a config section."""
     return isinstance(tp, type) and attrs.has(tp)
 
 
 def section_class(tp: Any) -> type | None:
-    """Return the section class in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
+    """Return the class of a config section in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
     if is_section(tp):
         section: type = tp
         return section
@@ -106,7 +106,7 @@ def without_none(tp: object) -> tuple[Any, bool]:
 
 
 def entry_type(tp: object, index: int = 0) -> Any:
-    """Return the type of an entry of a list, or of any value of a mapping."""
+    """Return the type of a list's or tuple's entry at `index`, or of the values of a mapping."""
     args = typing.get_args(tp)
     if not args:
         return Any
@@ -118,7 +118,7 @@ def entry_type(tp: object, index: int = 0) -> Any:
 
 
 def describe(tp: Any) -> str:
-    """Return a type in words: `int`, `one of "a", "b"`, `a list of str`, `int or null`."""
+    """Return a type as text: `int`, `one of "a", "b"`, `a list of str`, `int or null`."""
     if tp is type(None) or tp is None:
         return "null"
     if tp is Any or tp is object:
@@ -144,7 +144,7 @@ def _describe_container(origin: object, args: tuple[Any, ...]) -> str:
 
 
 def bounds(attribute: attrs.Attribute[Any]) -> str:
-    """Return what the field's validators allow, such as `> 0, <= 1`; empty where that has no short form."""
+    """Return what the field's validators allow, such as `> 0, <= 1`; empty if there is no short form."""
     text = repr(attribute.validator) if attribute.validator else ""
     return ", ".join(
         f"{operator} {bound}"

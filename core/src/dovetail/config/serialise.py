@@ -1,4 +1,4 @@
-"""Configs as plain containers and as YAML: what a run directory keeps, and what builds the same config again."""
+"""Configs as plain containers and as YAML, in the form that a run directory keeps and that loads as the same config."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from dovetail.sections.fields import SELECTORS, PluginSection
 def to_mapping(config: object) -> dict[str, Any]:
     """Return a config, or one section, as nested dicts, lists and scalars, defaults included.
 
-    `config_from_mapping(to_mapping(config)).config == config`. Literal `${` is escaped where a config would be
-    interpolated, so that it stays literal.
+    `config_from_mapping(to_mapping(config)).config == config`. Literal `${` is escaped in interpolated fields, so that it stays literal.
     """
     mapping: dict[str, Any] = {}
     for name, field in fields_of(type(config)).items():
@@ -37,10 +36,9 @@ def dump_yaml(
 
     Args:
         config: a config or a section.
-        from_environment: as in `LoadedConfig`: values from the environment, which may be secret, are written as
-            interpolations such as `${oc.env:KEY}`.
-        given: as in `LoadedConfig`: the given keys, which the text lists; other values are derived again when it is
-            read.
+        from_environment: the field of `LoadedConfig`. Values from the environment, which may be secret, are written as interpolations such
+            as `${oc.env:KEY}`.
+        given: the field of `LoadedConfig`. The text lists these keys; all other values are derived again when the text is read.
     """
     mapping = to_mapping(config)
     for path, (written, value) in (from_environment or {}).items():
@@ -63,7 +61,7 @@ def _holds(mapping: object, value: object) -> bool:
 
 
 def given_values(default: object) -> dict[str, Any]:
-    """Return the part of a field's default that differs from the defaults of its value's class; empty for scalars and lists."""
+    """Return the values in a section's default that differ from the section class's own defaults; empty for scalars and lists."""
     if isinstance(default, Mapping):
         return {key: plain_value(value) for key, value in default.items()}
     if not is_section(type(default)):
@@ -77,7 +75,7 @@ def given_values(default: object) -> dict[str, Any]:
 
 
 def plain_value(value: object, *, verbatim: bool = False) -> Any:
-    """Return a value as plain containers, escaped as `to_mapping` does; `verbatim` leaves its strings as they are."""
+    """Return a value as plain containers, escaped as `to_mapping` does; `verbatim` leaves strings unescaped."""
     if is_section(type(value)):
         return to_mapping(value)
     if isinstance(value, Mapping):
@@ -90,5 +88,5 @@ def plain_value(value: object, *, verbatim: bool = False) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Return the text with interpolation characters escaped, so that interpolation restores it."""
+    """Return the text with `${` escaped, so that interpolation restores the text."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -1,4 +1,4 @@
-"""The merged tree becomes frozen attrs classes through cattrs: strict types, unknown keys refused, all errors at once."""
+"""Conversion of the merged tree to frozen attrs classes by cattrs: strict types, no unknown keys, all errors at once."""
 
 from __future__ import annotations
 

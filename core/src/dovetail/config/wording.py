@@ -1,4 +1,4 @@
-"""Faults found while structuring, in words: unknown and missing keys, wrong types, broken bounds."""
+"""Messages for faults found while structuring: unknown and missing keys, wrong types, broken bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield the problems of one structuring fault; an unknown section of another system gives one for each of its keys."""
+    """Yield the problems of one structuring fault; an unknown section of another system gives one problem a key."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
@@ -48,7 +48,7 @@ def problems_of(
 
 
 def origin_of(origins: Origins, path: KeyPath) -> str | None:
-    """Return the layer that gave a key, or else the one that gave the container around it."""
+    """Return the layer that gave a key, or else the layer that gave the closest enclosing container."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]

@@ -1,1 +1,1 @@
-"""The order of prompts and examples: which comes next, and what became of each."""
+"""The order of prompts and examples, and the record of what became of each."""

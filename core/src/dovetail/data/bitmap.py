@@ -18,6 +18,6 @@ def pack(numbers: Iterable[int]) -> str:
 
 
 def unpack(text: str) -> set[int]:
-    """Return the numbers that `pack` packed."""
+    """Decode a text of `pack` into the set of its numbers."""
     data = zlib.decompress(base64.b64decode(text))
     return set(np.flatnonzero(np.unpackbits(np.frombuffer(data, dtype=np.uint8))).tolist())

@@ -1,8 +1,7 @@
-"""EpochOrder: which row each place of an epoch holds, over one dataset or a mixture, in files that are read whole or streamed.
+"""EpochOrder: the row at each position of an epoch, for one dataset or a mixture, loaded or streamed.
 
-N prompts an epoch, of which n_d come from dataset d: n_d = N w_d / Σ w, rounded, where N is the number of rows of all datasets
-together. A dataset is gone through pass after pass, each in an order of its own, and a pass runs on across the ends of epochs.
-Everything follows from the sampler and the place.
+N prompts an epoch, of which n_d come from dataset d: n_d = N w_d / Σ w, rounded, where N is the number of rows of all datasets together.
+Each pass over a dataset has its own order, and may continue across the end of an epoch. A row depends only on the sampler and the position.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from dovetail.interfaces.source_data import DatasetShape
 
 
 class EpochOrder:
-    """The order of every epoch.
+    """The order of rows in every epoch, over one dataset or a mixture.
 
-    The sampler orders rows. Of a streamed dataset it orders groups, and then the rows within each window of consecutive rows.
-    Of a mixture, it also orders which dataset each place of an epoch draws from.
+    The sampler permutes rows. For a streamed dataset it permutes groups of rows, then the rows within each window of consecutive rows. For
+    a mixture it also permutes the sequence of datasets that an epoch draws from.
 
     Args:
         sampler: the sampler of permutations.
-        datasets: the datasets, at least one; either all have a weight or none has.
+        datasets: the datasets, at least one; all or none have weights.
         window: the number of rows that are shuffled together, over all streamed datasets.
     """
 
@@ -43,7 +42,7 @@ class EpochOrder:
         self._passes: dict[int, tuple[int, np.ndarray]] = {}
 
     def rows(self, epoch: int) -> np.ndarray:
-        """Return int64 [N]: the row of each place, counted over all datasets."""
+        """Return the row at each position of an epoch, int64 [N], numbered over all datasets."""
         if len(self._datasets) == 1:
             return self._pass(0, epoch)
         labels = self.labels(epoch)
@@ -53,11 +52,11 @@ class EpochOrder:
         return rows
 
     def names(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """Return int64 [N]: the number that identifies each place within the epoch.
+        """Return the number that identifies each position's prompt within an epoch, int64 [N].
 
         Args:
             epoch: the epoch.
-            rows: int64 [N], the dataset's rows at these places.
+            rows: the result of `rows` for this epoch, int64 [N].
         """
         if not self.mixture:
             return rows
@@ -68,7 +67,7 @@ class EpochOrder:
         return names
 
     def labels(self, epoch: int) -> np.ndarray:
-        """Return int64 [N]: the dataset of each place."""
+        """Return the number of the dataset at each position of an epoch, int64 [N]."""
         if len(self._datasets) == 1:
             return np.zeros(self.size, np.int64)
         if self._labels is None or self._labels[0] != epoch:

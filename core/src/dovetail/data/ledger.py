@@ -18,7 +18,7 @@ from dovetail.errors import LedgerError
 
 STATE_VERSION = 1
 OVERLONG, BAD = "overlong", "bad_row"
-"""Reasons for dropping a streamed row: it is too long, or no example can be made of it."""
+"""Reasons for dropping a streamed row: too long, or unusable as an example."""
 
 Key = tuple[int, int, int]
 """Epoch, prompt, attempt."""
@@ -47,12 +47,12 @@ class _Epoch:
 
 
 class Ledger:
-    """Records the state of every issued prompt.
+    """The record of every issued prompt: in flight, taken by a step, used or dropped.
 
-    Of complete epochs before the newest, only counts are kept.
+    For complete epochs before the newest, only counts are kept.
 
     Args:
-        size: prompts in an epoch; a loader sets it. Without it no epoch is known to be complete.
+        size: the number of prompts in an epoch, which a loader sets; if None, no epoch counts as complete.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -75,10 +75,10 @@ class Ledger:
     # -- the life of an attempt ----------------------------------------------------------------
 
     def issue(self, epoch: int, prompt: int) -> int:
-        """Record a prompt as issued, and return the attempt's number, 0 for its first in this epoch.
+        """Record a prompt as issued, and return the attempt's number: 0 for the prompt's first attempt in this epoch.
 
         Raises:
-            LedgerError: the prompt is in flight, was used in this epoch already, or the epoch is complete.
+            LedgerError: the prompt is in flight or already used in this epoch, or the epoch is complete.
         """
         if epoch < self._closed:
             raise LedgerError(f"prompt {prompt} issued in epoch {epoch}, which is complete")
@@ -120,7 +120,7 @@ class Ledger:
         """Record that the prompt was trained on.
 
         Raises:
-            LedgerError: the attempt was used or dropped before, was not taken, or was never issued.
+            LedgerError: the attempt was never issued, not taken, or already used or dropped.
         """
         record = self._in_flight(epoch, prompt, attempt, "used")
         if record.open[prompt] is None:
@@ -130,9 +130,9 @@ class Ledger:
         self._close_behind()
 
     def retry(self, epoch: int, prompt: int, attempt: int) -> int:
-        """Record a failed attempt, and return the number of the next one: the prompt stays in flight.
+        """Record a failed attempt, and return the next attempt's number; the prompt stays in flight.
 
-        Dropping and issuing the prompt again is not the same: the epoch might be complete in between.
+        `drop` and `issue` in its place could complete the epoch in between.
 
         Raises:
             LedgerError: the attempt is not in flight.
@@ -142,7 +142,7 @@ class Ledger:
         return record.latest(prompt)
 
     def drop(self, epoch: int, prompt: int, attempt: int, reason: str) -> None:
-        """Record that the prompt is not trained on, with a reason such as `reward_failures`. It may be issued again.
+        """Record that the prompt is not trained on, with a reason such as `reward_failures`. The prompt may be issued again.
 
         Raises:
             LedgerError: the attempt is not in flight.
@@ -153,12 +153,12 @@ class Ledger:
         self._close_behind()
 
     def settle(self, step: int, trained: Collection[Key], reasons: Mapping[Key, str]) -> None:
-        """End every attempt that a step has taken.
+        """Mark every attempt that a step has taken as used or dropped.
 
         Args:
             step: the step's number.
-            trained: the attempts that were trained on; the step's others are dropped.
-            reasons: the reason of each drop, where known; else `reward_failures`.
+            trained: the attempts that were trained on; the step's other attempts are dropped.
+            reasons: the reasons of drops, where known; the default is `reward_failures`.
         """
         for key in self.taken(step):
             if key in trained:
@@ -173,7 +173,7 @@ class Ledger:
         return self._epochs[epoch].latest(prompt)
 
     def open(self) -> list[Key]:
-        """Return attempts in flight, taken or not, in order of issue within an epoch."""
+        """Return attempts in flight, taken by a step or not, in order of issue within each epoch."""
         return [
             (epoch, prompt, record.latest(prompt))
             for epoch, record in sorted(self._epochs.items())
@@ -181,11 +181,11 @@ class Ledger:
         ]
 
     def taken(self, step: int) -> list[Key]:
-        """Return attempts that a step has taken, and that are neither used nor dropped."""
+        """Return attempts that a step has taken and not yet used or dropped."""
         return [key for key in self.open() if self._epochs[key[0]].open[key[1]] == step]
 
     def knows(self, epoch: int, prompt: int) -> bool:
-        """Return whether the prompt was issued in this epoch, whatever became of it."""
+        """Return whether the prompt was ever issued in this epoch, even if used or dropped since."""
         record = self._epochs.get(epoch, _Epoch())
         held = prompt in record.open or prompt in record.used or prompt in record.dropped
         return epoch < self._closed or held
@@ -205,10 +205,10 @@ class Ledger:
         """Raise unless every prompt is accounted for exactly once.
 
         Args:
-            in_flight: attempts may be open, as between the steps of an asynchronous run.
+            in_flight: whether attempts may be in flight, as between the steps of an asynchronous run.
 
         Raises:
-            LedgerError: an attempt is neither used nor dropped, or an epoch went by without all its prompts.
+            LedgerError: an attempt is neither used nor dropped, a prompt is counted twice, or an epoch misses prompts.
         """
         newest = max(self._epochs, default=0)
         for epoch, record in sorted(self._epochs.items()):
@@ -233,7 +233,7 @@ class Ledger:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return JSON values. Used and dropped prompts are packed, a few bits each."""
+        """Return the state as JSON values, with used and dropped prompts packed as bitmaps."""
         return {
             "version": STATE_VERSION,
             "size": self.size,
@@ -246,7 +246,7 @@ class Ledger:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, with no attempt taken by a step.
+        """Restore what `state` returned; attempts that a step had taken are in flight again.
 
         Raises:
             LedgerError: the state is of another version, or of another number of prompts.

@@ -1,4 +1,4 @@
-"""PromptLoader: batches of prompts, epoch after epoch, each prompt entered in the ledger as it goes out."""
+"""PromptLoader: batches of prompts, epoch after epoch, each prompt recorded in the ledger when issued."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from dovetail.interfaces.source_data import (
 )
 
 FOLLOW_EVERY = 512
-"""Number of streamed rows after which the loader updates which rows are prepared next."""
+"""Number of streamed rows between two updates of the rows to prepare ahead."""
 
 
 class PromptLoader:
-    """Hands out every prompt once an epoch. A batch may span the end of an epoch, so that no prompt is left over.
+    """Loader that issues every prompt once an epoch. A batch may span the end of an epoch, so that no prompt is left over.
 
-    Such a batch may hold a prompt twice, once for each epoch. The order depends on the sampler alone: the state is a position in it.
-    After a resume, prompts in flight come first, with their attempt numbers; where the sampler now gives another order, the epoch continues
-    in that order, without the prompts already issued.
+    Such a batch may contain a prompt twice, once for each epoch. The order depends on the sampler alone; the state is a position in that
+    order. After a resume, prompts in flight come first, with their attempt numbers. If the sampler now gives another order, the epoch
+    continues in the new order, without the prompts already issued.
 
     Args:
         prompts: the prompts of an epoch.
         sampler: the order of each epoch.
         batch_size: prompts a batch.
         ledger: records every prompt that is issued.
-        datasets: the datasets behind the prompts, where they are a mixture or streamed.
-        window: for streamed rows: how many are read ahead and shuffled among one another.
+        datasets: the datasets behind the prompts, if the prompts are a mixture or streamed.
+        window: the number of streamed rows that are read ahead and shuffled together.
 
     Raises:
-        DataError: a batch is larger than the data.
-        LedgerError: the ledger belongs to another number of prompts.
+        DataError: the batch size exceeds the number of prompts.
+        LedgerError: the ledger was made for another number of prompts.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PromptLoader:
         After a resume with smaller batches, prompts in flight may fill several batches.
 
         Args:
-            size: the number of prompts; by default the batch size. A refill asks for fewer.
+            size: the number of prompts, by default the batch size; smaller for a refill.
         """
         wanted = self._batch_size if size is None else size
         if self._resumed:
@@ -111,16 +111,16 @@ class PromptLoader:
         return again + [self._next() for _ in range(wanted - len(again))]
 
     def hold(self, prompt: Prompt) -> None:
-        """Mark a prompt in flight as kept, so that it is not issued again."""
+        """Exclude a prompt in flight, which is kept elsewhere, from those issued again after a resume."""
         self._held.add((prompt.epoch, prompt.index))
 
     def close(self) -> None:
-        """Stop reading ahead, where prompts are streamed."""
+        """Stop reading ahead, if prompts are streamed."""
         if self._streamed is not None:
             self._streamed.close()
 
     def state(self) -> dict[str, Any]:
-        """Return JSON values: the position, and digests of the data and of the epoch's order that the position belongs to."""
+        """Return the state as JSON values: the position in the epoch, and digests of the data and of the epoch's order."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -131,14 +131,13 @@ class PromptLoader:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a position that `state` returned; the ledger's own state is loaded separately, before or after.
+        """Restore a position that `state` returned. The ledger's state is loaded separately, before or after.
 
-        A position is valid in one order only. In another order, as with another seed or sampler, the epoch starts from the order's
-        beginning, without the prompts that the ledger knows.
+        If the order has changed, as with another seed or sampler, the epoch starts at the beginning of the new order, without the prompts
+        that the ledger knows.
 
         Raises:
-            DataError: the state belongs to other data, or only one of state and data is of streamed rows; or the sampler gives no
-                permutation.
+            DataError: the state belongs to other data, only one of state and data is streamed, or the sampler gives no permutation.
         """
         streamed = self._streamed is not None
         if state["streamed"] != streamed:
@@ -169,7 +168,7 @@ class PromptLoader:
         ]
 
     def issued(self, epoch: int, name: int, attempt: int) -> Prompt:
-        """Return the prompt that has this number in an epoch."""
+        """Return the prompt with this number in an epoch, marked with the attempt."""
         rows, names = np.arange(len(self._names)), self._names
         if self._rows.mixture:
             rows, names, _ = self._ordering(epoch)

@@ -1,4 +1,4 @@
-"""What an interface declares about its workers: the mesh, registered methods and their dispatch modes, futures.
+"""An interface's declarations about its workers: the mesh, registered methods and their dispatch modes, futures.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

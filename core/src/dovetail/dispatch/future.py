@@ -1,4 +1,4 @@
-"""Future: the result of a call on a worker group, perhaps not there yet."""
+"""Future: the result of a call on a worker group, which may still run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ U = TypeVar("U")
 class Future(Generic[T]):
     """The result of a call that may still run.
 
-    A runtime makes one from a function that waits; the result, or the error, is kept after the first time.
+    A runtime makes a future from a function that waits. The result or error is kept after the first wait.
     """
 
     def __init__(
@@ -24,12 +24,11 @@ class Future(Generic[T]):
         *,
         done: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wrap what waits.
+        """Wrap a function that waits for a result.
 
         Args:
-            wait: called with the seconds to wait (None: for ever); returns the result, raises its error, or
-                raises TimeoutError.
-            done: whether `wait` would return at once.
+            wait: a function of the seconds to wait (None: for ever) that returns the result, or raises its error or TimeoutError.
+            done: a function that returns whether `wait` would return at once.
         """
         self._wait = wait
         self._is_done = done
@@ -38,7 +37,7 @@ class Future(Generic[T]):
 
     @classmethod
     def completed(cls, value: T) -> Future[T]:
-        """Return a future that is finished."""
+        """Return a finished future with this result."""
         return cls(lambda _: value, done=lambda: True)
 
     @classmethod
@@ -54,7 +53,7 @@ class Future(Generic[T]):
 
     @classmethod
     def in_thread(cls, call: Callable[[], T], name: str) -> Future[T]:
-        """Start a call in a daemon thread.
+        """Start a call in a daemon thread, and return a future of its result.
 
         Args:
             call: the function to run.
@@ -82,8 +81,8 @@ class Future(Generic[T]):
             timeout: seconds to wait; None waits for ever.
 
         Raises:
-            TimeoutError: the result is not there in time; the call may be repeated.
-            WorkerError: a worker failed; errors of Dovetail keep their type.
+            TimeoutError: the result is not available in time; `result` may be called again.
+            WorkerError: a worker failed; Dovetail's own errors keep their type.
         """
         self._unseen = False
         if self._outcome is None:
@@ -103,7 +102,7 @@ class Future(Generic[T]):
     def then(self, convert: Callable[[T], U]) -> Future[U]:
         """Return a future of the converted result. `convert` runs once: now if the result is available, else at the first `result`.
 
-        A failure that has already occurred, and whose result is never requested, is logged.
+        If the call has already failed and `result` of the new future is never called, the error is logged.
         """
         converted = Future(lambda timeout: convert(self.result(timeout)), done=self.done)
         if self.done():

@@ -9,14 +9,13 @@ from math import prod
 from dovetail.errors import DispatchError, nearest
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
-"""Data, tensor, pipeline, context and expert parallelism."""
+"""Names of the axes: data, tensor, pipeline, context and expert parallelism."""
 
 
 class Mesh:
     """Ranks 0 … size − 1, laid out over named axes.
 
-    The order in which axes are given fixes the order of ranks: the last one varies fastest, so that its
-    neighbours are neighbouring ranks. Axes that are not given have size 1.
+    The order of the axes fixes the order of ranks: neighbours along the last axis are consecutive ranks. Omitted axes have size 1.
 
     Attributes:
         name: the name to which `nd(mesh_name)` refers.
@@ -46,7 +45,7 @@ class Mesh:
 
     @classmethod
     def over(cls, workers: int, /, *, name: str = "train", **sizes: int) -> Mesh:
-        """Return a mesh over `workers` ranks, whose outermost axis, dp, takes the ranks that the other axes leave.
+        """Return a mesh over `workers` ranks; dp, the outermost axis, gets the ranks that the other axes leave.
 
         Raises:
             DispatchError: the sizes do not multiply out to the number of workers.
@@ -67,7 +66,7 @@ class Mesh:
         """Check that the mesh has exactly this many ranks, and return the mesh.
 
         Raises:
-            DispatchError: it has another number of ranks.
+            DispatchError: the mesh has another number of ranks.
         """
         if self.size != workers:
             raise DispatchError(
@@ -102,7 +101,7 @@ class Mesh:
         return {axis: coordinates[axis] for axis in self._axes}
 
     def rank(self, coordinates: Mapping[str, int] | None = None, /, **further: int) -> int:
-        """Return the rank at these coordinates; an axis that is not given counts as 0."""
+        """Return the rank at these coordinates; omitted axes have coordinate 0."""
         where = {**(coordinates or {}), **further}
         for axis, coordinate in where.items():
             if not 0 <= coordinate < self.axis_size(axis):
@@ -116,7 +115,7 @@ class Mesh:
         return rank
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Return ranks that differ on these axes only: each list is one communication group, in rank order."""
+        """Return the communication groups over these axes: lists of ranks, in rank order, whose other coordinates are equal."""
         for axis in axes:
             check_axis(axis)
         others = [axis for axis in self._axes if axis not in axes]
@@ -151,7 +150,7 @@ def check_axis(axis: str) -> str:
     """Check that an axis of this name exists, and return the name.
 
     Raises:
-        DispatchError: there is no such axis; names the nearest.
+        DispatchError: there is no such axis; the error names the nearest.
     """
     if axis not in AXES:
         near = nearest(axis, AXES)

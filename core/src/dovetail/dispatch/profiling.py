@@ -1,6 +1,6 @@
-"""Profiling of workers: a process's memory, and what every training engine inherits to be profiled and measured.
+"""Profiling of workers: a process's memory, and the base class of workers that can be profiled.
 
-A process has one recording at a time, whatever the roles in it: a profiler sees all of the process. Packages bring the profilers.
+A process has one recording at a time, even with several roles: a profiler records the whole process. Packages provide the profilers.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ class ProfileSpec:
 
 
 class ProfiledWorker(Worker):
-    """A worker that can be profiled. `StepProfile` calls its methods around the steps that the config names; the learner calls
-    `memory` around every update.
+    """A worker that can be profiled.
+
+    `StepProfile` calls the profiling methods around the configured steps; the learner calls `memory` around every update.
     """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def check_profile(self, spec: ProfileSpec) -> None:
-        """Find out whether `start_profile` would work here.
+        """Check that `start_profile` would work on this worker.
 
         Raises:
             ConfigError: the tool can't record on this worker's device.
@@ -56,7 +57,7 @@ class ProfiledWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_profile(self, spec: ProfileSpec) -> None:
-        """Start recording this process, unless another role has started in it: then its recording holds both.
+        """Start recording this process, unless another role has already started a recording, which then covers both roles.
 
         Raises:
             ConfigError: the tool can't record on this worker's device.
@@ -75,7 +76,7 @@ class ProfiledWorker(Worker):
         """End the recording that this worker began, and write its file.
 
         Returns:
-            The path of the file; None where none is written here.
+            The path of the file; None if this worker writes none.
         """
         global _recording
         with _lock:
@@ -90,14 +91,14 @@ class ProfiledWorker(Worker):
         """Return the memory of this rank's process in bytes, and reset the peaks.
 
         Returns:
-            `rss_bytes`: host memory that is resident now. On an accelerator `max_memory_allocated_bytes` and
-            `max_memory_reserved_bytes`: the peaks since the last call, whichever role made them.
+            `rss_bytes`: resident host memory. On an accelerator also `max_memory_allocated_bytes` and `max_memory_reserved_bytes`: peaks
+            since the last call, over all roles of the process.
         """
         return host_memory() | take_peaks(str(self.context.device))
 
 
 def host_memory() -> dict[str, float]:
-    """Return `rss_bytes`, the host memory that is resident for this process; nothing where the system has no /proc."""
+    """Return this process's resident host memory as `rss_bytes`; an empty dict if the system has no /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -106,8 +107,9 @@ def host_memory() -> dict[str, float]:
 
 
 def take_peaks(device: str) -> dict[str, float]:
-    """Return the peaks since the last call, in bytes: `max_memory_allocated_bytes` by tensors, and
-    `max_memory_reserved_bytes` by torch's allocator; nothing for a CPU.
+    """Return a device's peak memory in bytes since the last call, and reset the peaks; an empty dict for a CPU.
+
+    `max_memory_allocated_bytes` counts tensors, `max_memory_reserved_bytes` what torch's allocator reserved.
 
     Args:
         device: torch device of this process.
@@ -127,7 +129,7 @@ def take_peaks(device: str) -> dict[str, float]:
 
 
 def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
-    """Label a call in this process's profile; without a running profiler this does nothing."""
+    """Return a context that labels a call in this process's profile; without a running profiler it has no effect."""
     recording = _recording
     if recording is None:
         return nullcontext()
@@ -138,17 +140,17 @@ def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
 class Recorder(Protocol):
     """A profiler of one process: the class behind an entry point of the group `dovetail.profiler`, constructed with the torch device.
 
-    Its constructor raises ConfigError where it can't record on that device.
+    The constructor raises ConfigError if the profiler can't record on that device.
     """
 
     label: Callable[[str], AbstractContextManager[Any]]
-    """Returns a context that labels its block, such as `actor.update`."""
+    """Function of a label, such as `actor.update`, that returns a context for the labelled block."""
 
     def start(self) -> None:
         """Start recording."""
 
     def stop(self, stem: Path) -> Path | None:
-        """Stop recording and write a file whose path begins with `stem`; return the path, or None where another program writes the file."""
+        """Stop recording, write a file whose path begins with `stem`, and return the path; None if another program writes the file."""
 
 
 def recorder(tool: str, device: str) -> Recorder:

@@ -13,7 +13,7 @@ from dovetail.errors import DispatchError
 UNITS = ("sample", "pair", "group")
 Unit = Literal["sample", "pair", "group"]
 UNIT_COLUMNS = {"pair": "pair_id", "group": "group_id"}
-"""The column by which samples of a unit are found."""
+"""Column whose equal values mark the samples of one unit (samples that stay together), by unit."""
 
 _MARK = "__dovetail_dispatch__"
 
@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @attrs.frozen
 class ModeSpec:
-    """A dispatch mode as it is declared: the name of a `dispatch_mode` plugin, and its options.
+    """Declaration of a dispatch mode: the name of a `dispatch_mode` plugin, and its options.
 
     `ModeSpec.of("ring", hops=2)` declares a plugin's own mode; nothing is imported before the first call.
     """
@@ -32,7 +32,7 @@ class ModeSpec:
 
     @classmethod
     def of(cls, name: str, **options: Any) -> ModeSpec:
-        """Return a mode with options."""
+        """Return the declaration of a mode with options."""
         return cls(name, tuple(sorted(options.items())))
 
     def __str__(self) -> str:
@@ -40,10 +40,10 @@ class ModeSpec:
 
 
 class Dispatch:
-    """The modes without options."""
+    """Core's dispatch modes that have no options."""
 
     ONE_TO_ALL: ClassVar[ModeSpec] = ModeSpec("one_to_all")
-    """Calls every rank with the same arguments; returns a list of results in rank order, or None where all are None."""
+    """Calls every rank with the same arguments; returns a list of results in rank order, or None if all results are None."""
     ALL_TO_ALL: ClassVar[ModeSpec] = ModeSpec("all_to_all")
     """Takes every argument as a list with one element a rank; returns results as ONE_TO_ALL does."""
     RANK_ZERO: ClassVar[ModeSpec] = ModeSpec("rank_zero")
@@ -51,13 +51,13 @@ class Dispatch:
 
 
 def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") -> ModeSpec:
-    """Divide batches over some axes of the mesh and replicate them over the others, as the dispatch mode `nd` does.
+    """Return the dispatch mode that divides batches over some axes of the mesh and replicates them over the others.
 
     Args:
         mesh_name: name of the mesh that the group must have.
         split: axes that divide the batch.
-        unit: the unit that is never divided: a sample, a pair (`pair_id`; neighbours where there is none), or a group
-            (`group_id`). An ObjectiveSpec among the arguments sets it for its call.
+        unit: what is never divided: a sample, a pair (equal `pair_id`, or neighbours without that column), or a group (equal `group_id`).
+            An ObjectiveSpec among a call's arguments overrides the unit.
 
     Raises:
         DispatchError: an axis or the unit is unknown.
@@ -71,7 +71,7 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
 
 
 def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
-    """Register a method for worker groups, dispatched in this mode. An override inherits it.
+    """Register a method for worker groups, dispatched in this mode. Overrides inherit the mode.
 
     Stacks with `@abstractmethod`, in either order.
     """
@@ -96,7 +96,7 @@ def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
 
 
 def registered_methods(worker_class: type) -> dict[str, ModeSpec]:
-    """Return every registered method of a class with its mode, looked up along the class hierarchy.
+    """Return every registered method of a class, inherited ones included, with its dispatch mode.
 
     Raises:
         DispatchError: a method is registered in two modes.

@@ -1,4 +1,4 @@
-"""Worker: base of what runs in a worker group. It knows its rank and its place in the mesh."""
+"""Worker: base class of the workers of a group, with rank and mesh."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dovetail.errors import DispatchError
 class Worker:
     """One rank of a worker group.
 
-    Combines with a plugin, `class MyEngine(Worker, Plugin)`, and has no constructor of its own: rank and mesh
-    come from the plugin's context, where the runtime puts them.
+    Combine it with a plugin: `class MyEngine(Worker, Plugin)`. It has no constructor of its own: the runtime puts rank and mesh into the
+    plugin's context.
     """
 
     context: Any
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Refuse a class that registers an inherited method in another mode."""
+        """Check that no inherited method is registered in another mode."""
         super().__init_subclass__(**kwargs)
         registered_methods(cls)
 

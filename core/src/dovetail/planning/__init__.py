@@ -1,4 +1,4 @@
-"""The plan of a run: which plugins, stages, models and places it needs, decided before anything starts.
+"""The plan of a run: the required plugins, stages, models and placement, decided before anything starts.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,4 +1,4 @@
-"""Adapters in the plan: which layers of a model they are put on, and how many parameters they have."""
+"""Adapters in the plan: the adapted layers of a model, and the number of parameters."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from dovetail.planning.plan import Plan
 
 @attrs.frozen(kw_only=True)
 class AdapterPlan:
-    """The low-rank adapters that one role trains (arXiv 2106.09685); everything else of its model is frozen."""
+    """The low-rank adapters that one role trains (arXiv 2106.09685); the rest of the role's model is frozen."""
 
     role: str
     rank: int
     dora: bool
     """Whether magnitudes are trained too (arXiv 2402.09353)."""
     layers: tuple[str, ...]
-    """Last parts of the names of the layers that they are on; empty where the config leaves them to the engine, or the
-    model can't be read here."""
+    """Last parts of the names of the adapted layers; empty if the config leaves the layers to the engine, or the model can't be read
+    here."""
     count: int
-    """Number of these layers."""
+    """Number of adapted layers."""
     parameters: int | None
-    """Parameters of all adapters; None where the layers are not known."""
+    """Parameters of all adapters; None if the layers are unknown."""
     of: int | None
-    """Parameters of the model that they adapt."""
+    """Parameters of the adapted model."""
 
     def __str__(self) -> str:
         kind = f"rank {self.rank}{' (DoRA)' if self.dora else ''}"
@@ -42,7 +42,7 @@ class AdapterPlan:
 
 
 def adapters_of(plan: Plan) -> Iterator[AdapterPlan]:
-    """Yield the adapters of every role that trains some."""
+    """Yield the adapters of every role that trains adapters."""
     for role in plan.models:
         planned = role.adapter
         if planned is None or planned.rank is None:

@@ -11,10 +11,10 @@ from dovetail.sections import RunConfig
 
 @attrs.frozen(kw_only=True)
 class RunCounts:
-    """Resolved counts. A step takes rows, called prompts here even where they are examples; a sample is one response."""
+    """Resolved counts of a run. Rows of the data are called prompts here, even if they are examples; a sample is one response."""
 
     of: StepRows
-    """Rows that a step takes."""
+    """Number and kind of the rows that a step takes."""
     prompts_per_step: int
     prompts_per_mini_batch: int
     epochs_per_step: int
@@ -25,9 +25,9 @@ class RunCounts:
     critic_warmup_steps: int = 0
     """First steps in which the critic alone is trained."""
     train_prompts: int | None
-    """Training prompts after filtering; None where the data has not been read."""
+    """Training prompts after filtering; None if the data has not been read."""
     steps: int | None
-    """Steps of the run; None where the data has not been read."""
+    """Steps of the run; None if the data has not been read."""
 
     @property
     def samples_per_step(self) -> int:
@@ -35,7 +35,7 @@ class RunCounts:
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps after each rollout."""
+        """Optimizer steps of the actor after each rollout."""
         return self.epochs_per_step * -(-self.prompts_per_step // self.prompts_per_mini_batch)
 
     @property
@@ -46,14 +46,14 @@ class RunCounts:
 
     @property
     def total_updates(self) -> int | None:
-        """Optimizer steps of the run."""
+        """Optimizer steps of the actor in the run; None if the data has not been read."""
         if self.steps is None:
             return None
         return max(self.steps - self.critic_warmup_steps, 0) * self.updates_per_step
 
     @property
     def total_critic_updates(self) -> int | None:
-        """Optimizer steps of the critic in the run."""
+        """Optimizer steps of the critic in the run; None if the data has not been read."""
         return None if self.steps is None else self.steps * self.critic_updates_per_step
 
     def rows(self) -> list[tuple[str, str]]:
@@ -87,8 +87,8 @@ def count(config: RunConfig, prompts: int | None, rows: StepRows = PROMPTS) -> R
 
     Args:
         config: the whole config.
-        prompts: the number of training prompts, after filtering; None where the data has not been read.
-        rows: the rows that a step takes.
+        prompts: the number of training prompts, after filtering; None if the data has not been read.
+        rows: the number and kind of the rows that a step takes.
 
     Raises:
         PlanError: there are fewer training prompts than one step takes, or no step at all.

@@ -1,4 +1,4 @@
-"""Runs whose prompts or examples have images: every engine of theirs must take them."""
+"""Check of runs with images: every engine must accept images."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CAPABILITY = "images"
 
 
 def check_images(engines: Sequence[SelectedPlugin]) -> None:
-    """Refuse engines that can't take images.
+    """Check that every engine accepts images.
 
     Args:
-        engines: the engines of every model of a run, and of the rollout where it has one.
+        engines: the training engines of all models of a run, and the rollout engine if there is one.
 
     Raises:
-        PlanError: an engine lacks the capability `images`; names it, and an engine of the run that has it.
+        PlanError: an engine lacks the capability `images`; the error names this engine, and one with the capability.
     """
     for engine in engines:
         if CAPABILITY not in engine.cls.capabilities:

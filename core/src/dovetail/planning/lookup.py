@@ -1,4 +1,4 @@
-"""What several rules ask: which plugins a config selects, whether there is a critic, where a model lies."""
+"""Facts that several preflight rules need: the selected plugins, whether samples are generated, whether there is a critic."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Selected:
 
 
 def selected(kind: str, section: PluginSection | None) -> Selected | None:
-    """Return the plugin that a section selects; None where it selects none, or one that can't be loaded.
+    """Return the plugin that a section selects; None if there is none, or it can't be loaded.
 
-    Rules ignore a plugin that can't be loaded: the planner refuses it.
+    Preflight rules ignore a plugin that can't be loaded: the planner refuses it.
     """
     from dovetail.plugins.load import load_plugin_class, ref_for
 
@@ -38,7 +38,7 @@ def selected(kind: str, section: PluginSection | None) -> Selected | None:
 
 
 def generates(config: RunConfig) -> bool:
-    """Return whether a step's samples are generated; otherwise there is neither rollout nor reward."""
+    """Return whether the run generates its samples; otherwise it has neither rollout nor reward."""
     section, trainer = config.source, selected("trainer", config.trainer)
     if section is None and trainer is not None:
         section = PluginSection(name=trainer.cls.source(trainer.config))
@@ -47,5 +47,5 @@ def generates(config: RunConfig) -> bool:
 
 
 def has_critic(plan: Plan | None) -> bool:
-    """Return whether a step needs a value model."""
+    """Return whether a plan has a critic (a value model); False without a plan."""
     return plan is not None and any(model.role == "critic" for model in plan.models)

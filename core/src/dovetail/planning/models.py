@@ -30,7 +30,7 @@ FOLLOWS = "follows"
 
 @attrs.frozen(kw_only=True)
 class ModelRole:
-    """A model that must exist."""
+    """A role of the run, such as actor or critic, and its model."""
 
     role: str
     key: str
@@ -40,13 +40,13 @@ class ModelRole:
     head: Literal["lm", "value"] = "lm"
     because: str
     training: TrainingSection
-    """Token budget and offloading; optimizer, where it is trained."""
+    """Token budget and offloading, and the optimizer if the model is trained."""
     objective: ObjectiveSpec | None = None
-    """What it minimises, with the scalars of the config; None for a model that is not trained."""
+    """Objective of the model, with the scalars of the config; None if the model is not trained."""
     follows: FollowSection | None = None
-    """How it follows the actor; None for a model that does not."""
+    """Rule by which the model's weights follow the actor's; None if they do not."""
     mesh: Mesh = attrs.field(factory=Mesh)
-    """The ranks of its worker group."""
+    """Ranks of the role's worker group."""
 
     @property
     def trained(self) -> bool:
@@ -55,16 +55,16 @@ class ModelRole:
 
     @property
     def moves(self) -> bool:
-        """Whether its weights change: then it has an adapter where its engine's config says so, and is in checkpoints."""
+        """Whether the model's weights change, by training or by following the actor; if so, checkpoints contain the model."""
         return self.trained or self.follows is not None
 
     @property
     def adapter(self) -> PlannedAdapter | None:
-        """The adapter that it trains, as its engine's config describes it; None where its whole model is trained."""
+        """The adapter that is trained, as the engine's config describes it; None if the whole model is trained or nothing is."""
         return adapter_of(self.engine.config) if self.moves else None
 
     def parameters(self, shape: ModelShape) -> int:
-        """Return the number of its model's parameters without adapters; for a value model, also without the head."""
+        """Return the model's number of parameters without adapters; for a value model, also without the head."""
         return shape.parameters - (shape.head_parameters if self.head == "value" else 0)
 
 
@@ -72,8 +72,8 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
     """Yield the policy, and the other models that stages use.
 
     Raises:
-        ConfigError: an engine does not give an output that its role's objective needs.
-        PlanError: no stage uses a role of `roles`, or a role can't follow the actor.
+        ConfigError: an engine lacks an output that its role's objective needs.
+        PlanError: no stage computes with a role of `roles`, or a role can't follow the actor.
     """
     config = facts.config
     listed = list(stages)
@@ -153,10 +153,10 @@ def adapter_of(section: PluginSection) -> PlannedAdapter | None:
 
 
 def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
-    """Refuse an optimizer that a role's engine can't step with, or that can't step on the role's ranks.
+    """Check that the optimizer of each role works with the role's engine and ranks.
 
     Raises:
-        PlanError: an optimizer does not fit; names it, the engine, and the possible optimizers.
+        PlanError: an optimizer does not fit; the error names it, the engine, and the possible optimizers.
     """
     for model in models:
         if not model.trained:

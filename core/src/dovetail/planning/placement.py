@@ -1,4 +1,4 @@
-"""Placement: which pool each role lives in, the mesh of every training group, and what the source has beside them."""
+"""Placement: the pool of each role, the mesh of every training group, and the experience source's own processes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Placement:
     """The runtime's name."""
     in_process: bool
     source: Any
-    """How the source's own processes are laid out: a SourcePlacement, of the source's own class."""
+    """Layout of the experience source's own processes: a SourcePlacement of the source's class."""
     environments: Mapping[str, str] = attrs.field(factory=dict)
-    """Role → the environment that its processes run in, where it is one of its own."""
+    """Path of the Python environment by role, for roles that have their own environment."""
 
     def pool(self, role: str) -> Pool:
-        """Return the pool in which a role lives."""
+        """Return the pool that a role is placed in."""
         return next(pool for pool in self.pools if role in pool.roles)
 
     def lines(self, models: Sequence[ModelRole]) -> list[str]:
-        """Return one line a pool: its size, and the roles on it with their meshes."""
+        """Return the placement as text, a line for each pool: its size, and its roles with their meshes."""
         placed: SourcePlacement = self.source
         if self.in_process:
             if not placed.apart:
@@ -55,10 +55,10 @@ class Placement:
 
 
 def place(facts: PlanFacts, models: Sequence[ModelRole]) -> tuple[Placement, tuple[ModelRole, ...]]:
-    """Return the placement of everything: pools, the source's own processes, and the models with their meshes.
+    """Return the placement of pools and the experience source's processes, and the models with their meshes.
 
     Raises:
-        PlanError: sizes do not fit each other, or the source refuses the placement.
+        PlanError: sizes do not fit each other, or the experience source refuses the placement.
     """
     config, source = facts.config, facts.plugins["source"]
     roles = (*(model.role for model in models), *source.cls.roles)

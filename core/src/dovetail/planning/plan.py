@@ -26,16 +26,16 @@ from dovetail.sections import RunConfig
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """Everything decided before a run starts."""
+    """What is decided before a run starts: stages, models, counts and placement."""
 
     collection: tuple[PlannedPart, ...]
-    """Parts of a step that make its samples."""
+    """Parts of a step that produce its samples."""
     stages: tuple[PlannedStage, ...]
     """Stages that the learner executes, in this order."""
     publication: PlannedPart | None
-    """How the source gets the actor's weights; None where it takes none."""
+    """Transfer of the actor's weights to the experience source; None if the source takes no weights."""
     facts: PlanFacts
-    """Facts that the stages were given; `facts.required` has every required column and what requires it."""
+    """Facts that the stages were planned with; `facts.required` maps every required column to the reason."""
     models: tuple[ModelRole, ...]
     refs: Mapping[str, PluginRef]
     """The chosen plugin of each config section, by its key path."""
@@ -47,13 +47,14 @@ class Plan:
 
     @property
     def generates(self) -> bool:
-        """Whether there is a rollout."""
+        """Whether the run has a rollout."""
         return "rollout" in self.refs
 
     @property
     def key_figures(self) -> dict[str, str]:
-        """Return the metrics that show a run's progress, each with its better direction (`up` or `down`): the reward, and those that the
-        objectives name, in training and on held-out data.
+        """Metrics that show a run's progress, each with its better direction (`up` or `down`).
+
+        These are the reward, and the metrics that objectives name, in training and on held-out data.
         """
         found = {"reward/mean": "up"} if self.generates else {}
         for model in self.models:
@@ -66,7 +67,7 @@ class Plan:
         return found
 
     def has_stage(self, name: str) -> bool:
-        """Return whether a step runs this stage."""
+        """Return whether a step runs a stage of this name."""
         return any(stage.name == name for stage in self.stages)
 
     def examined(self, data: Any) -> Iterator[tuple[str, Iterator[str | Finding | DovetailError]]]:
@@ -76,7 +77,7 @@ class Plan:
             yield stage.name, cls.examine(stage.ref.config, self.facts, data)
 
     def device_of(self, role: str) -> str | None:
-        """Return the type of device of a role, `cpu` or an accelerator's; None where only another machine knows."""
+        """Return the device type of a role, such as `cpu` or `cuda`; None if this machine can't know."""
         if not self.placement.in_process:
             return None if self.placement.pool(role).accelerators else "cpu"
         try:
@@ -86,7 +87,7 @@ class Plan:
             return None  # why it can't run is for the runtime to say
 
     def shape(self, model: ModelRole) -> ModelShape:
-        """Return the shape of a role's model, as its engine says; for errors see `TrainEngine.shape`."""
+        """Return the shape of a role's model from the role's engine; for errors see `TrainEngine.shape`."""
         section = self.facts.config.model_section(model.role)
         shape: ModelShape = self.facts.engine(model.role).cls.shape(section)
         return shape
@@ -105,7 +106,7 @@ class Plan:
         return round(matrices * sizes[0] + others * sizes[1])
 
     def checkpoint_bytes(self) -> int:
-        """Return the bytes of a checkpoint's weights and moments, over all ranks; 0 where a model's shape can't be read."""
+        """Return the bytes of a checkpoint's weights and optimizer states, over all ranks; 0 if a model's shape can't be read."""
         total = 0
         for model in self.models:
             if not model.moves:
@@ -124,7 +125,7 @@ class Plan:
         return total
 
     def total_updates(self, role: str) -> int | None:
-        """Return the optimizer steps of a role in the run; None where the data has not been read."""
+        """Return the optimizer steps of a role in the run; None if the data has not been read."""
         if role == "critic":
             return self.counts.total_critic_updates
         section = self.facts.config.roles.get(role)
@@ -135,7 +136,7 @@ class Plan:
 
     @property
     def on_request(self) -> frozenset[str]:
-        """Columns on request of the source that something requires: every step has them."""
+        """Required columns that the experience source provides only on request; every step has them."""
         return self.facts.plugins["source"].cls.on_request & self.facts.required.keys()
 
 
@@ -150,12 +151,12 @@ def make_plan(
 
     Args:
         config: the whole config.
-        prompts: training prompts after filtering; None where the data has not been read.
+        prompts: the number of training prompts after filtering; None if the data has not been read.
         images: whether prompts have images, which every engine must then take.
-        left_out: see `Plan`.
+        left_out: the field of `Plan`.
 
     Raises:
-        PlanError: a requirement that nothing meets, or counts that do not fit. Names both sides.
+        PlanError: a requirement is unmet, or counts do not fit; the error names both sides.
     """
     chosen = choose(config)
     source = chosen["source"]

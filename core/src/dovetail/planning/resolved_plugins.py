@@ -14,10 +14,10 @@ from dovetail.sections import PluginSection, RunConfig
 
 
 def source_facts(config: RunConfig) -> PlanFacts:
-    """Return the facts of a run that are known before all its plugins are: its trainer and its source.
+    """Return the facts of a run that its trainer and its experience source alone determine.
 
     Raises:
-        PluginError: the trainer or the source can't be found or loaded.
+        PluginError: the trainer or the experience source can't be found or loaded.
     """
     chosen: dict[str, SelectedPlugin] = {}
     _select([("trainer", "trainer", config.trainer)], chosen)
@@ -30,11 +30,11 @@ def source_facts(config: RunConfig) -> PlanFacts:
 
 
 def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
-    """Resolve and import every plugin that the config selects, by key path, including the source's own plugins.
+    """Resolve and import every plugin that the config selects, directly or through another plugin, by key path.
 
     Raises:
         PluginError: a plugin can't be found or loaded.
-        PlanError: the source does not support what the config asks for.
+        PlanError: the experience source does not support what the config asks for.
     """
     facts = source_facts(config)
     source, chosen = facts.plugins["source"], dict(facts.plugins)

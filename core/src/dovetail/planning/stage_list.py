@@ -1,9 +1,9 @@
 """The list of a step's stages: which are active, in which order, and which version of each column every stage reads.
 
-The source's columns are there when the first stage runs. Stages of the stage set are active where their `because` says so, those that
-the config names always, and a stage that is installed where it alone declares a column that something requires, before the first stage
-that does. A stage of the config that has the name of one of the set's takes its place. As a stage's needs may depend on what others
-require, all are asked again until nothing changes.
+The experience source provides its columns before the first stage. A stage of the stage set is active if its `because` gives a reason. A
+stage that the config names is always active, and replaces a stage of the set with the same name. An installed stage is active if it alone
+declares a required column, and runs before the first stage that requires the column. As a stage's requirements may depend on those of
+others, the search repeats until nothing changes.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class PlannedStage:
     phase: Phase
     ref: PluginRef
     roles: tuple[str, ...]
-    """Roles whose models compute it."""
+    """Roles whose models compute the stage."""
     who: str
-    """Where it runs, and its distribution where it is not of the stage set."""
+    """Where the stage runs, and its distribution if it is not of the stage set."""
     because: str
     reads: Mapping[str, int]
-    """Columns that it requires, and the version of each: 1 as first written, 1 more after each rewrite."""
+    """Required columns and the version of each: 1 as first written, 1 more after each rewrite."""
     provides: frozenset[str]
     rewrites: frozenset[str]
     of_set: bool
-    """Whether it is of the stage set; results of other stages are checked more closely."""
+    """Whether the stage is of the stage set; results of other stages are checked more closely."""
     objectives: Mapping[str, ObjectiveSpec] = attrs.field(factory=dict)
-    """Objective of each role that it trains."""
+    """Objective of each role that the stage trains."""
     follows: Mapping[str, FollowSection] = attrs.field(factory=dict)
-    """How each role that it moves follows the actor."""
+    """Rule by which each role that the stage updates follows the actor."""
 
 
 def list_stages(
@@ -57,12 +57,12 @@ def list_stages(
 
     Args:
         config: the whole config.
-        plugins: every plugin that it selects, by key path.
+        plugins: every plugin that the config selects, by key path.
         updates_per_step: optimizer steps of the actor after each rollout.
 
     Raises:
-        PlanError: a column has no provider, is read before it is written, has two providers, or is rewritten in no declared
-            order; `before` and `after` contradict each other or the phases. Names the plugins.
+        PlanError: a column does not have one provider, is read too early, or is rewritten in no declared order; or the stages' order
+            contradicts itself.
     """
     stage_set = plugins["algorithm.stage_set"]
     facts = PlanFacts(config=config, plugins=plugins, updates_per_step=updates_per_step)
@@ -361,7 +361,7 @@ def _why_not(facts: PlanFacts, column: str, owner: str) -> tuple[str, str]:
 
 
 def source_columns(facts: PlanFacts) -> frozenset[str]:
-    """Return the columns of a step before its first stage."""
+    """Return the columns that the experience source provides before the first stage."""
     source = facts.plugins["source"]
     columns: frozenset[str] = source.cls.gives(source.config, facts)
     return columns

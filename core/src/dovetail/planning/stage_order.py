@@ -1,4 +1,4 @@
-"""Stages that may be active and the order of those that are: by phase, and within a phase as given, as far as `before` and `after` allow."""
+"""Stages that may be active, and their order: by phase, and within a phase as given, as far as `before` and `after` allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Candidate:
 
     plugin: SelectedPlugin
     chosen_because: str | None = None
-    """Why it is active whatever its `because` says; None for a stage of the stage set."""
+    """Reason why the stage is active even if its `because` gives none; None for a stage of the stage set."""
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Candidate:
 
     @property
     def in_config(self) -> bool:
-        """Whether the config names it."""
+        """Whether the config names the stage."""
         return self.plugin.path.startswith(IN_CONFIG)
 
     @property
@@ -46,7 +46,7 @@ class Candidate:
         return reason or self.chosen_because
 
     def requires(self, facts: PlanFacts) -> dict[str, str]:
-        """Return the required columns, each with the reason."""
+        """Return the columns that the stage requires, each with the reason."""
         found = self._names("requires", facts)
         if isinstance(found, Mapping):
             return dict(found)
@@ -59,10 +59,10 @@ class Candidate:
         return frozenset(self._names("rewrites", facts))
 
     def roles(self, facts: PlanFacts) -> tuple[str, ...]:
-        """Return the roles with which the stage computes.
+        """Return the roles whose models the stage uses.
 
         Raises:
-            PlanError: the config has no such role.
+            PlanError: the config lacks one of these roles.
         """
         roles, known = tuple(self._names("roles", facts)), facts.config.role_sections
         for role in roles:
@@ -142,12 +142,12 @@ def _sorted(
 
 
 def phase_of(stage: Candidate) -> int:
-    """Return the number of a stage's phase."""
+    """Return the position of a stage's phase among the phases of a step."""
     return PHASES.index(stage.plugin.cls.phase)
 
 
 def ordered(one: Candidate, other: Candidate) -> bool:
-    """Return whether two stages name each other, in either direction."""
+    """Return whether either of two stages names the other in `before` or `after`."""
     return any(
         a.name in (*b.plugin.cls.before, *b.plugin.cls.after)
         for a, b in ((one, other), (other, one))

@@ -11,9 +11,9 @@ ACTOR = "actor"
 
 
 class ActorWeights:
-    """Counts the versions of the actor's weights. The learner records updates, sources record sends.
+    """Counter of the versions of the actor's weights. The learner records updates, experience sources record sends.
 
-    A version is the number that every generated token records: 0 is what `model.path` holds, 1 the first that is sent.
+    Every generated token records a version: 0 for the weights of `model.path`, 1 for the first weights sent.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class ActorWeights:
     version: int
     """Version that was sent last."""
     moved: bool
-    """Whether the actor's weights are newer than that version."""
+    """Whether the actor's weights are newer than `version`."""
     steps: int
     """Steps learned since the trainer last published weights."""
     sent: int
@@ -31,19 +31,19 @@ class ActorWeights:
 
     @property
     def stale(self) -> bool:
-        """Whether the actor's weights have changed since this process sent them, or it has sent none."""
+        """Whether this process has not yet sent the actor's current weights."""
         return self.moved or not self._everywhere
 
     def updated(self, role: str) -> None:
-        """Record that a role has taken optimizer steps, or may have."""
+        """Record that a role has, or may have, taken optimizer steps."""
         self.moved |= role == ACTOR
 
     @contextmanager
     def sending(self, arrived: Callable[[int], bool]) -> Iterator[int]:
-        """Yield the version that the block sends: the current one while the actor is unchanged, else the next; the first is 1.
+        """Yield the version number of the weights that the block sends: the current one if the actor is unchanged, else the next.
 
         Args:
-            arrived: whether a receiver holds a version; asked where the block fails, since no other weights may get its number.
+            arrived: function that tells whether a receiver holds a version. After a failed block, a version that arrived counts as sent.
         """
         version = self.version + (self.moved or not self.version)
         self._everywhere = False
@@ -61,5 +61,5 @@ class ActorWeights:
         return {"version": self.version, "moved": self.moved}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was written; this process has sent nothing yet."""
+        """Restore what `state` returned; this process counts as having sent nothing."""
         self.version, self.moved = int(state["version"]), bool(state["moved"])

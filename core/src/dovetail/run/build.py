@@ -53,7 +53,7 @@ def build(
     reward: Callable[..., Any] | None = None,
     stop: StopSwitch | None = None,
 ) -> TrainingRun:
-    """Make and start every part of a run; what was started is closed again if a later part fails.
+    """Make and start every part of a run; started parts are closed again if a later part fails.
 
     Args:
         config: the config of the run.
@@ -61,8 +61,8 @@ def build(
         plan: the run's plan.
         run_directory: the run directory.
         logger: a logger with the standard methods.
-        reward: a function that scores every row, where the config names no function.
-        stop: the switch that requests a stop; by default one of the run's own.
+        reward: a function that scores every row, if the config names no function.
+        stop: the switch that requests a stop; by default a new one.
     """
     context = PluginContext(
         seed=config.seed,
@@ -271,7 +271,7 @@ def site_of(
     weights: ActorWeights,
     offload_manager: OffloadManager,
 ) -> Site:
-    """Return the parts of the run that its source uses."""
+    """Return the parts of the run that the run's experience source uses."""
     return Site(
         config=record.config,
         plan=record.plan,

@@ -1,4 +1,4 @@
-"""Where a run stands, and how that is written to and read from a checkpoint."""
+"""The position of a run, and the writing and reading of its checkpoints."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STATE_SCHEMA = 4
 
 @attrs.frozen(kw_only=True)
 class RunState:
-    """The run's position. Everything else that a checkpoint keeps belongs to a part of the run."""
+    """The run's position. All other content of a checkpoint is the state of a part of the run."""
 
     step: int = 0
     """Finished steps."""
     validated: bool = False
     """Whether held-out rows have been measured."""
     train_seconds: float = 0.0
-    """Wall time of the run so far, over all processes, including steps that a resumed one repeated."""
+    """Wall time of the run so far, over all processes, including steps that a resumed process repeated."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,13 +48,13 @@ class CheckpointInProgress:
     path: Path
     """Path of the complete checkpoint."""
     blocking_seconds: float
-    """How long training waited for its state to be copied."""
+    """Seconds that training waited for the copy of its state."""
     seconds: Future[float]
-    """How long the save took in all, once the checkpoint is complete; or why it is not."""
+    """Future of the total seconds of the save; raises the error of a failed save."""
 
 
 class RunCheckpoints:
-    """Writes and reads the state with which a run continues as if it had not been interrupted.
+    """Writer and reader of checkpoints, from which a run continues as if it had not been interrupted.
 
     Args:
         store: the store of the checkpoints.
@@ -62,8 +62,8 @@ class RunCheckpoints:
         loader: the loader of the training prompts.
         ledger: the ledger of the training prompts.
         plugins: the controller's plugins whose `state()` is kept, by name.
-        asynchronous: write while training goes on.
-        expected_bytes: the estimated size of a checkpoint; 0 where it is unknown.
+        asynchronous: whether to write while training continues.
+        expected_bytes: the estimated size of a checkpoint; 0 if unknown.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class RunCheckpoints:
         self._asynchronous, self._expected_bytes = asynchronous, expected_bytes
 
     def keep(self, name: str, part: Any) -> None:
-        """Include the `state()` of another part of the run."""
+        """Include the `state()` of another part of the run in every checkpoint."""
         self._plugins = {**self._plugins, name: part}
 
     def check_states(self) -> None:
-        """Ask every plugin for its state, so that one that can't be kept ends the run before its first step.
+        """Check that a checkpoint can keep every plugin's state, so that a faulty state ends the run before its first step.
 
         Raises:
             CheckpointError: a plugin's state holds what a checkpoint can't keep.
@@ -95,14 +95,14 @@ class RunCheckpoints:
         check_states(self._plugins)
 
     def save(self, state: RunState, mark: Mark | None = None) -> CheckpointInProgress:
-        """Begin to write model, optimizer, loader, ledger and every plugin's state as they are now, atomically. One at a time.
+        """Begin an atomic checkpoint of the current model, optimizer, loader, ledger and plugin states. Saves do not overlap.
 
         Args:
             state: the run's position.
-            mark: the mark that makes it the best checkpoint, too.
+            mark: metric and value if this is the best checkpoint so far.
 
         Raises:
-            DiskFullError: the disk has no room for it.
+            DiskFullError: the disk has no room for the checkpoint.
             CheckpointError: the disk is not writable, or a plugin's state holds what a checkpoint can't keep.
         """
         began = time.monotonic()
@@ -148,7 +148,7 @@ class RunCheckpoints:
 
         Args:
             directory: the directory of the model.
-            checkpoint: load the weights of this checkpoint into the actor first; None exports the current ones.
+            checkpoint: the checkpoint whose weights are loaded into the actor first; None exports the current weights.
 
         Raises:
             CheckpointError: the model can't be written, or the checkpoint is damaged.
@@ -160,12 +160,12 @@ class RunCheckpoints:
         write_whole(directory, lambda place: actor.export(place).result())
 
     def not_trained(self, path: Path) -> list[str]:
-        """Return the roles whose weights a checkpoint has but which the run does not train."""
+        """Return the roles whose weights a checkpoint contains, but which the run does not train."""
         roles = (place.name for place in path.iterdir() if place.is_dir())
         return sorted(role for role in roles if role not in self._groups)
 
     def restore(self, path: Path) -> RunState:
-        """Restore the state of every part from the checkpoint.
+        """Restore the state of every part of the run from a checkpoint, and return the position.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or written by an unknown version.
@@ -196,8 +196,9 @@ def _finish_save(group: Any) -> None:
 
 
 def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
-    """Return the state with the earlier summary's total seconds, which include time after the checkpoint: the last validation, unfinished
-    steps. A killed process wrote no summary.
+    """Return the state with the total seconds of the run's earlier summary, if one was written.
+
+    These seconds include time after the checkpoint, such as the last validation and unfinished steps.
     """
     try:
         seconds = float(summary_of(directory)["train_seconds"])
@@ -207,7 +208,7 @@ def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
 
 
 def with_streaming_of(checkpoint: Path | None, config: RunConfig) -> RunConfig:
-    """Return the config with an automatic `data.streaming` set as in the run that wrote a checkpoint."""
+    """Return the config, with `data.streaming=auto` replaced by the choice of the run that wrote a checkpoint."""
     if checkpoint is None or config.data.streaming != "auto":
         return config
     try:

@@ -1,4 +1,4 @@
-"""ConstantColumns: what stages make of a dataset's examples and no training changes, computed once and kept in the run directory."""
+"""ConstantColumns: stage columns of a dataset's examples that training does not change, computed once and kept in the run directory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _KEY_BYTES = 16
 
 
 class ConstantColumns:
-    """Keeps the columns of stages whose columns are all constant, by stage and example.
+    """Store of columns that training does not change, such as reference log-probabilities, by stage and example.
 
-    An example is identified by a hash of its tokens, their mask and its images. A file is only valid for the models that computed it:
-    their paths, the sizes and times of the files there, and the settings of their engines.
+    An example is identified by a hash of its tokens, their mask and its images. A stored file is valid only for the same models: equal
+    paths, sizes and times of the models' files, and engine settings.
 
     Args:
         plan: the plan of the run.
-        stages: the stages of the plan, in its order.
+        stages: the stages of the plan, in the plan's order.
         directory: the directory of the stored columns.
     """
 
@@ -42,20 +42,20 @@ class ConstantColumns:
             and planned.provides == stage.constant(stage.config, plan.facts)
             and not planned.rewrites
         ]
-        """Those whose columns are all constant."""
+        """Stages whose columns are all constant."""
         self._rows: dict[str, dict[bytes, tuple[np.ndarray, ...]]] = {
             planned.name: {} for planned, _ in self.stages
         }
 
     @property
     def roles(self) -> frozenset[str]:
-        """Roles that compute for these stages alone: they are not needed once every example is known."""
+        """Roles that compute only stages with constant columns; they are not needed once every example's columns are stored."""
         names = self._rows.keys()
         others = (stage.roles for stage in self._plan.stages if stage.name not in names)
         return frozenset(r for planned, _ in self.stages for r in planned.roles).difference(*others)
 
     def complete(self, stage: str, batch: Batch) -> Batch | None:
-        """Return the batch with a stage's columns; None where they are not stored for every sample."""
+        """Return the batch with a stage's stored columns; None unless they are stored for every sample."""
         known = self._rows.get(stage)
         if not known:
             return None
@@ -72,17 +72,17 @@ class ConstantColumns:
         return batch.with_columns(columns)
 
     def remember(self, stage: str, batch: Batch) -> None:
-        """Keep a stage's columns of a batch, where they are constant."""
+        """Store a stage's columns of a batch, if the stage's columns are constant."""
         if stage in self._rows:
             columns = [list(batch[name]) for name in self._names(stage)]
             rows = (tuple(map(np.asarray, row)) for row in zip(*columns, strict=True))
             self._rows[stage].update(zip(_keys(batch), rows, strict=True))
 
     def fill(self, stage: str, batches: Sequence[Batch], compute: Callable[[Batch], Batch]) -> int:
-        """Read a stage's file, compute missing examples, and rewrite the file where some were missing.
+        """Read a stage's file, compute the columns of missing examples, and rewrite the file if any were missing.
 
         Returns:
-            How many batches were computed.
+            The number of computed batches.
         """
         from safetensors import SafetensorError
 

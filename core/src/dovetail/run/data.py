@@ -1,4 +1,4 @@
-"""The data of a run: read by its source, the loader over it, and the plan with its counts."""
+"""The data of a run, read by the experience source; the loader over the data, and the plan with its counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dovetail.sections import RunConfig
 
 
 def load_data(config: RunConfig) -> SourceData:
-    """Read the tokenizer and every row, as the run's source does.
+    """Read the tokenizer and every row with the run's experience source.
 
     Raises:
-        DataError, ModelError: what is missing or wrong, with file and row.
-        ConfigError: no training files are named, or the chat template does not read an argument that is given.
+        DataError, ModelError: a file, row or tokenizer is missing or wrong; the error names it.
+        ConfigError: no training files are named, or the chat template does not read a given argument.
     """
     facts = source_facts(config)
     source = facts.plugins["source"]
@@ -29,10 +29,10 @@ def load_data(config: RunConfig) -> SourceData:
 def make_loader(
     config: RunConfig, data: SourceData, sampler: Sampler
 ) -> tuple[PromptLoader, Ledger]:
-    """Return the loader of the training data, and the ledger of what it issues.
+    """Return the loader of the training data, and the ledger of its issued prompts.
 
     Raises:
-        PluginBrokenError: the sampler gives no permutation, or another one when it is asked again.
+        PluginBrokenError: the sampler gives no permutation, or two different ones for the same epoch.
     """
     train, ledger = data.train, Ledger()
     check_sampler(sampler, len(train))

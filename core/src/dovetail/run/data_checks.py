@@ -1,4 +1,4 @@
-"""Checks of data: compare what a dataset and a sampler give with their interfaces when it is first used."""
+"""Check of a sampler against its interface, before first use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from dovetail.plugins.titles import title_of
 
 
 def check_sampler(sampler: Sampler, size: int) -> None:
-    """Ask a sampler twice for its first epoch's order.
+    """Check that a sampler gives a permutation for the first epoch, and the same one twice.
 
     Args:
         sampler: the sampler of the run.
         size: the number of training prompts.
 
     Raises:
-        PluginBrokenError: the order is not a permutation, or differs between the calls; names the sampler with its
-            version.
+        PluginBrokenError: the order is not a permutation, or differs between two calls; the error names the sampler and its version.
     """
     first, again = (np.asarray(sampler.order(size, 0)) for _ in range(2))
     title = title_of("sampler", sampler)

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before a run starts: files, data, rewards, the plan, and what the installed rules find."""
+"""Problems that can be found before a run starts: in files, data, rewards and the plan, and by the installed rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dovetail.telemetry.run_directory import RunDirectory
 
 T = TypeVar("T")
 WEIGHT_SECONDS = 10
-"""Seconds for which a model's files are searched for weights that are not finite; any that are not found end the first step."""
+"""Seconds for which a model's files are searched for non-finite weights; weights that are missed end the first step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +38,7 @@ class Examination:
     findings: tuple[Finding, ...]
     """Problems that were found."""
     needs: tuple[str, ...] = ()
-    """Packages that the chosen plugins need and this environment lacks, a line each: no error where a run is only checked."""
+    """Packages that the chosen plugins need and this environment lacks, a line each; not an error if a run is only checked."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -52,11 +52,11 @@ class Examination:
 
 
 def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -> Examination:
-    """Check everything that needs no loaded model, and continue after problems, so that all are reported at once.
+    """Check everything that needs no loaded model; continue after problems, so that all problems are reported at once.
 
     Args:
         loaded: the config.
-        reward: a function that scores every row, where the config names no function.
+        reward: a function that scores every row, if the config names no function.
     """
     examiner = _Examiner(loaded, reward)
     examiner.run()
@@ -68,12 +68,12 @@ def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -
 
 
 def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, ...]:
-    """Apply the rules to a run that is about to start; record their warnings and return them.
+    """Apply the preflight rules to a run that is about to start; log and return the warnings.
 
-    The warnings are logged in `events.jsonl` at the level info: the caller shows them, as `dovetail check` does.
+    Warnings go to `events.jsonl` at the level info; the caller shows them, as `dovetail check` does.
 
     Raises:
-        ConfigError: rules found errors; `problems` lists all of them.
+        ConfigError: a rule found an error; `problems` lists all errors.
     """
     findings = rule_findings(loaded.config, plan)
     warnings = tuple(f for f in findings if f.severity == "warning")
@@ -88,7 +88,7 @@ def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, 
 
 
 def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
-    """Return one error that lists all errors, each with its id and its fix."""
+    """Return one ConfigError that lists all findings, each with the id of the rule and the fix."""
     count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
     listed = "\n".join("  " + str(finding).replace("\n", "\n  ") for finding in errors)
     return ConfigError(f"{source}: {count}\n{listed}", problems=[f.message for f in errors])
@@ -97,7 +97,7 @@ def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
 def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
     """Return the installed rules' findings on a config and its plan, except those that `preflight.ignore` names.
 
-    A rule that raises an error is reported as a warning that names it.
+    A rule that raises an error is reported by a warning with the name of the rule.
     """
     rules = installed_rules()
     findings = list(_unknown_ignored(config, [rule.name for rule in rules]))

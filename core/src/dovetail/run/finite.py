@@ -1,4 +1,4 @@
-"""Numbers that are not finite: they stop the step before any weight changes, and the run directory says where they are."""
+"""Checks for non-finite numbers, which stop a step before any weight changes; a file in the run directory lists them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 PLACES = 32
-"""Most positions that the file lists for a sample."""
+"""Maximum number of token positions that the fault file lists for a sample."""
 ROWS = 256
-"""Most samples that the file describes; it names all of them."""
+"""Maximum number of samples that the fault file describes; further samples are only named."""
 BAD_WEIGHT_SECONDS = 60
-"""How long a model's files may be read for the cause of a failed first step: some 100 GB on a fast disk."""
+"""Seconds for which a model's files are read for the cause of a failed first step: some 100 GB on a fast disk."""
 
 _ENGINE = (
     "the rollout engine's logits overflow: try model.dtype=float32, and check the weights that it was sent "
@@ -90,17 +90,17 @@ def check_finite(
     directory: RunDirectory,
     writer: Callable[[], str] | None = None,
 ) -> None:
-    """Check that every number is finite. Values where response_mask is 0 are not checked.
+    """Check that every number is finite, except where response_mask is 0.
 
     Args:
         batch: a batch with any of the columns.
         columns: names of the columns to check; only floating-point columns are checked.
-        step: the step that is under way, with its experience.
+        step: the current step, with its experience.
         directory: the run directory; `faults/step_N.json` is written into it.
-        writer: a function that names the plugin's stage that computed the columns from others that are finite.
+        writer: a function that returns the name of the plugin stage that computed these columns from finite ones.
 
     Raises:
-        NumericsError: names the first column that is not finite, the samples, and the file.
+        NumericsError: a number is not finite; the error names the first column, the samples, and the file.
     """
     ordered = [column for column in HINTS if column in columns]
     ordered += sorted(set(columns) - HINTS.keys())
@@ -130,7 +130,7 @@ def check_finite(
 def with_fault_file(
     error: NumericsError, *, step: StepContext, directory: RunDirectory
 ) -> NumericsError:
-    """Write the samples that an engine's error names, as `check_finite` does, and return an error that names the file."""
+    """Write a fault file for the samples in an engine's error, and return an error that also names the file."""
     path = _write(directory, step, list(error.sample_ids), [])
     return NumericsError(
         f"{error.message}; its samples are in {path}",
@@ -142,7 +142,7 @@ def with_fault_file(
 def bad_weights(
     config: RunConfig, models: Iterable[ModelRole], seconds: float
 ) -> Iterator[ModelError]:
-    """Yield an error for each model whose files hold a weight that is NaN or infinite. A model's files are read for at most `seconds`."""
+    """Yield an error for each model whose files contain a NaN or infinite weight, reading each model for at most `seconds`."""
     by_path: dict[str, ModelRole] = {}
     for role in models:
         by_path.setdefault(role.path, role)

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request: generation ends, or the stage that runs is waited for; a second Ctrl-C does not wait.
+"""Ctrl-C, SIGTERM and SIGHUP as a request to stop: generation ends, or the running stage completes; a second Ctrl-C does not wait.
 
-A second SIGTERM changes nothing: schedulers send one more at the end of the time that they leave.
+A second SIGTERM changes nothing: schedulers send another at the end of their grace period.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dovetail.errors import StopRequested
 
 
 class StopSwitch:
-    """Turn signals into a flag that a run checks between phases.
+    """Flag, set by signals, that a run checks between phases.
 
-    A context manager. Outside the main thread, where no handler can be set, it only offers `request`; a thread may enter
-    one that the main thread has entered, whose handlers stay until the main thread leaves it.
+    A context manager that sets signal handlers in the main thread. In any other thread, which can't set handlers, entering and leaving have
+    no effect.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class StopSwitch:
         self._previous.clear()
 
     def request(self, reason: str) -> None:
-        """Request a stop: generation stops at once, a stage first finishes."""
+        """Request a stop: generation ends at once, a running stage completes first."""
         self._requested = reason
 
     def check(self) -> None:
-        """Raise StopRequested where a stop was requested."""
+        """Raise StopRequested if a stop was requested."""
         if self._requested is not None:
             stopped = StopRequested(f"stopped by {self._requested}")
             stopped.exit_code = 128 + signal.Signals.__members__.get(self._requested, signal.SIGINT)

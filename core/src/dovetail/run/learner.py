@@ -26,14 +26,14 @@ from dovetail.workers.offload import OffloadManager
 
 
 class Learner:
-    """Runs the stages that `dovetail plan` prints. Around each: timing, offloading, checks of its columns, clean stops.
+    """Runs the planned stages of a step, each with timing, offloading, checks of its columns, and clean stops.
 
     Args:
         record: the record of the run.
-        stages: the stages of the plan, in its order.
+        stages: the stages of the plan, in the plan's order.
         offload_manager: the manager that moves the models of a stage's roles onto the accelerator.
-        weights: the version of the actor's weights, which updates change.
-        source: the source, which accounts for the samples that a step took.
+        weights: the counter of the actor's weight versions.
+        source: the experience source, which accounts for the samples that a step took.
         constant: the stored constant columns.
     """
 
@@ -57,7 +57,7 @@ class Learner:
         self._columns = glossary(c for cls in (*plugins, *map(type, stages)) for c in cls.columns)
 
     def asks(self, number: int) -> frozenset[str]:
-        """Return the optional columns that the rollout is to provide in a step."""
+        """Return the optional columns that a step needs from the rollout."""
         facts = self._record.plan.facts
         asked = (stage.asks(number, facts) for _, stage in self._stages)
         return self._record.plan.on_request.union(*asked)
@@ -235,7 +235,7 @@ class Learner:
 
 
 def run_stage(stage: Stage, batch: Batch, step: StepContext) -> Any:
-    """Run a stage; an exception names the stage."""
+    """Run a stage and return its result; errors name the stage."""
     title = partial(title_of, "stage", stage)
     try:
         return called(title, stage.run, batch, step)

@@ -1,4 +1,4 @@
-"""Measuring: what each role of a run minimises, on rows without training; and the columns that no training changes."""
+"""Measuring: the loss of each role on rows without training, and the columns that training does not change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Measuring:
     Args:
         record: the record of the run.
         groups: worker groups, by role.
-        stages: the stages of the plan, in its order; those before the updates make the columns that objectives read.
+        stages: the stages of the plan, in the plan's order; stages before the updates compute the columns that objectives read.
         plugins: the controller's plugins that stages use, by key path.
         offload_manager: the manager that moves a role's model onto the accelerator.
         constant: the stored constant columns.
@@ -60,7 +60,7 @@ class Measuring:
         return metrics
 
     def keep_constant(self, batches: Sequence[Batch]) -> None:
-        """Compute the constant columns of these batches that are not stored yet, and close the models that nothing else needs."""
+        """Compute constant columns that are not yet stored for these batches, and close models that nothing else needs."""
         constant, logger = self._constant, self._record.logger
         if not batches or not constant.stages:
             return

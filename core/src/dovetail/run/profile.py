@@ -1,4 +1,4 @@
-"""StepProfile: has the workers of some roles record some steps of a run."""
+"""StepProfile: profiles of selected steps of a run, on the workers of selected roles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = "profiles"
 
 
 def check_profile(config: RunConfig, groups: Mapping[str, Any], directory: Path) -> None:
-    """Check on every worker that the profiler can record there.
+    """Check that the profiler can record on every selected worker.
 
     Args:
         config: the run's config.
@@ -37,7 +37,7 @@ class StepProfile:
         config: the run's config.
         groups: worker groups by role.
         directory: the run's directory.
-        steps: the steps of the run; None where that is not known.
+        steps: the number of steps of the run; None if unknown.
         logger: a logger with the standard methods.
     """
 
@@ -58,7 +58,7 @@ class StepProfile:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surround one step, and record it where it is selected. A resumed run records the selected steps that are left."""
+        """Surround one step, and record it if selected. A resumed run records the selected steps that remain."""
         if self._first <= number <= self._last and not self._running:
             self._running = True
             spec = _spec(self._config, self._directory, number, self._last)

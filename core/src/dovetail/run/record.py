@@ -1,4 +1,4 @@
-"""RunRecord: a run's position, and what observers, the run directory and its checkpoints get."""
+"""RunRecord: a run's position, and its reports to observers, run directory and checkpoints."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class RunRecord:
         plan: the plan of the run.
         state: the state of the run: new, or read from a checkpoint.
         directory: the run's directory.
-        checkpoints: writes the run's checkpoints.
+        checkpoints: the writer of the run's checkpoints.
         loader: the loader of the training prompts.
-        observers: the observers of the run's hooks, its trackers among them.
+        observers: the observers of the run's hooks, trackers included.
         logger: a logger with the standard methods.
         profile: the profiler of selected steps of selected roles.
         accuracy: a function that returns the accuracy for the summary.
@@ -93,11 +93,11 @@ class RunRecord:
     state: RunState
     """Position of the run."""
     hooks: HookRelay
-    """Calls a hook of every observer: `hooks.step_started(step=1)`."""
+    """Caller of the observers' hooks: `hooks.step_started(step=1)`."""
     metrics: dict[str, float]
     """Metrics of the current step, or of the time before the first step."""
     weights_dirty: bool
-    """Whether an update has begun and the step does not count yet: no checkpoint may keep such weights."""
+    """Whether an update has begun in a step that does not count yet; no checkpoint may keep such weights."""
 
     @property
     def total_steps(self) -> int:
@@ -130,7 +130,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surround a run with observers and signal handlers. However it ends, finished steps are saved."""
+        """Surround a run with observers and signal handlers. Finished steps are saved however the run ends."""
         self._began = time.monotonic()
         self._seconds_before = self.state.train_seconds
         try:
@@ -170,7 +170,7 @@ class RunRecord:
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """Surround one step. A step that counts is finished and logged even if an error follows."""
+        """Surround one step. Once its prompts are accounted for, the step is finished and logged even if an error follows."""
         self.finish_save(wait=False)
         self.metrics = context.metrics
         self.timers.reset()
@@ -193,18 +193,18 @@ class RunRecord:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of a step, shown by trackers that show progress."""
+        """Time a part of a step, and name it to trackers that show progress."""
         self.hooks.phase_started(step=self.state.step, phase=name)
         with self.timers(name):
             yield
 
     def save(self, mark: Mark | None = None) -> None:
-        """Start writing a checkpoint of the finished steps, after the previous one is complete; without effect where one exists already.
+        """Start writing a checkpoint of the finished steps once the previous save is complete; an existing one is not rewritten.
 
-        Before the last step, a disk without room for it causes only a warning, at most `trainer.max_failed_saves` times in a row.
+        Before the last step, a full disk causes only a warning, at most `trainer.max_failed_saves` times in a row.
 
         Args:
-            mark: the mark that makes it the best checkpoint, too.
+            mark: metric and value if this is the best checkpoint so far.
 
         Raises:
             CheckpointError: this checkpoint or the previous one can't be written.
@@ -228,7 +228,7 @@ class RunRecord:
         self.finish_save(wait=False)
 
     def validated(self, metrics: Mapping[str, float]) -> None:
-        """Log a validation, and keep this step's checkpoint where it is the best so far, by `trainer.best_metric`."""
+        """Log a validation, and save this step's checkpoint if it is the best so far by `trainer.best_metric`."""
         self.state = attrs.evolve(self.state, validated=True)
         self.hooks.metrics_logged(step=self.state.step, metrics=metrics)
         if self._best is not None:
@@ -245,7 +245,7 @@ class RunRecord:
             wait: whether to wait; if not, a save that is still running is left alone.
 
         Raises:
-            CheckpointError: the checkpoint can't be written; names its step.
+            CheckpointError: the checkpoint can't be written; the error names the step.
         """
         saving = self._saving
         if saving is None or not (wait or saving.seconds.done()):
@@ -288,7 +288,7 @@ class RunRecord:
             )
 
     def export(self) -> None:
-        """Write the trained model to `final/`, where the config asks for it."""
+        """Write the trained model to `final/`, if the config asks for the export."""
         chosen = self.config.trainer.export
         if chosen == "none":
             return

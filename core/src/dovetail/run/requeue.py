@@ -1,4 +1,4 @@
-"""What `dovetail train` continues where the run directory holds a run already, and what has changed since it began."""
+"""Continuing a run that its directory already holds: the checkpoint to continue from, and changes since the run began."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _HOW_TO_RESUME = "trainer.resume"
 
 
 def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
-    """Compare a config with that of the run in the directory; values from the environment are compared as they are written there.
+    """Compare a config with the config of the run in a directory; values from the environment are compared unresolved.
 
     Returns:
-        For each key that differs, `key: before → now`; empty where the run has not written its config yet.
+        A text `key: before → now` for each differing key; empty if the run has not yet written its config.
 
     Raises:
-        RunDirectoryError: there are checkpoints, and no config.
+        RunDirectoryError: there are checkpoints but no config.
         ConfigError: the run's config is damaged.
     """
     if not directory.config.exists():
@@ -51,7 +51,7 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
 
 
 def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
-    """Refuse changes that would make this another run than the one in a directory.
+    """Raise an error if changes of the config would turn the run in a directory into another run.
 
     Raises:
         ConfigError: there is such a change.
@@ -67,10 +67,10 @@ def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
 def fetch_copy(
     path: Path, loaded: LoadedConfig, say: Callable[[str], None], *, accept_changes: bool
 ) -> None:
-    """Copy the newest checkpoint of `trainer.copy_to` into a run directory that has none or does not exist.
+    """Copy the newest checkpoint of `trainer.copy_to` into a run directory without a checkpoint, which may not yet exist.
 
     Raises:
-        ConfigError: the checkpoint is of a run with other settings; the run directory is unchanged.
+        ConfigError: the copied checkpoint belongs to a run with other settings; the run directory is unchanged.
         CheckpointError: the copy is damaged.
     """
     url = loaded.config.trainer.copy_to
@@ -91,11 +91,11 @@ def fetch_copy(
 
 
 def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | None:
-    """Return the newest undamaged checkpoint; None where none was ever saved. The caller holds the run's lock.
+    """Return the newest undamaged checkpoint; None if none was saved. The caller must hold the run's lock.
 
     Args:
         directory: the directory of the run.
-        say: called with every newer checkpoint that is damaged.
+        say: the function called with a message for every newer, damaged checkpoint.
 
     Raises:
         CheckpointError: every checkpoint is damaged.
@@ -121,7 +121,7 @@ def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | 
 
 
 def checkpoint_at(resume: str) -> Path | None:
-    """Return the checkpoint that `trainer.resume` names, or the latest one of the run directory that it names; None for auto and never.
+    """Return the checkpoint at the path `trainer.resume`, or the latest one of the run directory there; None for auto and never.
 
     Raises:
         CheckpointError: there is no such checkpoint.
@@ -140,7 +140,7 @@ def checkpoint_at(resume: str) -> Path | None:
 
 
 def summary_of(directory: RunDirectory) -> dict[str, Any]:
-    """Return the content of `summary.json`; empty where it is missing or damaged, since nothing depends on it."""
+    """Return the content of `summary.json`; empty if the file is missing or damaged."""
     try:
         found = directory.read_json("summary.json")
     except RunDirectoryError:
@@ -149,7 +149,7 @@ def summary_of(directory: RunDirectory) -> dict[str, Any]:
 
 
 def is_finished(directory: RunDirectory) -> bool:
-    """Return whether the run in the directory has finished."""
+    """Return whether the run in the directory has completed."""
     return bool(summary_of(directory).get("status") == "completed")
 
 

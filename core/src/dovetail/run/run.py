@@ -46,7 +46,7 @@ from dovetail.telemetry.run_directory import RunDirectory
 Announce = Callable[[LoadedConfig, Plan, Path], None]
 """A function called with the config, the plan and the run directory, before anything heavy starts."""
 Say = Callable[[str], None]
-"""A function called with a line on how a begun run is continued, and, where no console tracker shows it, on how it ended."""
+"""A function called with a line about how an existing run is continued, and about its end if no console tracker shows it."""
 
 
 def _silent(_line: str) -> None:
@@ -63,19 +63,19 @@ def train(
     accept_changes: bool = False,
     say: Say = _silent,
 ) -> dict[str, Any]:
-    """Train and return the summary; a run that has begun in the run directory is continued, as `trainer.resume` says.
+    """Train and return the summary; a run already begun in the run directory is continued as `trainer.resume` says.
 
     Args:
         config: a file, or a loaded config.
-        overrides: `key=value`, for a file.
-        announce: see `Announce`.
-        reward: a function that scores every row, where the config names no function.
-        stop: the switch that requests a stop; by default one of the run's own.
-        accept_changes: continue a run whose model, data, algorithm or reward differ.
-        say: see `Say`.
+        overrides: `key=value` strings, if `config` is a file.
+        announce: the function described at `Announce`.
+        reward: a function that scores every row, if the config names no function.
+        stop: the switch that requests a stop; by default a new one.
+        accept_changes: whether to continue a run whose model, data, algorithm or reward differ.
+        say: the function described at `Say`.
 
     Raises:
-        DovetailError: any other error, raised before the first step where possible.
+        DovetailError: the run can't start or has failed; raised before the first step where possible.
         StopRequested: the run was stopped and saved.
     """
     guard_exit()
@@ -154,8 +154,8 @@ def resume(
     """Continue a run from its latest checkpoint and return the summary. For `reward`, `stop` and `say` see `train`.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-        DovetailError: a plugin of the run is now of another distribution or interface.
+        CheckpointError: the checkpoint is missing or damaged.
+        DovetailError: a plugin of the run now comes from another distribution, or has another interface.
     """
     guard_exit()
     directory = RunDirectory.open(Path(run_directory))
@@ -264,12 +264,12 @@ def _write_identity(
 
 
 def lock_of(config: RunConfig, plan: Plan, data: SourceData | None) -> dict[str, Any]:
-    """Return the plugin lock of a run.
+    """Return the plugin lock of a run: every plugin with distribution, version and content.
 
     Args:
         config: the config, with the environments of roles.
         plan: the plan, with the plugins.
-        data: its rows may select plugins, such as reward functions by their `data_source`; None leaves those out.
+        data: the data, whose rows may select plugins, such as reward functions by `data_source`; None leaves these plugins out.
     """
     found: list[PluginRef] = []
     if data is not None:

@@ -1,4 +1,4 @@
-"""SecondPlace: copies of a run's checkpoints at another address, such as a bucket, made behind training."""
+"""SecondPlace: copies of a run's checkpoints at another address, such as a bucket, made in the background."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _END_SECONDS = 1800.0
 
 
 class SecondPlace:
-    """The folder URL/PROJECT/EXPERIMENT of a file system of fsspec, which takes its credentials from the environment."""
+    """The folder URL/PROJECT/EXPERIMENT for copies of checkpoints, on a file system of fsspec. Credentials come from the environment."""
 
     def __init__(self, url: str, run: str) -> None:
-        """Open a place; nothing is made or asked yet.
+        """Set the address; nothing is created or read yet.
 
         Args:
-            url: such as `s3://bucket/runs`, `gs://…`, or a folder.
-            run: `project/experiment`.
+            url: the address above the run, such as `s3://bucket/runs`, `gs://…`, or a folder.
+            run: the name of the run, `project/experiment`.
 
         Raises:
-            ConfigError: fsspec knows no such file system, or it or the file system's package is not installed.
+            ConfigError: fsspec or the file system's package is not installed, or fsspec knows no such file system.
         """
         self.url = f"{url.rstrip('/')}/{run}"
         try:
@@ -45,7 +45,7 @@ class SecondPlace:
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:
-        """Copy missing checkpoints to the second place, the newest first, and remove those that the store no longer keeps."""
+        """Copy missing checkpoints of the store into this folder, newest first, and remove copies that the store no longer keeps."""
         there, kept = self._complete(), store.saved()
         for checkpoint in reversed(kept):
             if checkpoint.name not in there:
@@ -56,19 +56,19 @@ class SecondPlace:
             self._files.rm(f"{self._root}/{name}", recursive=True)
 
     def newest(self) -> str | None:
-        """Return the name of the checkpoint that was saved last; None where there is none."""
+        """Return the name of the latest copied checkpoint; None if there is none."""
         numbered = [(self._sequence(name), name) for name in self._complete()]
         return max(numbered)[1] if numbered else None
 
     def read_config(self) -> str:
-        """Return the `config.yaml` of the run whose checkpoints are there."""
+        """Return the text of the copied `config.yaml`."""
         return str(self._files.cat_file(f"{self._root}/config.yaml").decode())
 
     def fetch(self, name: str, run: Path) -> None:
         """Copy a checkpoint, and the files that a run needs to continue, into a run directory.
 
         Raises:
-            CheckpointError: the checkpoint differs from the one saved; the run directory is unchanged.
+            CheckpointError: the copy differs from the saved checkpoint; the run directory is unchanged.
         """
         checkpoints = run / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
@@ -117,10 +117,10 @@ class SecondPlace:
 
 
 class CheckpointCopies:
-    """Observer that copies checkpoints to a second place, in a thread of its own.
+    """Observer that copies checkpoints to another address, in its own thread.
 
     Args:
-        place: the second place.
+        place: the folder of the copies.
         store: the store of the run.
         logger: a logger with the standard methods.
     """
@@ -132,18 +132,18 @@ class CheckpointCopies:
 
     @hookimpl
     def run_started(self) -> None:
-        """Start the thread, which first copies what an earlier process did not."""
+        """Start the thread, which first copies checkpoints that an earlier process did not copy."""
         self._wanted.set()
         self._thread.start()
 
     @hookimpl
     def checkpoint_saved(self) -> None:
-        """Update the place, once the update that is under way has ended."""
+        """Request a copy of the new checkpoint, which begins after a running copy has ended."""
         self._wanted.set()
 
     @hookimpl
     def run_finished(self) -> None:
-        """Wait for the last copy."""
+        """Wait for the last checkpoint to be copied, for a limited time."""
         self._ending = True
         self._wanted.set()
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""Checks of what a source gives to a step, and of what it does with weights: each error names the source and its distribution."""
+"""Checks of an experience source: the samples that it gives, and the weights that it sends. Errors name the source and its distribution."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dovetail.run.actor_weights import ActorWeights
 
 KEY = ("epoch", "prompt_id", "attempt")
 OF_IMAGES = frozenset({"media", "image_mask"})
-"""Further columns of samples whose rows have images."""
+"""Columns that only samples with images have."""
 
 
 def keys_of(batch: Batch) -> set[tuple[int, int, int]]:
-    """Return (epoch, prompt, attempt) of the samples."""
+    """Return the set of (epoch, prompt, attempt) of all samples."""
     return set(zip(*(batch[column].tolist() for column in KEY), strict=True))
 
 
 def collected(source: ExperienceSource, step: StepContext, ask: StepAsk) -> Experience:
-    """Return the samples of a step.
+    """Collect the samples of a step from its experience source.
 
     Raises:
         PluginBrokenError: the source returns no experience.
@@ -41,16 +41,17 @@ def collected(source: ExperienceSource, step: StepContext, ask: StepAsk) -> Expe
 
 
 def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Column]) -> Batch:
-    """Return the columns of a step before its first stage. Checks the number of groups in each step, and the columns in a process's first
-    step.
+    """Return the columns of a step before its first stage, after checks.
+
+    The number of groups is checked in each step, the columns in a process's first step.
 
     Args:
-        source: the source that gave the columns.
+        source: the experience source that gave the columns.
         step: the step, whose experience holds the columns.
         known: the glossary, with the columns of the run's plugins.
 
     Raises:
-        PluginBrokenError: the groups or columns are not those that the source declares.
+        PluginBrokenError: the groups or columns differ from those that the source declares.
     """
     batch: Any = _called(source, step.experience.batch)
     if not isinstance(batch, Batch):
@@ -85,12 +86,12 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
 
 @contextmanager
 def publishing(source: ExperienceSource, weights: ActorWeights, logger: Logger) -> Iterator[None]:
-    """Surround a publication of weights.
+    """Check that a source sends the actor's weights within the block.
 
-    Sending weights twice within it is logged as a warning: it only costs time, and is right where all receivers were lost in between.
+    Sending weights twice is logged as a warning: it only costs time, and is right if all receivers were lost in between.
 
     Raises:
-        PluginBrokenError: the source has not sent them.
+        PluginBrokenError: the source did not send changed weights.
     """
     before = weights.sent
     yield

@@ -1,4 +1,4 @@
-"""Starting the roles of a run: training models first and then the rollout, or both at the same time where that is safe."""
+"""Starting the roles of a run: training models first and then the rollout, or both at the same time if that is safe."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ROLLOUT = "rollout"
 def starts_at_once(plan: Plan) -> bool:
     """Return whether the rollout may start while training models load.
 
-    The source has to allow it (`SourcePlacement.beside`), and both are in one process, where they take turns with the accelerator,
-    or in pools of their own.
+    The experience source must allow this (`SourcePlacement.beside`). Both must run in one process, where they take turns with the
+    accelerator, or in separate pools.
     """
     return bool(plan.placement.source.beside) and (plan.placement.in_process or _apart(plan))
 
@@ -39,19 +39,18 @@ def start_roles(
 ) -> tuple[Groups, Replicas]:
     """Start training models and rollout, and wait for both.
 
-    Where one fails, the other is waited for all the same, since only what has started can be closed. Where both fail, the
-    error is that of the training models. On a file system without locks, where they can't take turns, one starts after the
-    other.
+    If one fails, the other is still waited for, since only a started role can be closed. If both fail, the error of the training models is
+    raised. On a file system without locks, which taking turns needs, the rollout starts after the training models.
 
     Args:
         plan: the plan of the run.
         run_directory: the run directory.
-        train: starts the training models.
-        generate: starts the rollout's replicas; called in a thread of its own where both start at the same time.
-        logger: logs a failure or a Ctrl-C that has to wait, and a file system without locks.
+        train: the function that starts the training models.
+        generate: the function that starts the rollout's replicas; called in another thread if both start at the same time.
+        logger: the logger for a failure or Ctrl-C that has to wait, and for a file system without locks.
 
     Returns:
-        What each of them returned.
+        The results of `train` and of `generate`.
     """
     if not starts_at_once(plan):
         return train(), generate()

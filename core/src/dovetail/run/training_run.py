@@ -30,7 +30,7 @@ from dovetail.run.source_checks import collected, publishing
 
 @attrs.define(kw_only=True, eq=False)
 class TrainingRun(Run):
-    """A run composed of objects that each do one thing; `dovetail.run.build.build` makes it."""
+    """The run that a trainer drives; made by `dovetail.run.build.build`."""
 
     record: RunRecord
     source: ExperienceSource
@@ -43,10 +43,10 @@ class TrainingRun(Run):
     roles: Mapping[str, WorkerGroupHandle]
     """Worker groups by role."""
     plugins: Mapping[str, Plugin]
-    """Plugins on the controller that stages use, by key path."""
+    """The controller's plugins that stages use, by key path."""
     runtime: Runtime
     started: ExitStack
-    """Closes what was started, the latest first."""
+    """Exit stack that closes what was started, the latest first."""
     _steps_begun: int = 0
     _published: bool = False
     """Whether this process has published weights."""
@@ -55,7 +55,7 @@ class TrainingRun(Run):
 
     @property
     def position(self) -> RunPosition:
-        """The current position."""
+        """The run's current position."""
         state = self.record.state
         return RunPosition(
             step=state.step,
@@ -233,9 +233,9 @@ class TrainingRun(Run):
         """Let the trainer drive the run to its end.
 
         Raises:
-            CheckpointError: a plugin's state holds what a checkpoint can't keep.
+            CheckpointError: a plugin's state holds a value that a checkpoint can't keep.
             PluginBrokenError: the trainer returned without a finished step, though there were steps to do.
-            StopRequested: a stop was asked for before every step was done.
+            StopRequested: a stop was requested before the last step was done.
         """
         before = self.position
         with self.record.running():
@@ -255,7 +255,7 @@ class TrainingRun(Run):
             self.record.export()
 
     def restore(self, checkpoint: Path) -> str:
-        """Restore the state of every part from a checkpoint, and return a sentence that names it."""
+        """Restore the state of every part from a checkpoint, and return a sentence that names the checkpoint."""
         for role in self.checkpoints.not_trained(checkpoint):
             self.record.logger.warning(
                 "the run no longer trains a role: what it learnt is in this checkpoint, and in none that comes",
@@ -273,7 +273,7 @@ class TrainingRun(Run):
         return f"continues from {checkpoint.name}, saved {saved:%Y-%m-%d %H:%M:%S} ({checkpoint})"
 
     def close(self) -> None:
-        """Stop everything that was started, in the reverse order, even where one part fails."""
+        """Close all started parts in reverse order, even if closing one fails."""
         self.started.close()
 
     def _ask(self, number: int, columns: frozenset[str]) -> StepAsk:

@@ -15,21 +15,21 @@ class EpisodeSection(PluginSection):
     """Base of the config of an agent loop of many turns."""
 
     max_turns: int = attrs.field(default=16, validator=COUNT)
-    """Most turns of the policy; after them the episode is scored as it is. All turns and observations together have at most
+    """Maximum number of the policy's turns, after which the episode is scored as it is. All turns and observations together have at most
     data.max_response_length tokens."""
     max_turn_tokens: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Most tokens that the policy may produce in one turn; absent: as many as the episode has left."""
+    """Maximum tokens that the policy may generate in one turn; None: as many as the episode has left."""
     max_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
-    """How long an episode may take; one that takes longer fails and has no score. Waiting for new weights does not count."""
+    """Seconds that an episode may take; a longer episode fails and has no score. Waiting for new weights does not count."""
     max_observation_tokens: int = attrs.field(default=1024, validator=TOKENS)
-    """Most tokens of the content of one message that the policy is shown."""
+    """Maximum tokens of the content of one message shown to the policy; longer content is cut."""
     observation_cut: Literal["left", "middle", "right"] = "middle"
-    """Which part of a longer content is left out."""
+    """Part of a longer content that is cut out."""
     on_history_change: Literal["keep", "fork", "refuse"] = "keep"
-    """What to do where the chat template would render earlier turns differently once others follow (Qwen3 drops earlier thinking).
-    `keep`: keep the produced tokens, which the policy then sees. `fork`: begin a further sequence of the trajectory with the conversation
-    rendered again, as a server shows it. `refuse`: refuse the run."""
+    """What to do if the chat template renders earlier turns differently once others follow (Qwen3 drops earlier thinking). `keep`: the
+    policy continues to see the tokens that it produced. `fork`: the trajectory continues in a new sequence, with the conversation rendered
+    again as a server would. `refuse`: the run is refused."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the loop's defaults for other keys, as plain containers; any layer that gives a key overrides them."""
+        """Return the loop's defaults for other keys, as plain containers; any config layer that gives a key overrides its default."""
         return {}

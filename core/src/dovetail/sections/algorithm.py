@@ -1,4 +1,4 @@
-"""The `algorithm` section: what makes the algorithm, each part a plugin or a number. Nothing here imports torch."""
+"""The `algorithm` section: the parts of the algorithm, each a plugin or a number. Nothing here imports torch."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ class KlInLossSection:
     """A KL penalty to the reference policy inside the loss."""
 
     estimator: Literal["k1", "abs", "k2", "k3", "k1+", "k3+"] = "k3"
-    """KL estimator (joschu.net/blog/kl-approx.html); `+` takes the gradient of k2."""
+    """KL estimator (joschu.net/blog/kl-approx.html); with `+`, the gradient is that of k2."""
     coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
     """Weight of the penalty."""
     controller: PluginSection = plugin_field("kl_controller", "fixed")
-    """How the penalty's weight moves during the run."""
+    """The controller of the penalty's weight during the run."""
 
 
 @attrs.frozen(kw_only=True)
 class KlInRewardSection:
-    """A KL penalty to the reference policy, taken off each token's reward before advantages are estimated."""
+    """A KL penalty to the reference policy, subtracted from each token's reward before advantages are estimated."""
 
     estimator: Literal["k1", "abs", "k2", "k3"] = "k1"
     """KL estimator (joschu.net/blog/kl-approx.html)."""
     coef: float = attrs.field(default=0.001, validator=attrs.validators.ge(0))
     """Weight of the penalty."""
     controller: PluginSection = plugin_field("kl_controller", "fixed")
-    """How the penalty's weight moves during the run."""
+    """The controller of the penalty's weight during the run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,16 +69,16 @@ class OverlongPenaltySection:
 
 @attrs.frozen(kw_only=True)
 class LogProbCheckSection:
-    """The log-probability check: the tolerance between the rollout's and the trainer's log-probabilities."""
+    """The check that rollout and trainer compute the same log-probabilities: its frequency and tolerances."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
-    """Steps from one measurement to the next, beginning with the first step; 0 measures only where the log-probabilities exist anyway."""
+    """Steps between measurements, beginning with the first step; 0 measures only if the log-probabilities are computed anyway."""
     samples: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Samples that the trainer scores for the measurement, where it would not score them anyway."""
+    """Number of samples that the trainer scores for a measurement, if it does not score all samples anyway."""
     warn_above: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
-    """Mean difference of a token's probabilities, the rollout's and the trainer's, above which the run warns."""
+    """Mean difference between a token's probabilities in rollout and trainer above which the run warns."""
     stop_above: float | None = attrs.field(default=0.1, validator=NOT_NEGATIVE)
-    """Mean difference of a token's probabilities above which the run stops before any weight changes; None for never."""
+    """The same difference above which the run stops before any weight changes; None for never."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,13 +86,13 @@ class AlgorithmSection:
     """The algorithm: estimator, losses, filters, penalties, stages."""
 
     preset: PluginSection | None = plugin_field("preset", None)
-    """A published combination of the keys below; keys given beside its name or in later layers win over it."""
+    """A published combination of the keys below; keys given beside the preset's name or in later config layers override the preset."""
     advantage: PluginSection = plugin_field("advantage", "grpo")
     """The advantage estimator."""
     policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")
     """The loss of each token."""
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
-    """How token losses become one number."""
+    """The aggregation of token losses into one number."""
     kl: KlSection = attrs.field(factory=KlSection)
     """Penalty towards the reference policy."""
     entropy: EntropySection = attrs.field(factory=EntropySection)
@@ -102,11 +102,11 @@ class AlgorithmSection:
     )
     """Filters that leave samples out of training, in order."""
     max_generation_rounds: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Rounds of generation a step may take to replace groups that a filter left out; 1 replaces none."""
+    """Maximum rounds of generation in a step, which replace groups that a filter left out; 1 replaces none."""
     stages: tuple[PluginSection, ...] = plugin_field("stage", None, collection="list")
-    """Further stages of a step, each in its phase behind those of the stage set, as far as its `before` and `after` allow."""
+    """Further stages of a step. Each runs in its phase after the stages of the stage set, as far as its `before` and `after` allow."""
     stage_set: PluginSection = plugin_field("stage_set", "standard")
-    """The stages that a step may have without being named here, and their order."""
+    """The set of stages that a step may have without being named in `stages`, and their order."""
     overlong_penalty: OverlongPenaltySection | None = None
     """A penalty on responses that come near the length limit; None for none."""
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)

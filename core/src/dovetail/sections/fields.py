@@ -1,4 +1,4 @@
-"""What config sections are made of: fields that select plugins, their metadata, and the base of every plugin's config."""
+"""Parts of config sections: fields that select plugins, their metadata, and the base of every plugin's config."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import attrs
 
 PLUGIN_KIND = "dovetail.plugin_kind"
-"""Metadata key: this field holds a plugin section of that kind."""
+"""Metadata key: the kind of the plugins whose sections the field holds."""
 PLUGIN_DEFAULT = "dovetail.plugin_default"
 """Metadata key: the plugin that an absent section selects; None means no plugin."""
 COLLECTION = "dovetail.collection"
-"""Metadata key: `list` or `dict` where the field holds several plugin sections."""
+"""Metadata key: `list` or `dict` if the field holds several plugin sections."""
 SELECTORS = ("name", "path", "attribute")
-"""The keys of a plugin's section that select it."""
+"""The keys of a plugin's section that select the plugin."""
 VERBATIM = "dovetail.verbatim"
 """Metadata key: the value is never interpolated (prompts, templates, patterns)."""
 ONE_OR_MANY = "dovetail.one_or_many"
 """Metadata key: a bare string stands for a list of one."""
 
 Validator: TypeAlias = Any
-"""One of attrs' validators, or several, for fields of different types: attrs types each for one field type only."""
+"""One or more attrs validators, for a field of any type; attrs' own types fit one field type only."""
 COUNT: Validator = (attrs.validators.ge(1), attrs.validators.le(2**20))
-"""Validators of a count of prompts, samples, passes or replicas: a step takes no more."""
+"""Validators of a count of prompts, samples, passes or replicas, up to 2^20."""
 TOKENS: Validator = (attrs.validators.ge(1), attrs.validators.le(2**24))
-"""Validators of a length in tokens: no model reads more."""
+"""Validators of a length in tokens, up to 2^24."""
 AT_LEAST_ONE: Validator = attrs.validators.optional(attrs.validators.ge(1))
 """Validator of a count that may be absent."""
 ABOVE_ZERO: Validator = attrs.validators.optional(attrs.validators.gt(0))
@@ -45,7 +45,7 @@ def _json_values(_section: object, attribute: attrs.Attribute[Any], value: objec
 
 
 JSON_VALUES: Validator = _json_values
-"""Validator of a mapping that holds what JSON can say."""
+"""Validator of a mapping of JSON values."""
 
 
 def plugin_field(
@@ -55,14 +55,13 @@ def plugin_field(
     collection: Literal["list", "dict"] | None = None,
     factory: Callable[[], PluginSection] | None = None,
 ) -> Any:
-    """Return a field whose section is narrowed to the Config class of the plugin that its `name` selects.
+    """Return a field of a plugin's section, which loads as the Config class of the plugin that `name` selects.
 
     Args:
         kind: the kind of the plugin.
-        default: name of the plugin where none is selected.
-        collection: whether the field holds several plugins.
-        factory: makes the default section, of the kind's base class; its values take precedence over the defaults of
-            the plugin's Config.
+        default: the name of the plugin if none is selected.
+        collection: `list` or `dict` if the field holds several plugins.
+        factory: the function that makes the default section, of the kind's base class; its values override defaults of the plugin's Config.
     """
     factories: dict[str | None, Any] = {
         "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),
@@ -77,10 +76,10 @@ def plugin_field(
 
 @attrs.frozen(kw_only=True)
 class PluginSection:
-    """Base of every plugin's config: which plugin, by name or by file."""
+    """Base of every plugin's config; it selects the plugin, by name or by file."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys that other plugins of the kind, or the engine itself, have, and this one lacks, each with the text of an error, such as
+    """Keys that other plugins of the kind or the engine itself have but this plugin lacks, each with the text of an error, such as
     `{"mode": "its replicas are always servers: leave it out"}`."""
 
     name: str | None = None
@@ -88,7 +87,7 @@ class PluginSection:
     path: str | None = None
     """A Python file that holds the plugin, in place of a package."""
     attribute: str | None = None
-    """The class or function in that file."""
+    """The plugin's class or function in the file `path`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -96,12 +95,12 @@ class PresetSection(PluginSection):
     """Base of every preset's config."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the config that the preset stands for, as plain containers; `${key.path}` may refer to any key."""
+        """Return the settings of the preset, as plain containers; values may refer to any key by `${key.path}`."""
         return {}
 
 
 def own_fields(config: PluginSection) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the fields that a plugin adds to its section: name, value and default (`attrs.NOTHING` where there is none)."""
+    """Yield the fields that a plugin adds to its section: name, value and default (`attrs.NOTHING` if there is none)."""
     for field in attrs.fields(type(config)):
         if field.name not in attrs.fields_dict(PluginSection):
             default: Any = field.default

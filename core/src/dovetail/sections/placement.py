@@ -1,4 +1,4 @@
-"""Where roles live: pools of ranks, and what a runtime's config says of them. Nothing here imports a runtime."""
+"""Placement of roles: pools of ranks, and the base of every runtime's config. Nothing here imports a runtime."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ TRANSPORT_WITHIN_A_PROCESS = "in_process"
 class Pool:
     """Some ranks, and the roles that share them.
 
-    Training roles of one pool run in the same processes, one a rank; rollout replicas have processes of their own,
-    on the same accelerators where they are in the same pool.
+    Training roles of one pool run in the same processes, one a rank; rollout replicas have separate processes, on the same accelerators if
+    they share the pool.
     """
 
     name: str
     """Name of the pool in the config."""
     roles: tuple[str, ...]
-    """Roles that live here: `actor`, `critic`, `ref`, `rollout`, …"""
+    """Roles in the pool: `actor`, `critic`, `ref`, `rollout`, …"""
     nodes: int = 1
     """Number of machines."""
     ranks_per_node: int = 1
-    """Training processes on each machine: one an accelerator, or as many as the config gives to CPUs."""
+    """Training processes on each machine: one for each accelerator, or the configured number on CPUs."""
     accelerators: bool = False
-    """Whether every rank has an accelerator of its own; otherwise it computes on CPUs."""
+    """Whether every rank has its own accelerator; otherwise ranks compute on CPUs."""
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of a training group that lives here."""
+        """Number of ranks of a training group in the pool."""
         return self.nodes * self.ranks_per_node
 
     def described(self) -> str:
-        """Return its size in words, such as `2 nodes × 8 accelerators`."""
+        """Return the size of the pool as text, such as `2 nodes × 8 accelerators`."""
         unit = "accelerator" if self.accelerators else "CPU process"
         plural = "accelerators" if self.accelerators else "CPU processes"
         each = f"{self.ranks_per_node} {unit if self.ranks_per_node == 1 else plural}"
@@ -50,8 +50,8 @@ class RuntimeSection(PluginSection):
     """Base of every runtime's config."""
 
     environments: dict[str, str] = attrs.field(factory=dict)
-    """Roles whose processes run in a Python environment of their own, such as `{rollout: /opt/vllm}`: the path of a
-    virtual environment or of its interpreter. Needs a runtime that starts processes, such as `ray`."""
+    """Separate Python environments by role, such as `{rollout: /opt/vllm}`: the path of a virtual environment or of its interpreter. Needs
+    a runtime that starts processes, such as `ray`."""
 
     @property
     def in_process(self) -> bool:
@@ -60,17 +60,17 @@ class RuntimeSection(PluginSection):
 
     @property
     def roles_apart(self) -> frozenset[str]:
-        """Roles whose processes run in another Python environment, where their needs are checked."""
+        """Roles whose processes run in another Python environment, in which the required packages are checked."""
         return frozenset(self.environments)
 
     @classmethod
     def describe_environment(
         cls, role: str, path: str, plugins: Iterable[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return a lock's entry for the environment of a role: its `path`; where it is on this machine, its `python` and `packages` too.
+        """Return the plugin lock's entry for a role's environment: `path`, and `python` and `packages` if it is on this machine.
 
         Args:
-            role: the role whose processes run there.
+            role: the role whose processes run in the environment.
             path: the path as written in the config.
             plugins: the plugin entries of the run's lock.
         """
@@ -79,19 +79,19 @@ class RuntimeSection(PluginSection):
     def unfit_environments(
         self, plugins: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> Iterator[DovetailError]:
-        """Yield the differences that keep roles' environments from working with this one.
+        """Yield an error for each difference that keeps a role's environment from working with this one.
 
         Args:
-            plugins: kind, name and distribution of what the processes of each role load, by role.
+            plugins: kind, name and distribution of the plugins that the processes of a role load, by role.
         """
         yield from ()
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
-        """Return the pools of these roles: every role is in exactly one pool, and no pool is without a role.
+        """Return the pools of these roles. Every role is in exactly one pool, and every pool has a role.
 
         Raises:
-            PlanError: the sizes make no sense, a pool or an environment names a role that is not there, or the runtime
-                has no processes to run in another environment.
+            PlanError: the pool sizes are invalid, a pool or environment names an unknown role, or the runtime supports no other
+                environment.
         """
         check_environments(self.environments, roles)
         for role, path in self.environments.items():
@@ -103,16 +103,16 @@ class RuntimeSection(PluginSection):
         return (Pool(name="this process", roles=tuple(roles)),)
 
     def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
-        """Return why a run with these pools can't start on this machine; None where it can, or would run on other machines."""
+        """Return an error if a run with these pools can't start on this machine; None if the run can, or would use other machines."""
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:
-        """Return the default weight transport, for configs that name none.
+        """Return the name of the weight transport for configs that name none.
 
-        It is asked where `in_process` is False, or the engine loads weights in the replicas' own processes.
+        Called if `in_process` is False, or if the engine loads weights in the replicas' own processes.
 
         Args:
-            joined: whether the replicas join engines that run already, elsewhere.
+            joined: whether the replicas connect to engines that already run elsewhere.
         """
         return TRANSPORT_WITHIN_A_PROCESS
 
@@ -123,7 +123,7 @@ def check_environments(
     """Check that every environment belongs to a role of the run; `key` is the config key for messages.
 
     Raises:
-        PlanError: an environment's role does not exist; names it and the nearest one.
+        PlanError: an environment's role does not exist; the error names it and the nearest role.
     """
     for role in environments:
         if role not in roles:

@@ -1,4 +1,4 @@
-"""What to profile: which roles and ranks, over which steps, with what."""
+"""The `profile` section: roles and ranks to profile, the steps, and the tool."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ class ProfileSection:
     """Profiling of training workers over some steps; files go to `profiles/` in the run directory."""
 
     tool: str | None = None
-    """`torch`: a Chrome trace of operators and kernels, for Perfetto (`<role>-rank<r>-steps<a>-<b>.json.gz`). `memory`: the
-    accelerator's allocations, for pytorch.org/memory_viz (`….pickle`). `nsys`: marks the steps and every call of a worker
-    (NVTX) for Nsight Systems, under which the run is started:
-    `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop dovetail train …`. A package
-    brings further tools by an entry point of the group `dovetail.profiler`."""
+    """`torch`: a Chrome trace of operators and kernels, for Perfetto (`<role>-rank<r>-steps<a>-<b>.json.gz`). `memory`: the accelerator's
+    allocations, for pytorch.org/memory_viz (`….pickle`). `nsys`: marks the steps and every call of a worker (NVTX) for Nsight Systems,
+    under which the run is started: `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop dovetail train
+    …`. Packages add tools by entry points of the group `dovetail.profiler`."""
     roles: tuple[str, ...] = attrs.field(default=("actor",), metadata={ONE_OR_MANY: True})
-    """Roles whose workers are profiled: `actor`, `critic`, `ref`, or a name of `roles`. Roles that share a process share its file, named
-    after the first."""
+    """Roles whose workers are profiled: `actor`, `critic`, `ref`, or a name of `roles`. Roles in the same process share one file, named
+    after the first role."""
     steps: tuple[int, int] = (2, 2)
-    """First and last step; the first step of a run also warms up."""
+    """First and last profiled step; the first step of a run also warms up."""
     ranks: tuple[int, ...] = (0,)
-    """Ranks of each role."""
+    """Profiled ranks of each role."""

@@ -22,7 +22,7 @@ from dovetail.sections.fields import (
 
 @attrs.frozen(kw_only=True)
 class ValidationSamplingSection:
-    """How validation samples. Temperature 0 is greedy."""
+    """Sampling in validation. Temperature 0 is greedy."""
 
     n: int = attrs.field(default=1, validator=COUNT)
     """Responses a prompt."""
@@ -31,15 +31,15 @@ class ValidationSamplingSection:
     top_p: float = attrs.field(
         default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
-    """Nucleus mass."""
+    """Probability mass of nucleus sampling; 1 means all."""
     top_k: int = -1
     """Only the k most likely tokens; -1 means all."""
     max_response_length: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(TOKENS)
     )
-    """Most tokens generated for a response; data.max_response_length where absent."""
+    """Maximum tokens generated for a response; by default data.max_response_length."""
     pass_threshold: float = 0.5
-    """pass@k: a sample passes where its reward's `acc`, `accuracy` or `correct`, or else its score, is at least this."""
+    """Threshold of pass@k: a sample passes if its reward's `acc`, `accuracy` or `correct`, or else its score, is at least this."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,8 +47,8 @@ class WeightCheckSection:
     """Fixed token sequences that rollout and trainer both score: their log-probabilities must agree."""
 
     every: int = attrs.field(default=10, validator=attrs.validators.ge(0))
-    """Updates from one check to the next, beginning with the first; a check also follows every restart. 0 never checks. Engines without the
-    capability `scores` are not checked."""
+    """Weight updates between checks, beginning with the first update; a check also follows every restart of an engine. 0 never checks.
+    Engines without the capability `scores` are not checked."""
     sequences: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     """Number of sequences."""
     tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
@@ -67,11 +67,11 @@ class RolloutSection(PluginSection):
     agent_loop: PluginSection | None = plugin_field("agent_loop", "single_turn")
     """The agent loop, which produces a sample: `single_turn`, one response to the prompt, or an episode of many turns."""
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.ge(1e-6))
-    """Logits are divided by it."""
+    """Divisor of the logits."""
     top_p: float = attrs.field(
         default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
-    """Nucleus mass."""
+    """Probability mass of nucleus sampling; 1 means all."""
     top_k: int = -1
     """Only the k most likely tokens; -1 means all."""
     stop: tuple[str, ...] = attrs.field(default=(), metadata={VERBATIM: True})
@@ -79,61 +79,62 @@ class RolloutSection(PluginSection):
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, besides the model's own end of sequence."""
     ignore_eos: bool = False
-    """Go on past the end of sequence up to the maximum length: for benchmarks."""
+    """Continue past the end of sequence up to the maximum length, for benchmarks."""
     replicas: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
-    """Engine replicas; None means one in this process, or as many as fit the ranks of its pool."""
+    """Engine replicas; None means one in this process, or as many as fit the ranks of the rollout's pool."""
     weight_transport: PluginSection | None = plugin_field("weight_transport", None)
-    """How new weights reach the engine; None leaves the choice to the runtime."""
+    """The transport of new weights to the engine; None leaves the choice to the runtime."""
     validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
     """Sampling in validation."""
     partial_rollout: bool = False
-    """Where a trainer generates ahead: cut running responses short when weights are sent or the engine sleeps, and continue them
-    under the new weights. Else they end first, and the longest is waited for."""
+    """If a trainer generates ahead: interrupt running responses when weights are sent or the engine sleeps, and continue them under the new
+    weights. If off, all running responses end first."""
     keep_cache: bool = False
-    """With `partial_rollout`: when weights are sent, running responses stay in the engine and go on with the keys and values that
-    older weights made, which costs no computing anew. Needs an engine with the capability `keeps_cache`."""
+    """With `partial_rollout`: when weights are sent, running responses stay in the engine and continue with the keys and values of the
+    older weights, without recomputing them. Needs an engine with the capability `keeps_cache`."""
     stall_seconds: float = attrs.field(default=300.0, validator=attrs.validators.gt(0))
-    """Seconds without a response or a score after which a waiting trainer logs what it waits for and where: the warning
-    `rollout_stalled`, and the metric `rollout/stalls`. The run continues to wait."""
+    """Seconds without a response or a score after which a waiting trainer logs the warning `rollout_stalled`, which says what is missing,
+    and the metric `rollout/stalls`. The run continues to wait."""
     offload: bool = False
     """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
     weight_check: WeightCheckSection = attrs.field(factory=WeightCheckSection)
     """The comparison of the engine's log-probabilities with the trainer's, after an update of weights."""
     max_restarts: int = attrs.field(default=2, validator=attrs.validators.ge(0))
-    """How often in a row replicas that failed are started again before the run stops."""
+    """Maximum number of consecutive restarts of failed replicas before the run stops."""
 
     @property
     def in_process(self) -> bool:
-        """Whether the engine loads its weights in the worker's own process, and not in processes that it starts."""
+        """Whether the engine loads its weights in the worker's own process, not in child processes."""
         return True
 
     @property
     def starts_beside(self) -> bool:
-        """Whether the rollout may start while training models load in the same process or on the same accelerators. Then it measures
-        free memory only while it holds the turn to load (`dovetail.workers.loading`), or not at all.
+        """Whether the rollout may start while training models load in the same process or on the same accelerators.
+
+        If so, the engine measures free memory only while it holds the lock for loading (`dovetail.workers.loading`), or not at all.
         """
         return False
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Modules that the rollout imports when it starts in a worker's process, beside other roles."""
+        """Modules that the rollout imports when it starts in a process with other roles."""
         return ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of running engines that the replicas join, one each; empty where each replica starts its own."""
+        """Addresses of running engines, one for each replica to join; empty if each replica starts its own engine."""
         return ()
 
     @property
     def joined(self) -> int:
-        """The number of running engines that the replicas join, which take no ranks; 0 where each replica starts its own."""
+        """The number of running engines that replicas join, which take no ranks; 0 if each replica starts its own engine."""
         return len(self.addresses)
 
     def joining(self, address: str) -> Self:
         """Return the config for one replica that joins the running engine at an address.
 
         Raises:
-            ConfigError: engines of this kind can't be joined, or the address is not one of an engine.
+            ConfigError: engines of this kind can't be joined, or the address is not that of an engine.
         """
         raise ConfigError(
             f"rollout {self.name!r} joins no engines that run already: no server can be added to its pool",
@@ -141,34 +142,33 @@ class RolloutSection(PluginSection):
         )
 
     def ranks_per_replica(self) -> int:
-        """Return ranks of its pool (accelerators, or CPU processes) that one replica takes."""
+        """Return the number of ranks (accelerators, or CPU processes) of the pool that one replica takes."""
         return 1
 
     def memory_share(self) -> tuple[str, float] | None:
-        """Return the setting by which the engine takes a share of an accelerator's memory, and that share; None where it takes what it
-        needs.
-        """
+        """Return the setting for the engine's share of accelerator memory, and its value; None if the engine takes what it needs."""
         return None
 
     @property
     def bounds_cache(self) -> bool:
-        """Whether the engine takes no more of its share than the run's samples fill (`PluginContext.cache_tokens`)."""
+        """Whether the engine's memory share is limited to what the run's samples fill (`PluginContext.cache_tokens`)."""
         return False
 
     def most_running(self) -> int | None:
-        """Return the maximum of samples that a replica generates concurrently; further ones wait. None where the engine decides."""
+        """Return the maximum number of samples that a replica generates concurrently; None if the engine decides."""
         return None
 
     def cache_problem(self) -> str | None:
-        """Return why an engine with the capability `keeps_cache` can't keep keys and values over an update under this config, in words that
-        follow its name; None where it can.
+        """Return why the engine can't keep keys and values over a weight update under this config; None if it can.
+
+        Called for engines with the capability `keeps_cache`. In the error, the text follows the engine's name.
         """
         return None
 
     def truncation(self) -> Mapping[str, tuple[object, object]]:
-        """Return the settings that truncate the sampling distribution: field → its value, and its neutral value. Only those in effect.
+        """Return the settings in effect that truncate the sampling distribution: field → (value, neutral value).
 
-        An engine with a setting of its own for that, such as a min-p, adds it:
+        An engine with a further setting of this kind, such as a min-p, adds it:
         `{**super().truncation(), **({"min_p": (self.min_p, 0.0)} if self.min_p else {})}`.
         """
         found: dict[str, tuple[object, object]] = {}
@@ -179,13 +179,16 @@ class RolloutSection(PluginSection):
         return found
 
     def adapter_problem(self, rank: int | None) -> str | None:
-        """Return why an engine with the capability `lora` can't apply adapters of this rank under this config, and the fix; None where it
-        can, or the rank is unknown.
+        """Return why the engine can't apply adapters of this rank under this config, and the fix; None if it can, or `rank` is None.
+
+        Called for engines with the capability `lora`.
         """
         return None
 
     def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
-        """Return why an engine with the capability `lora` can't apply such adapters under this config, in words that follow its
-        name; None where it can, as far as is known. By default the rank alone is judged, by `adapter_problem`.
+        """Return why the engine can't apply such adapters under this config; None if it can, as far as known.
+
+        Called for engines with the capability `lora`. In the error, the text follows the engine's name. By default only the rank is judged,
+        by `adapter_problem`.
         """
         return self.adapter_problem(adapter.rank)

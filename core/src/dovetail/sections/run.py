@@ -45,7 +45,7 @@ class ModelSection:
     """Compute dtype of forward passes and generation; master weights are float32. float16 would need loss scaling: small
     gradients vanish in it."""
     tokenizer_path: str | None = None
-    """Tokenizer directory or hub id; the model's own where absent."""
+    """Tokenizer directory or hub id; the by default the model's own."""
     chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
     """A Jinja chat template, or the path of a file that holds one; replaces the tokenizer's own."""
     trust_remote_code: bool = False
@@ -55,22 +55,22 @@ class ModelSection:
     attn_implementation: str = "sdpa"
     """transformers' attention implementation."""
     override_config: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
-    """Values in place of those in the model's config.json, such as `{max_position_embeddings: 32768}`; values of a part, such as
-    `text_config`, stand below its name. They hold for training, rollout, planning and exported models. Roles with a `path` of their own
-    have their own."""
+    """Values that replace those of the model's config.json, such as `{max_position_embeddings: 32768}`; values of a part, such as
+    `text_config`, stand below the part's name. They apply to training, rollout, planning and exported models. Roles with a `path` of their
+    own have their own overrides."""
 
 
 @attrs.frozen(kw_only=True)
 class MixtureSection:
-    """A dataset of a mixture."""
+    """One dataset of `data.mixture`."""
 
     files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Weight of the dataset in an epoch, which is divided by the sum of all weights. None, for all datasets: as many prompts or examples
-    as each has rows."""
+    """Weight of the dataset in an epoch, divided by the sum of all weights. None (for all datasets): each gives as many prompts or examples
+    as it has rows."""
     prompt_key: str | None = None
-    """Column that holds the prompt; `data.prompt_key` where absent."""
+    """Column that holds the prompt; by default `data.prompt_key`."""
 
 
 def _whole_mixture(
@@ -91,25 +91,26 @@ def _whole_mixture(
 
 @attrs.frozen(kw_only=True)
 class DataSection:
-    """Where prompts are read, and how many a step takes."""
+    """The prompts or examples, and how many a step takes."""
 
     train_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     mixture: dict[str, MixtureSection] = attrs.field(factory=dict, validator=_whole_mixture)
-    """Several datasets by name with weights, in place of `train_files`: `{math: {files: math.parquet, weight: 3}, chat: {files: chat.jsonl, weight: 1}}`.
-    An epoch has as many prompts as they have rows together; a dataset may come several times in it, or in part."""
+    """Several datasets by name with weights, in place of `train_files`: `{math: {files: math.parquet, weight: 3}, chat: {files: chat.jsonl,
+    weight: 1}}`. An epoch has as many prompts as all datasets have rows together; by weight, a dataset is repeated or used in part."""
     streaming: Literal["auto"] | bool = "auto"
-    """For trainers on examples of a dataset: read training rows when they are needed, and tokenise ahead. Rows that are too long are
-    then left out, and faulty ones found, as they are read. auto: where rows have more than 67 million characters, which take a process about a minute. A row's
-    tokens are kept on disk either way, and read from there by the next start."""
+    """For trainers on examples of a dataset: read training rows when they are needed, and tokenise ahead. Overlong rows are then left out,
+    and faulty rows found, when they are read. auto: stream if the rows have more than 67 million characters, which take a process about a
+    minute. In either case tokens are kept on disk, where the next start reads them."""
     processes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Processes that tokenise examples, where there are more than 8,192 of them that the cache lacks; None: one for each core, at most 8."""
+    """Processes that tokenise examples, if the cache lacks more than 8,192 examples; None: one for each core, at most 8."""
     cache_dir: str | None = None
-    """Directory of the cache of tokens, and of what compressed files hold. It may be deleted at any time. None: `$DOVETAIL_CACHE`, or `~/.cache/dovetail`."""
+    """Directory of the cache of tokens and of decompressed files, which may be deleted at any time. None: `$DOVETAIL_CACHE`, or
+    `~/.cache/dovetail`."""
     max_bad_rows: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Rows that may be left out because something is wrong with them. They are named in `bad_rows.jsonl` in the run directory."""
+    """Maximum number of faulty rows to leave out; `bad_rows.jsonl` in the run directory names them."""
     shuffle_window: int = attrs.field(default=16384, validator=COUNT)
-    """Where rows are streamed: how many are shuffled among one another, and tokenised ahead; groups of them are shuffled before."""
+    """Number of streamed rows that are shuffled together and tokenised ahead; groups of rows are shuffled before."""
     val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
@@ -119,12 +120,12 @@ class DataSection:
     prompt_key: str = "prompt"
     """Column that holds the prompt: messages, or a plain string."""
     messages_key: str = "messages"
-    """Column that holds an example's conversation; one without that column is made of a prompt and a response."""
+    """Column that holds an example's conversation; without this column, an example is made of a prompt and a response."""
     image_key: str = "images"
     """Column that holds the prompt's images: paths, bytes, or mappings with `bytes` or `path`."""
     media_dir: str | None = None
-    """Directory in which images that have no file of their own are kept, by their content. All processes of a run read
-    it. None: `media` in `output_dir`."""
+    """Directory for images that have no file of their own, named by their content. All processes of a run read this directory. None:
+    `media` in `output_dir`."""
     train_batch_size: int = attrs.field(default=128, validator=COUNT)
     """Prompts a step, each with rollout.n samples; or examples a step, for trainers on examples of a dataset."""
     val_batch_size: int | None = attrs.field(
@@ -132,36 +133,37 @@ class DataSection:
     )
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Longest prompt in tokens; for an example without `max_length`, most tokens before the first one that is trained on."""
+    """Maximum tokens of a prompt; without `max_length`, also of an example before its first trained token."""
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Most tokens generated for a response; for an example without `max_length`, most tokens from the first one that is trained on."""
+    """Maximum tokens generated for a response; without `max_length`, also of an example from its first trained token on."""
     max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
-    """Longest example in tokens, prompt and response together, in place of the two limits above. For trainers on examples of a dataset."""
+    """Maximum tokens of an example, prompt and response together, in place of the two limits above. For trainers on examples of a
+    dataset."""
     overlong_prompts: Literal[
         "filter", "error", "truncate_left", "truncate_right", "truncate_middle"
     ] = "filter"
-    """What happens to longer prompts and examples: filtered and counted, refused, or cut at their beginning, end or middle. Prompts are cut to
-    `max_prompt_length`, conversations to `max_length`; without that `truncate_right` alone cuts them, behind the last token within `max_response_length`
-    that is trained on. Prompts whose images would be cut, and conversations that would lose an image or all trained tokens, are filtered
-    even then."""
+    """What happens to longer prompts and examples: filtered and counted, refused, or cut at the beginning, end or middle. Prompts are cut
+    to `max_prompt_length`, conversations to `max_length`. Without `max_length`, only `truncate_right` cuts conversations, after the last
+    trained token within `max_response_length`. Prompts whose images would be cut, and conversations that would lose an image or all trained
+    tokens, are filtered instead."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
-    """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
-    assistant's message, or as it stands."""
+    """How a plain-string prompt reaches the model: as a user message, or unchanged. An example's response follows as the assistant's
+    message, or unchanged."""
     continue_answer: bool = False
-    """Whether the policy continues an answer that the prompt's last message, the assistant's, begins; otherwise such prompts are bad rows.
-    For trainers that generate."""
+    """Whether the policy continues an answer that an assistant's message at the end of the prompt begins; otherwise such prompts are faulty
+    rows. For trainers that generate."""
     control_tokens: Literal["text", "allow"] = "text"
-    """Whether control tokens, such as `<|im_end|>`, that messages, tools' results and observations spell out are encoded as text or
-    become the tokens. Raw texts always keep them."""
+    """Encoding of control tokens, such as `<|im_end|>`, that are spelt out in messages, tools' results and observations: as text, or as the
+    tokens (allow). Raw texts always keep the tokens."""
     trained_turns: Literal["all", "last"] = "all"
-    """Which of the assistant's turns in an example of messages are trained on; in either case none with `weight: 0`."""
+    """Assistant's turns of a conversation that are trained on; turns with `weight: 0` never are."""
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
-    """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads.
-    Exported models keep them, as defaults in their chat template."""
+    """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads. Exported models
+    keep the arguments as defaults of their chat template."""
 
     @property
     def longest(self) -> tuple[int, str]:
-        """The tokens of the longest possible sample, and the keys that limit it."""
+        """Length of the longest possible sample in tokens, and the keys that limit the length."""
         if self.max_length is not None:
             return self.max_length, f"data.max_length = {self.max_length}"
         prompt, response = self.max_prompt_length, self.max_response_length
@@ -170,13 +172,13 @@ class DataSection:
 
     @property
     def training_files(self) -> tuple[str, ...]:
-        """All files with training rows, of a mixture, too."""
+        """All files with training rows, including those of a mixture."""
         return self.train_files + tuple(f for each in self.mixture.values() for f in each.files)
 
 
 @attrs.frozen(kw_only=True)
 class RewardSection:
-    """How responses are scored, and what failures mean."""
+    """The scoring of responses, and the treatment of failures."""
 
     manager: PluginSection = plugin_field("reward_manager", "naive")
     """The plugin that runs the reward functions."""
@@ -185,20 +187,21 @@ class RewardSection:
     functions: dict[str, PluginSection] = plugin_field("reward_function", None, collection="dict")
     """A function for each `data_source`."""
     timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
-    """Seconds after which a sample counts as failed."""
+    """Seconds of scoring after which a sample counts as failed."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Further tries of a retryable failure."""
     concurrency: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Units scored at once; managers that queue for themselves, such as `parallel`, have limits of their own."""
+    """Samples, or groups scored together, that are scored at once; managers with their own queue, such as `parallel`, have their own
+    limits."""
     max_failure_share: float = attrs.field(
         default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
-    """The run stops when a larger share of a step's samples could not be scored."""
+    """Maximum share of a step's samples that may fail to be scored; beyond it the run stops."""
     on_failure: Literal["drop", "refill"] = "drop"
-    """Treatment of a group with samples that could not be scored: drop trains on the others; refill draws new samples for the same prompt
-    in their place."""
+    """Treatment of a group with samples that could not be scored: drop trains on the scored samples; refill replaces failed samples by new
+    samples for the same prompt."""
     refill_rounds: int = attrs.field(default=2, validator=attrs.validators.ge(1))
-    """Most further rounds of generation in a step where on_failure is refill; samples that fail in the last one are left out."""
+    """Maximum further rounds of generation in a step if on_failure is refill; samples that fail in the last round are left out."""
 
 
 def _has_best(section: TrainerSection, _attribute: attrs.Attribute[str], value: str) -> None:
@@ -213,64 +216,66 @@ class TrainerSection(PluginSection):
     """Base of every trainer's config."""
 
     total_epochs: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Passes over the training prompts: they make prompts · epochs / data.train_batch_size steps. Prompts that replace
-    groups which a filter left out come on top, from the passes after."""
+    """Passes over the training prompts, which make prompts · epochs / data.train_batch_size steps. Prompts that replace filtered groups are
+    additional, and come from later passes."""
     total_steps: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Stop after this many steps, whatever the epochs."""
     save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Checkpoint every so many steps; 0 means only at the end."""
+    """Steps between checkpoints; 0 saves only at the end."""
     save_last: bool = True
-    """Checkpoint the last step. A run that is stopped or fails saves what it has finished all the same."""
+    """Save a checkpoint of the last step. A stopped or failed run saves its finished steps in any case."""
     async_save: bool = True
-    """Write checkpoints while training goes on, from a copy in host memory: 12 bytes for each trained parameter, spread over the ranks (a full
-    fine-tuning of 7B parameters: 84 GB). Off, training waits until the checkpoint is on the disk."""
+    """Write checkpoints while training continues, from a copy in host memory: 12 bytes for each trained parameter, spread over the ranks
+    (84 GB for full fine-tuning of 7B parameters). If off, training waits until the checkpoint is on the disk."""
     export: Literal["last", "best", "none"] = attrs.field(default="last", validator=_has_best)
-    """What a run that completes writes to `final/` in its run directory, as a Hugging Face model with its tokenizer: the actor as it is after the
-    last step, that of the best checkpoint (by `best_metric`), or nothing."""
+    """Model that a completed run writes to `final/` in the run directory, in Hugging Face format with the tokenizer: the actor after the
+    last step, the actor of the best checkpoint (by `best_metric`), or none."""
     keep_checkpoints: int | None = attrs.field(
         default=cast("int | None", 3), validator=AT_LEAST_ONE
     )
-    """How many of the newest checkpoints are kept, besides the best one and those of `keep_every`; None keeps all."""
+    """Number of newest checkpoints to keep, besides the best one and those of `keep_every`; None keeps all."""
     keep_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Checkpoints of steps that this number divides, such as 500, are kept for good; 0 keeps none of the older ones."""
+    """Keep every checkpoint whose step is divisible by this number, such as 500; 0 keeps no older checkpoints."""
     copy_to: str | None = None
-    """A second place for the checkpoints that are kept: an address of fsspec, such as `s3://bucket/runs`, to which they are copied behind
-    training. `train` continues from there where the run directory has no checkpoint."""
+    """Address of fsspec, such as `s3://bucket/runs`, to which kept checkpoints are copied in the background. `train` continues from the
+    copies if the run directory has no checkpoint."""
     max_failed_saves: int = attrs.field(default=3, validator=COUNT)
-    """Checkpoints in a row for which the disk has no room, before the last step, after which the run ends with what is saved."""
+    """Number of consecutive saves before the last step that may find no room on the disk; then the run ends with what is saved."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Validate every so many steps; 0 means only before and after."""
+    """Steps between validations; 0 validates only before and after training."""
     validate_before: bool = True
     """Validate before the first step."""
     validate_after: bool = True
     """Validate after the last step."""
     resume: str = "auto"
-    """What `train` does where the run directory holds a run already. auto: continue it from its newest whole checkpoint, from the start where there
-    is none; a finished run stays as it is. never: refuse. The path of a run directory, or of a checkpoint: begin a new run from there;
-    once it has begun, as auto."""
+    """What `train` does if the run directory already holds a run. auto: continue from the newest undamaged checkpoint, or from the start if
+    there is none; a finished run stays as it is. never: refuse. The path of a run directory or checkpoint: begin a new run from that
+    checkpoint; once begun, continue as with auto."""
     run_restarts: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """How often `dovetail train` and `resume` start the run again from its last checkpoint after its process was killed, or ended for
-    lost processes, machines or engines, a full disk or the network; never after other errors, or two times in a row without a new step."""
+    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They do so if its process was
+    killed, or failed for lost processes, machines or engines, a full disk or the network; not after other errors, nor twice without a new
+    step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
     """Samples of each step written for reading; -1 means all."""
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))
     """Samples of each validation written for reading; -1 means all."""
     kept_samples_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
-    """Most bytes of further samples of a run, kept with their advantages and log-probabilities. Of each step these are the best, the
-    worst, the longest, a failed one and the one with the largest advantage, each with the other responses to its prompt. Beyond the
-    limit, those of every second step are removed; 0 keeps none."""
+    """Maximum bytes of further samples of a run, kept with advantages and log-probabilities. These are each step's best, worst and longest
+    sample, a failed one, and the one with the largest advantage, each with the other responses to its prompt. Beyond the limit, the samples
+    of every second step are removed; 0 keeps none."""
     max_log_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
-    """Most bytes of each file below `logs/`, to which workers and engines print; beyond them the older half goes to FILE.1, which is
-    replaced each time. Checked after each step; 0 means no limit."""
+    """Maximum bytes of each file below `logs/`, to which workers and engines print. After each step, the last `max_log_bytes` of a longer
+    file are moved to FILE.1, replacing it; 0 means no limit."""
     best_metric: str | None = None
-    """A validation metric, such as `val/mean@1`; the checkpoint of the step where it was best is kept. None for none."""
+    """A validation metric, such as `val/mean@1`; the checkpoint with its best value is kept. None for no metric."""
     best_is: Literal["auto", "max", "min"] = "auto"
-    """Whether the best is the largest or the smallest; auto: the smallest loss or perplexity, the largest of any other metric."""
+    """Whether the largest or the smallest value is the best; auto: the smallest of a loss or perplexity, the largest of any other
+    metric."""
     deterministic: bool = False
-    """Use deterministic kernels where they cost speed."""
+    """Use deterministic kernels, even if they are slower."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the trainer's defaults for other keys, as plain containers; any layer that gives a key overrides them."""
+        """Return the trainer's defaults for other keys, as plain containers; any config layer that gives a key overrides its default."""
         return {}
 
 
@@ -308,20 +313,20 @@ class RunConfig:
     seed: int = attrs.field(
         default=1, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)]
     )
-    """Every random stream derives from it, and so does what rewards and plugins draw from torch's generator of the CPU. Reward
-    calls at the same time in one process draw in no fixed order: set `reward.concurrency` to 1, or use `parallel`, which seeds each call."""
+    """Seed of every random stream, and of torch's CPU generator, from which rewards and plugins draw. Concurrent reward calls in one
+    process draw in no fixed order: set `reward.concurrency` to 1, or use `parallel`, which seeds each call."""
     project: str = "dovetail"
     """First folder below `output_dir`."""
     experiment: str = "default"
     """Second folder below `output_dir`."""
     output_dir: str = "runs"
-    """Where run directories go."""
+    """Directory that contains the run directories."""
     model: ModelSection
     """The policy's model and tokenizer."""
     data: DataSection = attrs.field(factory=DataSection)
     """The prompts or examples, and how many a step takes."""
     source: PluginSection | None = plugin_field("source", None)
-    """Where samples come from; the trainer's source where absent: `rollouts`, or `examples` for one that trains on a dataset's examples."""
+    """The source of samples; by default the trainer's: `rollouts`, or `examples` for a trainer on a dataset's examples."""
     rollout: RolloutSection = plugin_field("rollout", "hf")
     """The rollout engine and how it samples."""
     actor: ActorSection = attrs.field(factory=ActorSection)
@@ -343,7 +348,7 @@ class RunConfig:
     tracking: tuple[PluginSection, ...] = plugin_field(
         "tracker", "console jsonl", collection="list"
     )
-    """The trackers, which receive the metrics. Of the default, those that are not installed are left out."""
+    """The trackers, which receive the metrics. Default trackers that are not installed are left out."""
     preflight: PreflightSection = attrs.field(factory=PreflightSection)
     """The checks before a run."""
     profile: ProfileSection = attrs.field(factory=ProfileSection)
@@ -357,8 +362,9 @@ class RunConfig:
         return {name: getattr(self, name) for name in _OWN_SECTIONS} | self.roles
 
     def plugin_sections(self) -> Iterator[tuple[str, str, PluginSection | None]]:
-        """Yield key path, kind and section of every plugin that the config selects directly, except trainer and source; the selected
-        plugins may select more.
+        """Yield key path, kind and section of every plugin that the config selects directly, except trainer and source.
+
+        The selected plugins may select further plugins.
         """
         yield "actor.engine", "engine", self.actor.engine
         yield "critic.engine", "engine", self.critic.engine
@@ -381,7 +387,7 @@ class RunConfig:
             yield f"tracking[{i}]", "tracker", tracker
 
     def model_section(self, role: str) -> ModelSection:
-        """Return the model section of a role: `model`, with the path and the overrides of the role's section where it has some."""
+        """Return the model section of a role: `model`, with path and overrides replaced if the role's section gives them."""
         section = self.role_sections[role]
         path = getattr(section, "path", None) or self.model.path
         inherited = self.model.override_config if path == self.model.path else {}

@@ -26,11 +26,11 @@ class OptimSection(PluginSection):
     lr: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
     """Peak learning rate."""
     weight_decay: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
-    """Decoupled weight decay: a step takes lr · weight_decay of each weight off."""
+    """Decoupled weight decay: a step subtracts lr · weight_decay · weight from each weight."""
     schedule: PluginSection = plugin_field(
         "schedule", "constant", factory=lambda: PluginSection(name="constant")
     )
-    """Learning rate after warm-up."""
+    """Schedule of the learning rate after warm-up."""
     warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Optimizer steps of linear warm-up."""
     min_lr_ratio: float = attrs.field(
@@ -58,15 +58,15 @@ class EngineSection(PluginSection):
         return {}
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """Return what the engine sends to the rollout: all weights, or an adapter, for rollouts with the capability `lora`."""
+        """Return what the engine sends to the rollout: all weights, or only an adapter, which needs the rollout capability `lora`."""
         return "full"
 
     def adapter_rank(self) -> int | None:
-        """Return the rank of the adapter where `weight_kind` is "adapter"; None where it is not known."""
+        """Return the rank of the sent adapter if `weight_kind` is "adapter"; None if unknown."""
         return None
 
     def planned_adapter(self) -> PlannedAdapter:
-        """Return the adapter that the engine trains, even where it sends merged weights; by default an adapter of the sent rank."""
+        """Return the adapter that the engine trains, even if merged weights are sent; by default an adapter of rank `adapter_rank`."""
         return PlannedAdapter(rank=self.adapter_rank())
 
     @property
@@ -75,7 +75,7 @@ class EngineSection(PluginSection):
         return False
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """List settings of the engine that each save accelerator memory by themselves, the cheapest first."""
+        """List changes of settings that each save accelerator memory on their own, the cheapest first."""
         return ()
 
     def shards(self, ranks: int) -> int:
@@ -89,14 +89,14 @@ class EngineSection(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class TrainingSection:
-    """How a model is trained, whichever engine does it."""
+    """The training of a model, whatever the engine."""
 
     optim: OptimSection = _optim()
     """Optimizer and schedule."""
     max_tokens_per_micro_batch: int = attrs.field(default=16384, validator=attrs.validators.ge(1))
     """Token budget of one forward and backward pass; the result does not depend on it."""
     grad_clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
-    """Largest gradient norm; 0 clips nothing."""
+    """Maximum gradient norm; 0 clips nothing."""
     offload: bool = False
     """Keep parameters and optimizer off the accelerator while the role does not compute."""
 
@@ -108,7 +108,7 @@ class ActorSection(TrainingSection):
     engine: EngineSection = plugin_field("engine", "fsdp2")
     """The training engine."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """The objective that it minimises; where absent, the policy loss of `algorithm` with its KL penalty and entropy bonus."""
+    """The objective to minimise; by default the policy loss of `algorithm` with KL penalty and entropy bonus."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
@@ -116,49 +116,50 @@ class ActorSection(TrainingSection):
     epochs: int = attrs.field(default=1, validator=COUNT)
     """Passes over each rollout batch."""
     shuffle: bool = False
-    """Cut mini-batches from another order of the prompts in every pass over a rollout batch."""
+    """Draw mini-batches in a new order of the prompts in every pass over a rollout batch."""
     max_kl: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Leave out a step's remaining updates once a mini-batch's KL to the old policy (nats a token) is above this."""
+    """KL of a mini-batch to the old policy (nats a token) above which a step's remaining updates are left out."""
 
 
 @attrs.frozen(kw_only=True)
 class CriticSection(TrainingSection):
-    """The value model; it exists only where something requires `values`, as the advantage estimator `gae` does."""
+    """The value model; it exists only if something requires `values`, as the advantage estimator `gae` does."""
 
     optim: OptimSection = _optim(lr=1e-5)
-    """Optimizer and schedule, of its own."""
+    """Optimizer and schedule of the critic."""
     engine: EngineSection | None = plugin_field("engine", None)
-    """The training engine; the actor's where absent."""
+    """The training engine; by default the actor's."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """The objective that it minimises; where absent, the value loss, with `value_clip` and `loss_aggregation`."""
+    """The objective to minimise; by default the value loss, with `value_clip` and `loss_aggregation`."""
     path: str | None = None
-    """Its starting checkpoint; the actor's where absent. The value head starts at 0 where there is none in it."""
+    """Starting checkpoint; by default the actor's. The value head starts at 0 if the checkpoint has none."""
     override_config: Mapping[str, Any] | None = _override_config()
-    """As `model.override_config`, which holds where this is absent and `path` is absent or the same."""
+    """As `model.override_config`, which is the default if `path` is absent or the same."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
-    """Prompts an optimizer step; the actor's where absent."""
+    """Prompts an optimizer step; by default the actor's."""
     epochs: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
-    """Passes over each rollout batch; the actor's where absent."""
+    """Passes over each rollout batch; by default the actor's."""
     value_clip: float | None = attrs.field(default=0.5, validator=ABOVE_ZERO)
-    """How far a value may move from the one before the step's updates (PPO's value clipping); None for any."""
+    """Maximum change of a value from its value before the step's updates (PPO's value clipping); None for no limit."""
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
-    """How the tokens' value losses become one number."""
+    """The aggregation of token losses into one number."""
     warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """First steps of the run in which the critic alone is trained."""
 
 
 @attrs.frozen(kw_only=True)
 class FollowSection:
-    """How a model that is not trained follows the actor: w ← decay · w + (1 − decay) · w_actor at the end of a step."""
+    """Rule by which an untrained model follows the actor: w ← decay · w + (1 − decay) · w_actor at the end of a step."""
 
     every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Steps of the run between two updates."""
     decay: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
     )
-    """Share of its own weights that is kept at each update; 0 copies the actor's. With an adapter, each factor is averaged."""
+    """Share of the model's own weights that is kept at each update; 0 copies the actor's weights. With an adapter, each factor is
+    averaged."""
 
     def __str__(self) -> str:
         when = "every step" if self.every == 1 else f"every {self.every} steps"
@@ -169,20 +170,20 @@ class FollowSection:
 
 @attrs.frozen(kw_only=True)
 class RoleSection(TrainingSection):
-    """A further model of the run. It is trained where it has an objective, and frozen where not."""
+    """A further model of the run. It is trained if it has an objective, and otherwise frozen."""
 
     engine: EngineSection | None = plugin_field("engine", None)
-    """The engine that scores with it and trains it; the actor's where absent."""
+    """The engine that scores with the model and trains it; by default the actor's."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """The objective that it minimises in every step; where absent, it is frozen, without an adapter."""
+    """The objective to minimise in every step; without one, the model is frozen and has no adapter."""
     update: FollowSection | None = None
-    """How a model without an objective follows the actor; absent: its weights never change."""
+    """Rule by which a model without an objective follows the actor; by default its weights never change."""
     path: str | None = None
-    """Its checkpoint; the actor's starting weights where absent."""
+    """Checkpoint of the model; by default the actor's starting weights."""
     override_config: Mapping[str, Any] | None = _override_config()
-    """As `model.override_config`, which holds where this is absent and `path` is absent or the same."""
+    """As `model.override_config`, which is the default if `path` is absent or the same."""
     head: Literal["lm", "value"] = "lm"
-    """Its last layer: a language model's head, or one value a token."""
+    """Last layer of the model: a language model's head, or one value a token."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
@@ -193,18 +194,18 @@ class RoleSection(TrainingSection):
 
 @attrs.frozen(kw_only=True)
 class RefSection:
-    """The reference policy, which is not trained; it exists only where something requires `ref_log_probs`."""
+    """The reference policy, which is not trained; it exists only if something requires `ref_log_probs`."""
 
     update: FollowSection | None = None
-    """How it follows the actor (TR-DPO, arXiv 2404.09656); absent: its weights never change. If it follows an actor with an adapter, it
-    is a separate model."""
+    """Rule by which the reference follows the actor (TR-DPO, arXiv 2404.09656); by default its weights never change. A reference that
+    follows an actor with an adapter is a separate model."""
     engine: EngineSection | None = plugin_field("engine", None)
-    """The engine that scores with it; the actor's where absent."""
+    """The engine that scores with the reference; by default the actor's."""
     path: str | None = None
-    """Its checkpoint; the actor's starting weights where absent."""
+    """Checkpoint of the model; by default the actor's starting weights."""
     override_config: Mapping[str, Any] | None = _override_config()
-    """As `model.override_config`, which holds where this is absent and `path` is absent or the same."""
+    """As `model.override_config`, which is the default if `path` is absent or the same."""
     max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Token budget of one pass; the actor's where absent."""
+    """Token budget of one pass; by default the actor's."""
     offload: bool = False
-    """Keep it off the accelerator while it does not compute."""
+    """Keep the reference off the accelerator while it does not compute."""

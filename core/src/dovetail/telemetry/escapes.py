@@ -1,4 +1,4 @@
-"""Text that models, reward functions and plugins write, with what no terminal or file takes as escapes."""
+"""Escaping of control characters in text that models, reward functions and plugins write."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _JSON_ESCAPES = {code: rf"\u{code:04x}" for code in _CONTROLS}
 
 
 def visible(text: str) -> str:
-    r"""Write control characters as escapes such as `\x1b`: C0 but newline and tab, DEL, C1, overrides of writing direction, and
-    halves of surrogate pairs.
+    r"""Replace control characters by escapes such as `\x1b`.
+
+    These are C0 except newline and tab, DEL, C1, overrides of writing direction, and lone surrogates.
     """
     return text.translate(_ESCAPES)
 
 
 def visible_json(value: object) -> str:
-    """Return indented JSON in which the characters that `visible` replaces are JSON's own escapes, so that it reads back the same."""
+    """Return indented JSON with the characters that `visible` replaces as JSON escapes, which parse to the same value."""
     return json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES)

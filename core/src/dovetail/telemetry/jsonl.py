@@ -1,4 +1,4 @@
-"""JSON lines on disk: appended a step at a time, read although a killed run tore the last line; and the tracker that writes them."""
+"""JSON lines on disk, readable even if a killed run tore the last line; and the tracker `jsonl`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BITS = 10_000
 
 
 def plain(value: object, level: int = 0) -> Any:
-    """Return the value in JSON types: NaN and infinity become null, arrays lists, other objects their text, deep nesting `…`."""
+    """Return the value in JSON types: NaN and infinity become null, arrays become lists, other objects their text, deep nesting `…`."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -46,20 +46,19 @@ def plain(value: object, level: int = 0) -> Any:
 
 
 def dump_json(value: object, indent: int | None = None) -> str:
-    """Return JSON that UTF-8 can encode whatever text it contains, and that every reader treats as one line unless indented."""
+    """Return a value as JSON, in one line unless indented, that UTF-8 can always encode."""
     return json.dumps(plain(value), indent=indent, ensure_ascii=False).translate(_ESCAPED)
 
 
 def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as text, one a line."""
+    """Return rows as lines of JSON."""
     return "".join(dump_json(row) + "\n" for row in rows)
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append one line a row and flush it.
 
-    A line that an earlier, killed process left unfinished is cut off first, so that it spoils no other.
-    A file has one writing process at a time.
+    An unfinished line of a killed process is cut off first. Only one process at a time may write a file.
     """
     with path.open("ab+") as file:
         _cut_torn_line(file)
@@ -83,9 +82,9 @@ def _cut_torn_line(file: Any) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return every row of a file of JSON lines; none where the file is absent.
+    """Return every row of a file of JSON lines; empty if the file is absent.
 
-    A torn last line is what a killed run leaves and is passed over; an unreadable line elsewhere is passed over with a warning.
+    A torn last line, which a killed run leaves, is skipped; any other unreadable line is skipped with a warning.
     """
     if not path.exists():
         return []
@@ -106,13 +105,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def step_of(row: Mapping[str, Any]) -> float:
-    """Return the step of a row of metrics; infinity where the row is damaged."""
+    """Return the step of a row of metrics; infinity if the row is damaged."""
     step = row.get("step", 0)
     return step if isinstance(step, int | float) else math.inf
 
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Remove the rows for which `keep` is false, replacing the file in one rename; returns their number."""
+    """Remove the rows for which `keep` is false, replacing the file in one rename; return the number of removed rows."""
     rows = read_rows(path)
     kept = [row for row in rows if keep(row)]
     if path.exists():
@@ -124,10 +123,10 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
 
 
 class JsonlTracker(Tracker):
-    """`metrics.jsonl`: one object a log call, `{"step", "time", metrics…}`, on disk when the call returns.
+    """Writes `metrics.jsonl`: a JSON object for each log call, `{"step", "time", metrics…}`, on disk when the call returns.
 
-    `time` is in seconds since 1970. A figure that is NaN or infinite is written as null. Validation may
-    log a step that training logged too: readers merge the lines of one step.
+    `time` is in seconds since 1970. NaN and infinite figures are written as null. Training and validation may log the same step: readers
+    merge the lines of one step.
     """
 
     name = "jsonl"

@@ -1,4 +1,4 @@
-"""Messages of libraries about their own import, which no user of a run can act on."""
+"""Suppression of libraries' import messages that a user of a run can't act on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DROPPED = {
 
 
 def drop_import_messages() -> None:
-    """Suppress torchao's log messages on import, which transformers triggers wherever it is installed.
+    """Suppress torchao's log messages on import; transformers imports torchao if it is installed.
 
     torchao tries to load C++ extensions of every accelerator and Python version, and registers enums in a way that torch deprecates.
     An operator whose extension is missing raises an error where it is called.

@@ -1,4 +1,4 @@
-"""Logging of a process by structlog: every event as a line of JSON in the run directory, warnings as words on stderr."""
+"""Logging of a process by structlog: every event as a line of JSON in the run directory, warnings as readable lines on stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dovetail.telemetry.jsonl import append_rows, dump_json
 from dovetail.telemetry.run_directory import RunDirectory
 
 LOGGER = "dovetail"
-"""Name of the standard logger above all of Dovetail's."""
+"""Name of the standard logger that is the parent of all of Dovetail's loggers."""
 
 _CONTEXT: dict[str, Any] = {}
 """What every event of this process carries. Not contextvars: threads that libraries start would not have them."""
@@ -30,10 +30,9 @@ _UNDO = ExitStack()
 def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.BoundLogger:
     """Configure logging of Dovetail and of the libraries that it uses.
 
-    Dovetail's own events from `info` on, and other libraries' warnings, go to `events.jsonl` as `{"event", "level",
-    "logger", "timestamp", "run", "step", …}`, those of a worker's call with its `role` and `rank`. Warnings and errors
-    go to stderr too, one readable line each, above a live progress display where there is one. Python warnings are
-    logged as `py.warnings`. Setting up again replaces the former set-up.
+    Dovetail's own events from `info` on, and other libraries' warnings, go to `events.jsonl` as `{"event", "level", "logger", "timestamp",
+    "run", "step", …}`, with `role` and `rank` during a worker's call. Warnings and errors also go to stderr, one readable line each, above
+    a live progress display if there is one. Python warnings are logged as `py.warnings`. Setting up again replaces the former set-up.
 
     Args:
         run_directory: the directory of `events.jsonl`.
@@ -62,12 +61,12 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
 
 
 def close_logging() -> None:
-    """Remove the handlers and restore the standard loggers; safe to call twice."""
+    """Remove the handlers of `setup_logging` and restore the standard loggers; safe to call twice."""
     _UNDO.close()
 
 
 def get_logger(name: str = LOGGER) -> structlog.stdlib.BoundLogger:
-    """Return a structlog logger over the standard logger of that name."""
+    """Return a structlog logger that wraps the standard logger `name`."""
     logger = structlog.wrap_logger(
         logging.getLogger(name),
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -81,20 +80,21 @@ def get_logger(name: str = LOGGER) -> structlog.stdlib.BoundLogger:
 
 
 def bind_process(**facts: Any) -> None:
-    """Add facts to every event of this process from now on, whichever thread logs it: `bind_process(step=7)`."""
+    """Add facts to every later event of this process, in all threads: `bind_process(step=7)`."""
     _CONTEXT.update(facts)
 
 
 def process_context() -> dict[str, Any]:
-    """Return the facts bound to this process, to bind them in another one."""
+    """Return the facts bound to this process, for `bind_process` in another process."""
     return dict(_CONTEXT)
 
 
 def bound_logs(directory: Path, most: int) -> None:
-    """Limit the log files below `logs/` of a run directory to `most` bytes: a longer file is emptied, and its last `most` bytes are moved
-    to FILE.1. 0 means no limit.
+    """Limit each log file below `logs/` of a run directory to `most` bytes; 0 means no limit.
 
-    Every process appends to its file (`O_APPEND`), so that it continues at the new end. Lines written during the move are lost.
+    The last `most` bytes of a longer file are moved to FILE.1, and the file is emptied.
+
+    Processes append to their files (`O_APPEND`), so that they continue at the new end. Lines written during the move are lost.
     """
     for file in (directory / "logs").glob("*") if most else ():
         with suppress(OSError):  # which another process may remove meanwhile
@@ -116,7 +116,7 @@ def json_handler(path: Path) -> logging.Handler:
 
 
 def json_formatter() -> logging.Formatter:
-    """Return a formatter that writes a record as a line of JSON, with the facts bound at the time."""
+    """Return a formatter that writes a record as a line of JSON, with the facts bound by `bind_process`."""
     return _formatter(
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso"),

@@ -1,4 +1,4 @@
-"""Numbers that a run logs: written in few characters, and a metric's course as its first and its last value."""
+"""Numbers that a run logs, as short text; and the first and last values of a metric."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ GIB = 2**30
 def before_and_after(
     rows: Iterable[Mapping[str, object]], key_figures: Mapping[str, str]
 ) -> dict[str, dict[str, float | str]]:
-    """Return `before`, `after` and `better` of each key figure that rows of metrics hold.
+    """Return `before`, `after` and `better` of each key figure in rows of metrics.
 
-    For held-out prompts these are the first and the last value; for training, means over the first and the last steps, at most 10 each.
+    For held-out prompts, `before` and `after` are the first and the last value; for training, means over the first and the last steps, at
+    most 10 each.
     """
     found: dict[str, dict[str, float | str]] = {}
     values: dict[str, list[float]] = {name: [] for name in key_figures}
@@ -40,7 +41,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def write_figure(value: float, style: str = "number") -> str:
-    """Return a figure in few characters: two to four digits, percent, tokens, seconds, or GiB of bytes."""
+    """Return a number as short text in a style: `number` (two to four digits), `percent`, `length`, `seconds` or `gib`."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if style == "percent":
@@ -74,5 +75,5 @@ def write_seconds(seconds: float) -> str:
 
 
 def style_of(metric: str) -> str:
-    """Return how a metric of validation is written: `percent` for accuracies and chances to pass, `number` for scores."""
+    """Return the style of a validation metric for `write_figure`: `percent` for accuracies and pass rates, `number` for scores."""
     return "percent" if _SHARE.fullmatch(metric) else "number"

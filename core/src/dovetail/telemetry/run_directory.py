@@ -35,11 +35,11 @@ if TYPE_CHECKING:  # these import NumPy
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""
 SHOWN_BAD_ROWS = 10
-"""Most left-out rows that the console shows."""
+"""Maximum number of left-out rows that the console shows."""
 
 
 class RunDirectory:
-    """`runs/<project>/<experiment>/` of one run; usable wherever a path is.
+    """The directory `runs/<project>/<experiment>/` of one run, usable as a path.
 
     Attributes:
         path: the directory.
@@ -56,7 +56,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
-        """Claim a directory for a new run; where several processes try at once, one succeeds.
+        """Claim a directory for a new run; if several processes try at once, only one succeeds.
 
         Raises:
             RunDirectoryError: the directory holds another run or other files, or can't be created.
@@ -81,10 +81,10 @@ class RunDirectory:
 
     @classmethod
     def check_writable(cls, path: str | os.PathLike[str]) -> None:
-        """Raise early the error of `create` for a place where no directory can be created; leaves nothing behind.
+        """Check that a run directory can be created at a path; nothing is left behind.
 
         Raises:
-            RunDirectoryError: the nearest folder above it that exists is a file, or can't be written to.
+            RunDirectoryError: the nearest existing parent of the path is a file, or can't be written to.
         """
         path = Path(path)
         absolute = path.absolute()
@@ -100,11 +100,11 @@ class RunDirectory:
 
     @classmethod
     def check_free(cls, path: str | os.PathLike[str]) -> None:
-        """Raise early the errors of `create` and `held`: the directory is taken, or this system has no file locks.
+        """Check that no run has claimed a directory, and that this system has file locks.
 
         Raises:
             RunDirectoryError: the directory holds another run.
-            DovetailError: this system has no locks on files.
+            DovetailError: this system has no file locks.
         """
         system_locks()
         if (Path(path) / MARKER).exists():
@@ -115,7 +115,7 @@ class RunDirectory:
         """Return the run directory of a config, two levels below `output_dir`.
 
         Raises:
-            ConfigError: project or experiment is not the name of a folder, or output_dir has a name that no folder can have.
+            ConfigError: project, experiment or a part of output_dir can't be the name of a folder.
         """
         for key in ("project", "experiment"):
             name = getattr(config, key)
@@ -163,10 +163,10 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the directory's lock while a run writes it; the system releases it when this process dies.
+        """Hold the directory's lock within the block; the system releases the lock if this process dies.
 
         Raises:
-            RunDirectoryError: another living process holds it, or it can't be written to.
+            RunDirectoryError: another living process holds the lock, or the directory can't be written to.
         """
         try:
             opened = (self.path / MARKER).open("r+", encoding="utf-8")
@@ -189,7 +189,7 @@ class RunDirectory:
 
     @property
     def under_way(self) -> bool:
-        """Whether a living process holds the directory."""
+        """Whether a living process holds the directory's lock."""
         with suppress(OSError), (self.path / MARKER).open(encoding="utf-8") as marker:
             return lock(marker.fileno()) is False
         return False
@@ -205,7 +205,7 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """`project/experiment`."""
+        """The name of the run: `project/experiment`."""
         return "/".join(self.path.parts[-2:])
 
     @property
@@ -220,7 +220,7 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """The path of the metrics: one JSON object a logged step."""
+        """The path of the metrics file, with one JSON object for each log call."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -230,8 +230,8 @@ class RunDirectory:
 
     @property
     def restarts(self) -> Path:
-        """The path of the supervisor's restarts, one JSON object each: `time`, `cause`, `exit_code`, `step` reached, `from_step`, steps
-        `repeated`.
+        """The path of the record of the supervisor's restarts, one JSON object each: `time`, `cause`, `exit_code`, `step` reached,
+        `from_step`, steps `repeated`.
         """
         return self.path / "restarts.jsonl"
 
@@ -251,7 +251,7 @@ class RunDirectory:
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write a file below the directory atomically; see `encodable`.
+        """Write a text file below the directory atomically; text that UTF-8 can't encode is converted as by `encodable`.
 
         Raises:
             RunDirectoryError: the file can't be written, as on a full disk.
@@ -294,11 +294,11 @@ class RunDirectory:
     def write_samples(
         self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step"
     ) -> Path:
-        """Write samples of a step to `samples/<name>_<step>.jsonl`, replacing what was there."""
+        """Write samples of a step to `samples/<name>_<step>.jsonl`, replacing an existing file."""
         return self.write_text(f"samples/{name}_{step}.jsonl", dump_rows(rows))
 
     def name_bad_rows(self, rows: Iterable[BadRow], logger: Logger) -> None:
-        """Append rows that were left out to `bad_rows.jsonl`, each once; the first ten are logged."""
+        """Append left-out rows to `bad_rows.jsonl`, each row once, and log the first ten."""
         path = self.path / "bad_rows.jsonl"
         known = {row["where"] for row in read_rows(path)}
         for row in rows:
@@ -312,8 +312,9 @@ class RunDirectory:
                 logger.warning(f"further bad rows are in {path} alone")
 
     def rewind(self, step: int) -> None:
-        """Remove the records of steps after the one from which the run resumes: metrics, samples, faults, and partial files of a killed
-        process.
+        """Remove metrics, samples and faults of later steps than `step`, from which the run resumes.
+
+        Partial files of a killed process are removed too.
         """
         for unfinished in (*self.path.glob(".*.tmp"), *self.path.glob("samples/.*.tmp")):
             unfinished.unlink()

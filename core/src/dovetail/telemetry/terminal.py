@@ -1,4 +1,4 @@
-"""Text on a terminal: what models and reward functions write is shown, and never carried out by the terminal."""
+"""Text on a terminal: control characters that models and reward functions write are shown, not executed."""
 
 from __future__ import annotations
 

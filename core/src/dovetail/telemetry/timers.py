@@ -11,8 +11,8 @@ from time import perf_counter
 class Timers:
     """Wall-clock seconds of named phases, added up until `reset`.
 
-    Phases may nest: each counts all the time between its start and its end. A part of a phase is named
-    after it (`rollout/scoring`), so that readers can stack the phases without counting time twice.
+    Phases may nest: each counts all the time between its start and its end. A part of a phase has the phase as prefix (`rollout/scoring`),
+    so that readers can stack phases without counting time twice.
 
     Args:
         clock: a function that returns seconds and never goes back.
@@ -25,7 +25,7 @@ class Timers:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time the block as `phase`, whether it ends well or raises."""
+        """Time the block as `phase`, even if it raises an error."""
         self._depth[phase] += 1
         start = self._clock()
         try:
@@ -38,7 +38,7 @@ class Timers:
                 self._seconds[phase] = self._seconds.get(phase, 0.0) + elapsed
 
     def seconds(self, phase: str) -> float:
-        """Return seconds spent in a phase that has ended; 0 where it never ran."""
+        """Return the seconds spent in the ended blocks of a phase; 0 if there are none."""
         return self._seconds.get(phase, 0.0)
 
     def metrics(self) -> dict[str, float]:

@@ -1,10 +1,9 @@
-"""Tensor work of one process takes turns with the cores.
+"""Release of CPU cores between threads of one process that do tensor work.
 
-OpenMP keeps a team of threads for every thread that ever ran a parallel loop. GNU's runtime, which
-torch's CPU builds use, sends idle team members to sleep at once as soon as all teams together have more
-threads than the machine has cores, and small operations then take several times as long. So whoever has
-computed dissolves its team (`omp_pause_resource_all`, OpenMP 5.0): the next parallel loop makes a new one
-within a fraction of a millisecond.
+OpenMP keeps a team of threads for every thread that ever ran a parallel loop. GNU's runtime, which torch's CPU builds use, sends idle team
+members to sleep at once as soon as all teams together have more threads than the machine has cores, and small operations then take several
+times as long. So a thread that has computed dissolves its team (`omp_pause_resource_all`, OpenMP 5.0): the next parallel loop makes a new
+one within a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MAPS = Path("/proc/self/maps")
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Compute within the block, then let other threads of this process use the cores."""
+    """Compute within the block, then end this thread's OpenMP team, so that other threads can use the cores."""
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def deterministic_kernels() -> Iterator[None]:
     """Make torch refuse nondeterministic kernels within the block, in this process.
 
-    The runtime has the processes that it starts do the same.
+    The runtime does the same in the processes that it starts.
     """
     import torch
 

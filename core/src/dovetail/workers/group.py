@@ -1,4 +1,4 @@
-"""WorkerGroup: N workers that run the same method together. What a worker's class registers appears on its group."""
+"""WorkerGroup: N workers that run the same method together. Methods that the worker's class registers can be called on the group."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from dovetail.workers.modes import resolve_mode
 
 @attrs.frozen(kw_only=True, eq=False)
 class RankFailure:
-    """A rank's result where its call raised."""
+    """The result of a rank whose call raised an error."""
 
     error: Exception
     traceback: str
     """The worker's formatted traceback."""
     failed_at: float
-    """Time of the failure, in seconds since 1970: the rank that failed first has the cause, the others only lost that rank."""
+    """Time of the failure, in seconds since 1970. The first failure is the cause; other ranks only lost that rank."""
 
 
 def run_on_worker(worker: object, method: str, call: Call) -> Any:
@@ -53,15 +53,15 @@ def run_on_worker(worker: object, method: str, call: Call) -> Any:
 class WorkerGroup(ABC):
     """Handle of the workers of one role.
 
-    A method that the worker's class registers is called as `group.method(…)`, and returns a Future: the arguments
-    are split by the method's dispatch mode, every rank called, and the results collected.
+    A method that the worker's class registers is called as `group.method(…)`, and returns a Future. The method's dispatch mode splits the
+    arguments over the ranks, and collects the results.
     """
 
     def __init__(self, worker_class: type, mesh: Mesh, *, role: str = "") -> None:
-        """Offer the registered methods of a class.
+        """Make the registered methods of a worker class callable on the group.
 
         Raises:
-            DispatchError: one of them has the name of a group's own attribute.
+            DispatchError: a registered method has the name of an attribute of the group.
         """
         self.worker_class = worker_class
         self.mesh = mesh
@@ -86,8 +86,8 @@ class WorkerGroup(ABC):
         """Call a registered method on the workers.
 
         Returns:
-            A future of the collected result, which raises what the first failing rank raised: an error of
-            Dovetail's own keeps its type and says where it came from, any other becomes a WorkerError.
+            A future of the collected result. If ranks fail, it raises the error of the first: Dovetail's own errors keep their type and
+            name their origin, any other error becomes a WorkerError.
 
         Raises:
             DispatchError: the method is not registered, or the arguments do not fit its mode.

@@ -1,4 +1,4 @@
-"""WorkerHost: one process that holds workers of several roles. Runtimes and tests run the same one."""
+"""WorkerHost: the workers of several roles in one process, for all runtimes and tests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class WorkerHost:
 
     Args:
         device: the torch device of every worker in this process.
-        base: the context of the process itself, which overrides the spec's: `logger`, and what a runtime adds. None
-            keeps the spec's.
+        base: a context whose `logger` replaces the logger of the spec's context; None keeps the spec's logger.
     """
 
     def __init__(self, device: str, base: PluginContext | None = None) -> None:
@@ -47,11 +46,11 @@ class WorkerHost:
         rank: int,
         reduction: Reduction | None = None,
     ) -> Plugin:
-        """Make the spec's plugin as this rank, start it and keep it under its role.
+        """Make a spec's plugin for a rank, start the plugin, and keep it under its role.
 
         Raises:
             DispatchError: the plugin does not implement the interface.
-            DovetailError: whatever its start raises.
+            DovetailError: the plugin failed to start.
         """
         from dovetail.plugins.load import make_plugin
 
@@ -90,14 +89,14 @@ class WorkerHost:
         """Return the worker of a role.
 
         Raises:
-            DispatchError: the role has no worker here.
+            DispatchError: this process has no worker of the role.
         """
         if role not in self._workers:
             raise DispatchError(f"this process holds no {role!r}: {', '.join(self._workers)}")
         return self._workers[role]
 
     def run(self, role: str, method: str, call: Call) -> Any:
-        """Run one rank's call, and return its result or a `RankFailure`."""
+        """Run one rank's call on the worker of a role, and return the result or a `RankFailure`."""
         worker = self.worker(role)
         with turn(), bound_contextvars(role=role, rank=worker.context.rank):
             return run_on_worker(worker, method, call)

@@ -66,7 +66,7 @@ class InlineRuntime(Runtime):
         self._making = threading.Lock()
 
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
-        """Start the group's only worker.
+        """Start a group of one worker.
 
         Raises:
             DispatchError: the mesh has more than one rank, or the plugin is not a Worker.
@@ -81,13 +81,13 @@ class InlineRuntime(Runtime):
         return InlineGroup([worker], mesh, role=spec.role)
 
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
-        """Start replicas; each is the engine itself, with its number as its rank.
+        """Start rollout engines, each with the number of the replica as its rank.
 
-        Engines that compute in processes of their own start at the same time.
+        Engines that compute in separate processes start at the same time.
 
         Raises:
             DispatchError: count is below 1, or the plugin is not a BaseRollout.
-            DovetailError: what the first engine that failed raised in its start.
+            DovetailError: an engine failed to start; the first error is raised.
         """
         if count < 1:
             raise DispatchError(f"a rollout needs at least 1 replica, not {count}")
@@ -98,11 +98,11 @@ class InlineRuntime(Runtime):
         return [started.result() for started in starting]
 
     def restart_replica(self, replica: BaseRollout) -> BaseRollout:
-        """Close a replica, and start another with its number. Works from several threads at once.
+        """Close a replica, and start a new one with the same number. Several threads may call this at once.
 
         Raises:
-            RolloutError: the replica is not of this runtime.
-            DovetailError: an error that the engine raised in its start.
+            RolloutError: this runtime did not start the replica.
+            DovetailError: the engine failed to start.
         """
         rank = next((n for n, (_, known) in self._replicas.items() if known is replica), None)
         if rank is None:
@@ -117,7 +117,7 @@ class InlineRuntime(Runtime):
         return self._started(spec, rank)
 
     def device(self) -> str:
-        """Return the accelerator's first device where torch has one and the config allows it, else `cpu`.
+        """Return the torch device of the config; for `auto`, the first accelerator if there is one, else `cpu`.
 
         Raises:
             ConfigError: the config names a device that this process does not have.

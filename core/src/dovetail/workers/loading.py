@@ -1,8 +1,8 @@
-"""Who takes memory of an accelerator while others measure what is free: one after the other, across processes.
+"""Lock under which the processes of a run load models one after the other, so that free accelerator memory can be measured.
 
-A run that starts an engine while its training models load holds the turn. Processes of such an engine import what they need
-meanwhile, and wait for the turn before they look at the accelerator. The system ends a turn whose holder dies. On a file
-system without locks there are no turns.
+A run that starts an engine while its training models load holds the lock (the turn to load). The engine's processes import packages
+meanwhile, and wait for the lock before they look at the accelerator. The system releases the lock of a process that dies. On a file system
+without locks, models are not loaded at the same time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _NAME = "loading.turn"
 
 
 def turn_path(run_directory: Path) -> Path:
-    """Return the lock file of the turn to load in which a run's processes take part; absent while no process holds the turn."""
+    """Return the path of a run's lock file for loading models; the file is absent while no process holds the lock."""
     return run_directory / _NAME
 
 
 @contextmanager
 def loading_turn(run_directory: Path) -> Iterator[bool]:
-    """Hold the run's turn to load models. One thread of one process holds it at a time.
+    """Hold the run's lock for loading models within the block. One thread of one process holds the lock at a time.
 
     Yields:
-        Whether it is held: false on a file system without locks, where no turn can be taken.
+        Whether the lock is held; false on a file system without locks.
     """
     path = turn_path(run_directory)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -44,7 +44,7 @@ def loading_turn(run_directory: Path) -> Iterator[bool]:
 
 
 def await_turn(path: Path) -> None:
-    """Wait until no process holds the turn with this file; return at once without such a file, or without file locks."""
+    """Wait until no process holds the lock of this file; return at once without the file, or without file locks."""
     try:
         waiting = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The handshake of a worker's process: the plugins that it finds are those that the controller runs with."""
+"""Check of a worker's process: its plugins must be those of the controller."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _HINT = (
 
 
 def plugins_here(run_directory: Path) -> dict[str, Any] | None:
-    """Describe the plugins of the run's `plugins.lock.json` as this process finds them; None where there is no lock.
+    """Describe the plugins of the run's `plugins.lock.json` in the versions that this process finds; None without such a file.
 
-    The controller calls it, and sends the result to its workers. (The file itself may be of an earlier part of the run:
-    `resume` accepts changed code, and says so.)
+    The controller sends the result to its workers. The file itself may be older: `resume` accepts changed code, with a message.
     """
     from dovetail.plugins import lock
 
@@ -30,15 +29,14 @@ def plugins_here(run_directory: Path) -> dict[str, Any] | None:
 
 
 def check_plugins(expected: Mapping[str, Any], *, where: str) -> None:
-    """Compare the plugins of this process with those of the controller.
+    """Check that the plugins of this process are those of the controller.
 
     Args:
         expected: the controller's result of `plugins_here`.
         where: the name of this process in the error.
 
     Raises:
-        PluginIncompatibleError: a plugin is missing here, or of another distribution, version or content; names
-            every difference with both values.
+        PluginIncompatibleError: a plugin is missing, or differs in distribution, version or content; the error lists every difference.
     """
     from dovetail.plugins import lock
 

@@ -1,4 +1,4 @@
-"""LoopThread: an event loop in a thread of its own, which others hand work to."""
+"""LoopThread: an event loop in its own thread, to which other threads submit coroutines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE = 10.0
 
 
 class LoopThread:
-    """Runs an event loop until it is closed.
+    """A thread that runs an event loop until it is closed.
 
     Args:
         name: the thread's name.
@@ -45,7 +45,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and await it from another event loop; cancelling one cancels the other.
+        """Run a coroutine on the loop and await it from another event loop; cancelling the caller cancels the coroutine.
 
         Raises:
             RolloutError: the loop was closed meanwhile.
@@ -63,7 +63,7 @@ class LoopThread:
         """Run a coroutine on the loop and block until it is done.
 
         Raises:
-            TimeoutError: it took longer than `timeout`; it is cancelled.
+            TimeoutError: the coroutine took longer than `timeout` seconds, and is cancelled.
         """
         future = self.start(work)
         try:

@@ -25,11 +25,11 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.metrics import merge_metrics
 
 PADDING = "padding"
-"""Column that is True on padding samples; only in batches where a part consists of padding."""
+"""Column that is True on padding samples; present only if a part of the batch consists of padding."""
 
 
 class OneToAll(DispatchMode):
-    """Calls every rank with the same arguments; returns the results in rank order, None where all are None."""
+    """Calls every rank with the same arguments; returns the results in rank order, or None if all are None."""
 
     name = "one_to_all"
     api = ">=1.0,<2"
@@ -44,7 +44,7 @@ class OneToAll(DispatchMode):
 
 
 class AllToAll(OneToAll):
-    """Every argument is a list with one element a rank; results as in one_to_all."""
+    """Calls every rank with its own element of each argument, a list with one element a rank; returns results as one_to_all does."""
 
     name = "all_to_all"
 
@@ -81,15 +81,15 @@ class RankZero(DispatchMode):
 
 
 class Nd(DispatchMode):
-    """Batches are divided over the split axes and replicated over the others.
+    """Divides batches over the split axes and replicates them over the others.
 
-    Every Batch among the arguments is divided alike: by the first one's token counts, with units whole. An ObjectiveSpec among the
-    arguments sets the unit. Other arguments go to every rank. The result of a part comes from the rank with coordinate 0 on the axes that
-    replicate, in the last pipeline stage. Batches come back joined in the caller's order, mappings of metrics merged, tuples
-    collected element by element; None stays None, and anything else comes as a list, one element a part.
+    All Batch arguments are divided alike, by the token counts of the first. A unit (a sample, pair or group) is never divided; an
+    ObjectiveSpec among the arguments sets the unit. Other arguments go to every rank. The result of a part is that of the rank with
+    coordinate 0 on the replicating axes, in the last pipeline stage. Batches are joined in the caller's order, mappings of metrics are
+    merged, tuples collected element by element. None stays None, and other results become a list with one element a part.
 
-    With fewer units than parts, ranks without samples would miss the collectives of the others. They get a
-    masked copy of the lightest unit, marked True in the column `padding`, and their results are dropped.
+    With fewer units than parts, a part without samples gets a masked copy of the lightest unit, marked True in the column `padding`: its
+    ranks must take part in collectives. Their results are dropped.
     """
 
     name = "nd"
@@ -173,18 +173,18 @@ def _batches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Batch]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Division:
-    """Assigns samples to parts.
+    """Assignment of the samples of a batch to parts.
 
     Attributes:
-        parts_K: int64 sample indices of each part; empty where there were fewer units than parts.
-        spare: int64 indices of the lightest unit, of which empty parts get a masked copy; None where no part is empty.
+        parts_K: int64 sample indices of each part; a part is empty if there are fewer units than parts.
+        spare: int64 sample indices of the lightest unit, whose masked copy fills empty parts; None if no part is empty.
     """
 
     parts_K: list[np.ndarray]
     spare: np.ndarray | None
 
     def shares(self, batch: Batch) -> list[Batch]:
-        """Return the batch of each part: K batches, none empty."""
+        """Return the samples of each part: K batches, of which none is empty."""
         if len(self.parts_K) == 1:
             return [batch]
         if self.spare is None:
@@ -197,7 +197,7 @@ class Division:
 
 
 def divide(batch: Batch, parts: int, unit: str) -> Division:
-    """Divide a batch by token count, without splitting a unit; deterministic.
+    """Divide a batch by token count, deterministically, without splitting a unit (a sample, pair or group).
 
     Raises:
         DispatchError: there is no sample, or the batch does not consist of whole units.
@@ -225,7 +225,7 @@ def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tup
 
 
 def unit_ids(batch: Batch, unit: str) -> np.ndarray:
-    """Return the unit of each sample, int64 [N]: samples with the same id must stay together."""
+    """Return the id of each sample's unit, int64 [N]; samples with the same id must stay together."""
     if unit == "pair" and UNIT_COLUMNS[unit] not in batch:
         if len(batch) % 2:
             raise DispatchError(f"unit 'pair' needs an even number of samples, not {len(batch)}")
@@ -241,7 +241,7 @@ def unit_ids(batch: Batch, unit: str) -> np.ndarray:
 
 
 def masked_copy(batch: Batch) -> Batch:
-    """Return the same samples as padding: they are computed, but have no effect on results.
+    """Return the same samples as padding, which is computed but has no effect on results.
 
     `response_mask` is all False, other ragged floats are 0 (as masked tokens are everywhere) and `padding` is True.
     """
@@ -315,7 +315,7 @@ BUILTIN: dict[str, type[DispatchMode]] = {
 
 @lru_cache(maxsize=256)
 def resolve_mode(spec: ModeSpec) -> DispatchMode:
-    """Return the dispatch mode that a declaration names: core's own, or a plugin's from the index.
+    """Return the dispatch mode that a declaration names, of core or of an installed plugin.
 
     Raises:
         PluginError: no usable plugin of kind `dispatch_mode` has that name.

@@ -1,4 +1,4 @@
-"""Which models are on the accelerator: a role that asks for it keeps off while it does not compute."""
+"""OffloadManager: keeps the models of roles with `offload` off the accelerator while they do not compute."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class OffloadManager:
-    """Moves worker groups onto the accelerator when they are needed, and off it afterwards.
+    """Moves worker groups onto the accelerator before they compute, and off the accelerator afterwards.
 
     Args:
         groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
-        phase: a function that times a block under a name, `onload` or `offload`. Neither is a part of another phase.
+        phase: a function that times a block under a name, `onload` or `offload`. Neither phase is nested in another.
         generates: whether a rollout and these groups take turns with the accelerator. Otherwise the actor is offloaded only while other
             models compute.
         beside: all worker groups of models, by role.
@@ -47,7 +47,10 @@ class OffloadManager:
 
     @contextmanager
     def present(self, *roles: str) -> Iterator[None]:
-        """Keep these roles on the accelerator while they compute together. The actor stays afterwards until the next rollout: its weights are sent from there."""
+        """Keep these roles on the accelerator within the block.
+
+        The actor stays on the accelerator until the next rollout, since its weights are sent from there.
+        """
         if roles and not self._generates:
             self._let_go(self._groups.keys() - roles)
         for role in roles:

@@ -38,13 +38,13 @@ def join_processes(
 ) -> None:
     """Join torch's default process group as a rank; every rank must call it.
 
-    CPU tensors go over gloo, those of an accelerator over its own library.
+    CPU tensors go over gloo, accelerator tensors over the accelerator's own library.
 
-    torch's store has no password: any process that connects to it can read and change how the ranks find each other. At
-    `tcp://host:port`, rank 0 listens at that address alone, while torch by itself would listen at every address of the machine.
+    torch's rendezvous store has no password: any process that connects can read and change how the ranks find each other. Therefore rank 0
+    listens at the address of `tcp://host:port` alone, not at every address of the machine as torch would.
 
     Args:
-        address: `file:///path` that only these processes share, or `tcp://host:port` where rank 0 listens.
+        address: `file:///path`, a file that only these processes share, or `tcp://host:port`, at which rank 0 listens.
         rank: this process's rank.
         world: number of ranks.
         device: the rank's torch device, such as `cpu` or an accelerator with its index.
@@ -86,7 +86,7 @@ def _tcp_store(address: str, rank: int, world: int, limit: timedelta) -> Any:
 
 
 def leave_processes() -> None:
-    """Leave the default process group, where there is one."""
+    """Leave the default process group, if there is one."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -94,7 +94,7 @@ def leave_processes() -> None:
 
 
 class ProcessReduction:
-    """Sums over the processes of a torch group, in rank order: bit for bit the same on every rank, and every time.
+    """Sums over the processes of a torch group in rank order, bit-identical on every rank and in every run.
 
     Args:
         group: a torch process group that carries CPU tensors.
@@ -105,7 +105,7 @@ class ProcessReduction:
         self._group, self._size = group, size
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum element by element over ranks, of the same shape and dtype on each of them."""
+        """Sum an array element by element over the ranks; shape and dtype must be the same on every rank."""
         import torch
         import torch.distributed as dist
 
@@ -120,9 +120,9 @@ class ProcessReduction:
 
 
 def reduction_over(mesh: Mesh, rank: int, axis: str = "dp") -> Reduction:
-    """Return the reduction over one axis of a mesh, for one of its ranks.
+    """Return the reduction over one axis of a mesh, for one rank of the mesh.
 
-    Every rank of the default process group must call it, with the same mesh: groups are made together.
+    Every rank of the default process group must call this function with the same mesh: groups are made collectively.
     """
     if mesh.size == 1:
         return LocalReduction()
