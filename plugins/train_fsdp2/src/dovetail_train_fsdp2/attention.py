@@ -1,8 +1,8 @@
 """The attention of packed micro-batches, as a custom attention function of transformers.
 
 A model whose attention function is `PACKED` builds no mask. It passes queries, keys and values to `packed_attention`, together with
-the `AttentionPack` that the caller passed as `pack`. Legend: F tokens of the pack, H query heads, K key and value heads, D head
-size, E head size of the values.
+the `AttentionPack` that the caller passed as `pack`.
+Legend: F tokens of the pack, H query heads, K key and value heads, D head size, E head size of the values.
 """
 
 from __future__ import annotations

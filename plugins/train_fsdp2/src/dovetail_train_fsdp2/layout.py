@@ -2,9 +2,9 @@
 
 There are three layouts. Padded: a row is a prompt and its response. Shared: rows of responses beside rows of the distinct prompts.
 Packed: all tokens end to end in one row, without padding; a prompt may also occur once for all its responses. The last scored token
-of a response is never fed to the model, since no token after it is predicted. Legend: N samples, B rows of a micro-batch that hold
-a scored token, G distinct prompts, L padded length, P padded prompt length, F fed tokens of a pack, S sequences of a pack, R scored
-tokens, T response tokens.
+of a response is never fed to the model, since no token after it is predicted.
+Legend: N samples, B rows of a micro-batch that hold a scored token, G distinct prompts, L padded length, P padded prompt length, F
+fed tokens of a pack, S sequences of a pack, R scored tokens, T response tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Dividing a batch into micro-batches within a token budget, in the layout that costs least.
 
 Padded micro-batches hold samples of similar lengths, to save padding. Packed micro-batches have no padding and are balanced by
-cost, including attention's, which grows with the square of a sample's length. Legend: N samples, B rows of a micro-batch.
+cost, including attention's, which grows with the square of a sample's length.
+Legend: N samples, B rows of a micro-batch.
 """
 
 from __future__ import annotations

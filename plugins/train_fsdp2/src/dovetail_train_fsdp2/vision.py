@@ -1,8 +1,8 @@
 """Samples with images: their micro-batches, and the vision part of a model.
 
 Samples with images are padded, in micro-batches of their own. They are not packed, and their prompts are computed for every sample.
-The vision tower runs within the model's forward pass, on the images of the micro-batch. Legend: N samples of a batch, B samples of
-a micro-batch.
+The vision tower runs within the model's forward pass, on the images of the micro-batch.
+Legend: N samples of a batch, B samples of a micro-batch.
 """
 
 from __future__ import annotations
