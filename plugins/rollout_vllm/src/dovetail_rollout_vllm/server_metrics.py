@@ -1,4 +1,4 @@
-"""Metrics of a vLLM server: what it counted since it was last asked, as metrics that merge over replicas."""
+"""Metrics of a vLLM server since the last query, to be merged over replicas."""
 
 from __future__ import annotations
 
