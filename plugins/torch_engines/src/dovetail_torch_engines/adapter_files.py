@@ -32,8 +32,8 @@ def write_adapter(
     """Write the adapter of a training state in peft's format, and the tokenizer if there is one.
 
     Args:
-        saved: a training state in the form of `dovetail_torch_engines.state`.
-        directory: the directory of the adapter.
+        saved: the directory of a training state in the format of `dovetail_torch_engines.state`.
+        directory: the directory to write the adapter to.
         section: the `lora` section of the config; None if all weights are trained.
         context: the plugin's context, with head, base model and tokenizer.
 

@@ -24,8 +24,7 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
         vocabulary: the model's vocabulary size.
 
     Raises:
-        ColumnError: a column is missing, does not line up with the response tokens, or holds invalid token ids; a
-            prompt is empty; or a temperature is not positive.
+        ColumnError: a column is missing or invalid, a prompt is empty, or a temperature is not positive.
         ConfigError: an output asks for more tokens than the vocabulary has.
     """
     batch.require(READS, "the training engine")

@@ -16,7 +16,7 @@ from dovetail_torch_engines.scored import token_places
 
 
 def unit_rows(batch: Batch, unit: Unit) -> list[np.ndarray]:
-    """Return the row indices of each unit (samples with one loss), int64 [n] each, ascending; units are ordered by first row.
+    """Return the row indices of each unit (samples that share a loss), int64 [n] each, ascending; units are ordered by first row.
 
     Args:
         batch: a batch with the column that identifies units, such as the group id.

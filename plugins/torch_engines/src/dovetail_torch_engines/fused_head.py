@@ -59,7 +59,7 @@ def fused_scores(
     ids_RK: Tensor | None = None,
     top_k: int = 0,
 ) -> dict[str, Tensor]:
-    """Score tokens under an output layer. Collective over the vocabulary's ranks, which hold the same hidden states.
+    """Compute log-probabilities and other scores of tokens. Collective over the vocabulary's ranks, which must hold the same hidden states.
 
     Args:
         hidden_RH: float [R, H], the hidden state that predicts each token. If the vocabulary is divided, the gradient is this

@@ -63,7 +63,7 @@ class LoraSection:
             )
 
     def planned(self) -> PlannedAdapter:
-        """Return the description of the adapter that a rollout checks before loading a model."""
+        """Return the adapter's description, which a rollout checks before it loads a model."""
         named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
         return PlannedAdapter(
             rank=self.rank,

@@ -23,8 +23,7 @@ def build_optimizer(section: OptimSection) -> Optimizer:
 
 
 def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
-    """Return the names of the weights [out, in] of hidden linear layers: all linear layers but the output layer, and weights shared with an
-    embedding.
+    """Return the names of hidden linear layers' weights [out, in], without the output layer and weights shared with an embedding.
 
     Args:
         model: the model, sharded or not.

@@ -40,8 +40,8 @@ class Samples:
     def of(cls, batch: Batch, unit: Unit = "sample") -> Samples:
         """Return the sizes of a batch's samples; the batch has the columns in `dovetail.interfaces.READS`, and the column of unit ids.
 
-        The last scored token of a response is never fed to the model, since no token after it is predicted. A sample without a
-        scored token is active if another sample of its unit has one.
+        The last scored token of a response is never fed to the model, since no token after it is predicted. A sample without scored
+        tokens is fed only if another sample of its unit has scored tokens.
         """
         scored_N = scored_lengths(batch["response_mask"])
         active, unit_N = np.flatnonzero(scored_N), None
@@ -57,7 +57,7 @@ class Samples:
         )
 
     def units(self) -> list[list[int]]:
-        """Return the indices of active samples, one list per unit (samples that stay in one micro-batch)."""
+        """Return the indices of samples to feed to the model, one list per unit (samples that stay in one micro-batch)."""
         if self.unit_N is None:
             return [[row] for row in self.active.tolist()]
         return [rows.tolist() for rows in _by_id(self.active, self.unit_N[self.active])]
@@ -98,7 +98,7 @@ class MicroBatchRows:
     def with_rows(
         self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
     ) -> tuple[int, ...]:
-        """Return cost, number of prompts, longest prompt and longest row after rows up to `length` tokens long are added."""
+        """Return cost, number of prompts, longest prompt and longest row of the micro-batch if these rows were added."""
         prompts = self.prompts + (prompt != self.last_prompt)
         longest_prompt = max(self.longest_prompt, prompt_length)
         longest = max(self.longest, length)
@@ -125,7 +125,9 @@ def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) ->
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Return micro-batches of samples padded with their prompts. Units are added in order of their longest sample, longest first."""
+    """Return micro-batches of samples padded with their prompts. Units (samples that stay together) are added in order of their
+    longest sample, longest first.
+    """
     rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
     rows.sort(key=lambda row: -row[-1])
     return _balanced(rows, budget, at_least)
@@ -152,8 +154,8 @@ def packed_parts(
 
     Args:
         samples: the sizes of the samples.
-        budget: the token limit of a micro-batch; a larger unit gets a micro-batch to itself.
-        quadratic: the growth of a token's cost; a sample of n tokens costs n · (1 + quadratic · n).
+        budget: the token limit of a micro-batch; a larger unit (samples that stay together) gets a micro-batch to itself.
+        quadratic: the relative cost of attention: a sample of n tokens costs n · (1 + quadratic · n).
         at_least: the minimum number of micro-batches, unless there are fewer units.
         shared: whether responses to one prompt are packed together, with the prompt counted once.
     """

@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError
 
 
 class TorchTrace:
-    """torch.profiler over every thread of the process, as a Chrome trace."""
+    """Profiles every thread of the process with torch.profiler, and writes a Chrome trace."""
 
     def __init__(self, device: str) -> None:
         profiler: Any = torch.profiler
@@ -40,7 +40,7 @@ class TorchTrace:
 
 
 class MemoryHistory:
-    """Every allocation of the accelerator with its stack, as a snapshot for pytorch.org/memory_viz.
+    """Records every allocation of the accelerator with its stack, and writes a snapshot for pytorch.org/memory_viz.
 
     The torch functions called are private but documented: docs.pytorch.org/docs/stable/torch_cuda_memory.
     """

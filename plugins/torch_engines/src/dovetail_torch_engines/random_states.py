@@ -21,7 +21,7 @@ class RandomState:
     """The state of torch's generators for one engine, independent of other users of the generators in the process.
 
     Attributes:
-        tensors: the states of torch's generators, uint8 each: for the CPU and, where it differs, for the device.
+        tensors: the states of torch's generators, uint8 each: for the CPU, and for the device unless it is the CPU.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:

@@ -65,7 +65,7 @@ def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ScoredShare:
-    """The scored tokens of one rank, padded with stand-ins to M, the most of any rank."""
+    """The scored tokens of one rank, padded with stand-ins to M, the largest number of any rank."""
 
     own: np.ndarray
     """int64: indices of the rank's own scored tokens among all R, at most M."""

@@ -42,7 +42,7 @@ BASE = "base_layer."
 
 
 class PeftAdapter:
-    """The low-rank layers that are added to one model.
+    """Adds low-rank layers to one model, and reads, initialises and merges them.
 
     Attributes:
         section: the adapter's settings: rank, scale, layers, and what a weight update sends.

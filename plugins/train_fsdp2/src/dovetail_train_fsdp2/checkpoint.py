@@ -111,7 +111,7 @@ def load(
         random: the random state, restored if the checkpoint has one for this rank.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+        CheckpointError: a file is missing or unreadable, or of another model; raised on every rank.
     """
     with ranks.together():
         facts = read_facts(directory)
@@ -141,7 +141,7 @@ def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) ->
         share: the weight of the saved tensors, in (0, 1].
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+        CheckpointError: a file is missing or unreadable, or of another model; raised on every rank.
     """
     with ranks.together():
         kept = kept_tensors(runner)

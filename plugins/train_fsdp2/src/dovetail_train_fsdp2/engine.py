@@ -51,7 +51,7 @@ from dovetail_train_fsdp2.vision import IMAGE_MASK, MEDIA, cut_with_images, has_
 
 
 class Fsdp2Engine(TorchEngine):
-    """One Hugging Face causal language model, or the value model of a critic, with float32 weights and compute in `model.dtype`.
+    """Trains one Hugging Face causal language model, or a critic's value model, with float32 weights and compute in `model.dtype`.
 
     There is no dropout, so that scoring is deterministic and old and new log-probabilities are comparable. On several ranks every
     call but `weight_manifest` is collective, and an error on one rank is raised on all ranks.

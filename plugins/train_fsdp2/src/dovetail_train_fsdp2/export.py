@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def export(directory: Path, runner: ModelRunner, tokenizer: Tokenizer, ranks: Ranks) -> None:
-    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer if there is one.
+    """Write a Hugging Face model: config, safetensors in the compute dtype with adapters merged, and the tokenizer if there is one.
 
     Collective; tensors are gathered one after another, and rank 0 keeps one file's tensors in memory.
 

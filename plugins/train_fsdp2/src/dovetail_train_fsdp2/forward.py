@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class ModelRunner(nn.Module):
-    """Base of runners: computes a model's token outputs. Tests once which optimisations the architecture allows.
+    """Base class that runs one model and computes outputs for tokens. Tests once which optimisations the architecture allows.
 
     The runner is a module so that it can be the root of sharding: weights outside of decoder layers (embedding, last norm, output
     layer) are gathered only within `forward`.
@@ -137,7 +137,7 @@ class ModelRunner(nn.Module):
     def forward(
         self, layout: MicroBatchLayout | None, outputs: Sequence[OutputSpec]
     ) -> dict[str, Shaped[Tensor, "T ..."]]:
-        """Score the micro-batch's tokens.
+        """Compute outputs, such as log-probabilities, for a micro-batch's tokens.
 
         Args:
             layout: the layout of the micro-batch. None only tests which optimisations the architecture allows.

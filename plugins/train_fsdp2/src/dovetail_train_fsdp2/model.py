@@ -37,7 +37,7 @@ def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
     """Load a causal language model, or a classifier of the same family, without its head.
 
     Raises:
-        ModelError: as for `load_model`; a missing head is not an error here.
+        ModelError: the model can't be loaded, as for `load_model`; a missing head is no error.
     """
     model, missing = _from_pretrained(section)
     trunk = base_of(model)
@@ -74,7 +74,7 @@ def empty_model(section: ModelSection) -> PreTrainedModel:
 
 
 def described_model(section: ModelSection, *, classifier: bool = False) -> PreTrainedModel:
-    """Build the model that a directory's config describes without weights, as `empty_model` does.
+    """Build the model of a directory's config without weights, as `empty_model` does.
 
     Args:
         section: the config section with the directory.

@@ -35,7 +35,7 @@ WORTHWHILE_PACKED = 0.9
 
 @attrs.frozen(kw_only=True)
 class Means:
-    """The layouts that a model allows, and the criteria for choosing between them."""
+    """The allowed layouts of micro-batches, and the criteria for choosing between them."""
 
     packing: Packing = "never"
     """Whether to pack samples; `never` if the architecture does not support packing."""
@@ -71,7 +71,7 @@ def cut(
         budget: the token limit of a micro-batch, padding included; a longer sample gets a micro-batch to itself.
         means: the allowed layouts.
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
-        unit: the kind of samples that stay in one micro-batch, such as `group`. Prompts are shared only for `sample`.
+        unit: the kind of samples that stay in one micro-batch, such as `group`. Prompts are computed once only if the unit is `sample`.
 
     Returns:
         Every sample in exactly one micro-batch, the most expensive one first.

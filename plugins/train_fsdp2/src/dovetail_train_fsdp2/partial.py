@@ -44,7 +44,7 @@ def partial(
     """Return the partial attention of queries to their spans of keys, without a gradient.
 
     Returns:
-        [T, H, D], and the log of each query's sum of exponentials, float32 [H, T].
+        The output, [Tq, H, D], and the log of each query's sum of exponentials, float32 [H, Tq].
     """
     if has_flash(query_THD, value_TKD):
         out, lse, *_ = aten._flash_attention_forward(  # noqa: SLF001 - the only way to the sums

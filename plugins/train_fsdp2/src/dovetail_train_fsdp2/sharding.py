@@ -86,7 +86,7 @@ class Sharding:
             buffer.data = buffers[name].to(self._device)
 
     def before_backward(self, *, last: bool) -> None:
-        """Prepare for the backward pass of an update's next micro-batch, which may be its last."""
+        """Set up communication for the backward pass of the next micro-batch; `last` marks the last micro-batch of an update."""
         root = cast("FSDPModule", self._sharded())
         root.set_requires_gradient_sync(last or self._config.reduce_gradients != "once")
         root.set_is_last_backward(last)
@@ -147,7 +147,7 @@ def _drop_gathered_gradients(module: FSDPModule) -> None:
 
 
 def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder layers of a model, without nested ones.
+    """Return the decoder layers of a model, outermost modules only.
 
     Decoder layers are the modules of the classes in the model's `_no_split_modules`. If there are none, they are the longest list
     of modules of one class.

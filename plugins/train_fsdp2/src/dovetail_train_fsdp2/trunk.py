@@ -57,7 +57,7 @@ class Trunk:
             return self.owing_vision(flat(output.last_hidden_state))
 
     def owing_vision(self, output: Tensor) -> Tensor:
-        """Return the output, in its shape, with gradients of 0 for the vision tower if some rank has images.
+        """Add gradients of 0 for the vision tower to an output of any shape, if some rank has images.
 
         Ranks reduce the tower's gradients together, so a rank without an image contributes zeros.
         """
@@ -171,5 +171,5 @@ class Trunk:
 
 
 def flat(states_BLH: Tensor) -> Tensor:
-    """Return [B, L, H] as [B · L, H]."""
+    """Return hidden states [B, L, H] as [B · L, H]."""
     return states_BLH.reshape(-1, states_BLH.shape[-1])

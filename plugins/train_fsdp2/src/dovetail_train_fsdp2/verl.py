@@ -49,7 +49,7 @@ _PEFT = "base_model.model."
 
 
 def checkpoint_in(path: Path) -> Path | None:
-    """Return the folder with the ranks' files: the path, its `actor`, or the latest step's; None if there is no such folder.
+    """Return the folder with verl's rank files: the path itself, its `actor`, or the latest step's; None if there is no such folder.
 
     Raises:
         CheckpointError: the path names a latest step that does not exist.
