@@ -21,9 +21,9 @@ class Prefill:
     """The result of a pass over left-padded prompts.
 
     Attributes:
-        logits_PV: float32 [P, V], at each prompt's last token.
-        keys: a tensor [P, H, L, D] a layer.
-        values: a tensor [P, H, L, D] a layer.
+        logits_PV: float32 [P, V], the logits after each prompt's last token.
+        keys: one tensor [P, H, L, D] per layer.
+        values: one tensor [P, H, L, D] per layer.
         shift_P: int64 [P], the offset of position ids after each prompt, since an image takes fewer positions than tokens; None
             without images.
     """

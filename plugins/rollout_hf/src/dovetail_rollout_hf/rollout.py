@@ -175,7 +175,7 @@ class HfRollout(BaseRollout):
         scheduler.call(commit).result()
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return log-probabilities of given sequences, float32 [L − 1] each for int64 [L] each, computed between two decoding steps."""
+        """Return log-probabilities, float32 [L − 1] each, of given sequences, int64 [L] each, computed between two decoding steps."""
         scheduler, vocab_size = self._running(), self._vocab_size
         refuse_to_score(sequences, vocab_size=vocab_size, max_positions=self._max_positions)
         if self._asleep:

@@ -126,7 +126,7 @@ class Scheduler:
     # Jobs: run in the decode thread
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End running or waiting requests early, and return their samples with the tokens so far."""
+        """End running or waiting requests early, and deliver their samples with the tokens so far."""
         tickets = [self._tickets[name] for name in request_ids if name in self._tickets]
         chosen = [row for row in self._batch.rows if row.owner in tickets]
         finished = self._batch.abort(chosen)

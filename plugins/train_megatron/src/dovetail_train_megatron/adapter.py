@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MegatronAdapter:
-    """The LoRA layers in the modules of one rank.
+    """The low-rank adapter of one rank's modules.
 
     Attributes:
         section: the adapter's settings: rank, scale, layers, and what a weight update sends.

@@ -125,7 +125,7 @@ def load(
     """Restore a training state that `staged` wrote in any layout, or that the engine `fsdp2` wrote. Collective.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or belongs to another model; on every rank.
+        CheckpointError: a file is missing or unreadable, or belongs to another model; raised on every rank.
     """
     with ranks.together():
         facts = read_facts(directory)

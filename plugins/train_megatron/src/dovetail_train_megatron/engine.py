@@ -43,10 +43,10 @@ from dovetail_train_megatron.weights import Receiving, manifest_of, outgoing, re
 
 
 class MegatronEngine(TorchEngine):
-    """One language model, or the value model of a critic, divided over ranks as configured.
+    """Trains one language model, or a critic's value model, divided over ranks as configured.
 
-    All ranks of a group that shares samples (tp, pp, cp) get the same samples; the last stage's first rank returns the scores and
-    metrics. Every call but `weight_manifest` is collective, and an error on one rank is raised on all ranks.
+    All ranks of a group that shares samples (tp, pp, cp) get the same samples; scores and metrics are taken from the last stage's
+    first rank. Every call but `weight_manifest` is collective, and an error on one rank is raised on all ranks.
     """
 
     name = "megatron"

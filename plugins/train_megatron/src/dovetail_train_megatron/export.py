@@ -27,7 +27,7 @@ def export(
     tokenizer: Tokenizer,
     ranks: Ranks,
 ) -> None:
-    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer if there is one. Collective.
+    """Write a Hugging Face model: config, safetensors in the compute dtype with adapters merged, and any tokenizer. Collective.
 
     A critic is written as a token classifier with one label.
 

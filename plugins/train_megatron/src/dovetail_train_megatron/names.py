@@ -90,9 +90,7 @@ class TensorTable:
         return self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
 
     def to_hf(self, entry: Entry, parts: list[Tensor]) -> list[tuple[str, Tensor]]:
-        """Combine the shards of all tensor-parallel ranks, and split the whole tensor into Hugging Face's tensors, in Hugging
-        Face's shapes.
-        """
+        """Combine the shards of all tensor-parallel ranks, and split the whole tensor into Hugging Face's tensors and shapes."""
         if entry.name.startswith(VALUE_HEAD):
             return [(entry.name, parts[0])]
         if entry.adapted:

@@ -54,7 +54,7 @@ def make_pack(
 
     Args:
         micro_batch: the samples, with the columns in `dovetail.interfaces.READS`.
-        multiple: the number to a multiple of which F is padded.
+        multiple: the number of which the pack's length F becomes a multiple by padding.
         outputs: the outputs to compute; the pack includes the columns that these outputs read.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
@@ -92,7 +92,7 @@ def cut(
     Args:
         batch: the samples, with the columns in `dovetail.interfaces.READS`.
         budget: the token limit of a micro-batch; a longer sample gets a micro-batch to itself.
-        quadratic: the growth of a token's cost; a sample of n tokens costs n · (1 + quadratic · n).
+        quadratic: the relative cost of attention: a sample of n tokens costs n · (1 + quadratic · n).
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
         unit: the kind of samples that stay in one micro-batch, such as `group`.
     """

@@ -12,8 +12,7 @@ scored tokens need it."""
 
 
 def last_stage_layers(layers: int, stages: int, output: float) -> int:
-    """Return the number of layers of the last stage that minimises the time of the slowest stage; the other stages have equally
-    many layers.
+    """Return how many layers the last stage needs to minimise the slowest stage's time; other stages have equally many layers.
 
     Args:
         layers: the number of layers of the model.
@@ -27,7 +26,7 @@ def last_stage_layers(layers: int, stages: int, output: float) -> int:
 
 
 def output_cost(hf: Any, head_size: int) -> float:
-    """Return the cost of a model's output layer, in units of one decoder layer; of a mixture of experts, only active parameters count."""
+    """Return the cost of a model's output layer, in units of one decoder layer; for a mixture of experts, only active parameters count."""
     hidden, heads = hf.hidden_size, hf.num_attention_heads + hf.num_key_value_heads
     inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size
     active = getattr(hf, "num_experts_per_tok", None) or 1
