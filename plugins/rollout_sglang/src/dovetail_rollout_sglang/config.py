@@ -15,7 +15,7 @@ from dovetail_serving import AdaptedSection, DrivenEngine, spread_over_ranks
 
 @attrs.frozen(kw_only=True)
 class SglangRolloutConfig(AdaptedSection):
-    """Generation with SGLang: one server started for every replica, or running servers."""
+    """Generation with SGLang: one server started for every replica, or servers that already run."""
 
     driven: ClassVar[DrivenEngine | None] = SGLANG
     unsupported_keys: ClassVar[Mapping[str, str]] = {

@@ -32,7 +32,7 @@ def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> A
     """Run Dovetail's commands, and pass other weight updates to SGLang.
 
     Args:
-        update: SGLang's method that this function replaces.
+        update: SGLang's method that this function wraps.
         updater: the object on which SGLang calls the method.
         request: SGLang's UpdateWeightsFromTensorReqInput.
     """
@@ -47,12 +47,12 @@ def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> A
 
 
 def end_at_stop_tokens(check: Callable[..., bool], sample: Any, new_ids: Sequence[int]) -> bool:
-    """Check whether a sample ends, at stop tokens even if it has `ignore_eos`.
+    """Check whether a sample ends; a sample with `ignore_eos` also ends at its stop tokens.
 
-    SGLang's own check then ignores stop tokens too.
+    SGLang's own check ignores the stop tokens of such a sample.
 
     Args:
-        check: SGLang's method that this function replaces.
+        check: SGLang's method that this function wraps.
         sample: SGLang's Req.
         new_ids: the token ids since the last check, at the end of `sample.output_ids`.
     """

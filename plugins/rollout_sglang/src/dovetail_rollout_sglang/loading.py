@@ -59,8 +59,7 @@ def load(
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
-    """Record within the block which parameters are loaded, and which of their shards: `q`, `k`, `v`, a number, or None for whole
-    parameters.
+    """Record within the block which parameters are loaded, and which shards of each: `q`, `k`, `v`, a number, or None for all.
 
     SGLang's models load each parameter through its `weight_loader`, and do not report which parameters were loaded.
     """

@@ -10,8 +10,8 @@ from dovetail_serving import Backend, ServingRollout
 class SglangRollout(ServingRollout):
     """Rollout engine on one SGLang server.
 
-    SGLang returns log-probabilities under the full softmax of logits / temperature, before top-p and top-k. With top-k, the k most
-    likely tokens' log-probabilities give those under the sampling distribution.
+    SGLang returns log-probabilities under the full softmax of logits / temperature, before top-p and top-k. With top-k,
+    log-probabilities under the sampling distribution are computed from the k most likely tokens.
     """
 
     name = "sglang"

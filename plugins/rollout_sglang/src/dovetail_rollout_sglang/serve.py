@@ -31,7 +31,7 @@ def main(argument: str) -> None:
 
     Raises:
         PluginNeedsError: SGLang is missing, or this plugin does not support its version.
-        ConfigError: SGLang has no such argument.
+        ConfigError: SGLang does not have one of the arguments.
     """
     end_at_once_when_asked()
     from dovetail_rollout_sglang.versions import require
@@ -89,7 +89,7 @@ def server_args(arguments: dict[str, Any]) -> Any:
     """Construct SGLang's `ServerArgs` from arguments by name.
 
     Raises:
-        ConfigError: SGLang has no such argument.
+        ConfigError: SGLang does not have one of the arguments.
     """
     from sglang.srt.server_args import ServerArgs
 
@@ -113,7 +113,7 @@ def settled(
             end the server.
 
     Raises:
-        ConfigError: SGLang has no such argument.
+        ConfigError: SGLang does not have one of the arguments.
     """
     from dovetail_rollout_sglang.versions import in_this_versions_words
 

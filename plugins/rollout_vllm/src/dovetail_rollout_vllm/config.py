@@ -31,7 +31,7 @@ def _started(section: Any, _: attrs.Attribute[Any], runner: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class VllmRolloutConfig(AdaptedSection):
-    """Generation with vLLM: one engine or one server for every replica, or running servers."""
+    """Generation with vLLM: one engine or one server for every replica, or servers that already run."""
 
     driven: ClassVar[DrivenEngine | None] = VLLM
     unsupported_keys: ClassVar[Mapping[str, str]] = {

@@ -41,7 +41,7 @@ _WATCH_SECONDS = 0.5
 
 
 class EngineBackend(Backend):
-    """One AsyncLLM of vLLM. The model runs in separate processes; this process holds the request queues.
+    """Backend of a replica on one AsyncLLM of vLLM. The model runs in separate processes; this process holds the request queues.
 
     Attributes:
         log: the file to which the engine's processes print.

@@ -108,7 +108,7 @@ class EngineMetrics:
 def stat_logger(metrics: EngineMetrics) -> type:
     """Return a class of vLLM stat logger that records into these metrics.
 
-    The class replaces vLLM's Prometheus logger, which counts every token although this process has no endpoint to read it from.
+    The class replaces vLLM's Prometheus logger, which counts every token although this process has no endpoint for reading the counts.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 

@@ -10,8 +10,9 @@ from dovetail_serving import LOOPBACK
 
 
 class MetricsEndpoint:
-    """Serves `/metrics` on the loopback interface until closed. A process can have one endpoint: vLLM counts all engines of a
-    process in one registry, where a new engine replaces the previous one.
+    """Serves `/metrics` on the loopback interface until closed.
+
+    A process can have one endpoint: vLLM counts all engines of a process in one registry, where a new engine replaces the previous engine.
 
     Args:
         port: the port to listen on.

@@ -10,7 +10,7 @@ from dovetail_serving import CounterDelta
 
 
 def server_metrics() -> CounterDelta:
-    """Return a converter from a server's totals to the metrics of `EngineMetrics.take`, under the same names."""
+    """Return a converter from a server's totals to the metrics that `EngineMetrics.take` returns."""
     return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 
