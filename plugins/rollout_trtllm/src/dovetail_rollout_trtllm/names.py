@@ -11,7 +11,7 @@ from dovetail_serving import refuse_missing_weights
 
 
 def refuse_other_tensors(model: ModelSection, sent: Iterable[str]) -> None:
-    """Check that an update has exactly the tensors of the model; without a check if transformers does not know the model.
+    """Check that an update has exactly the tensors of the model, if transformers knows the model.
 
     Args:
         model: a model in Hugging Face format.
