@@ -87,7 +87,9 @@ class EngineDriver:
             await self._engine.abort(here)
 
     async def score(self, sequences: Sequence[list[int]]) -> list[np.ndarray]:
-        """Return the log-probabilities of every token but the first of each sequence, float32 [L_i − 1], at temperature 1."""
+        """Return the log-probabilities of every token but the first of each sequence, float32 [L_i − 1], under the full softmax at
+        temperature 1.
+        """
 
         async def one(ids: list[int]) -> np.ndarray:
             self._scored += 1

@@ -83,7 +83,7 @@ class ProfilerRange:
         self.label = nvtx.range
 
     def start(self) -> None:
-        """Start Nsight Systems' recording and the NVTX ranges."""
+        """Start Nsight Systems' recording, without work that was queued earlier."""
         # Kernels that were queued before the range must not be recorded in it.
         self._module.synchronize()
         self._module.profiler.start()

@@ -53,13 +53,13 @@ class Fsdp2Config(AdaptableSection):
     offload_activations: bool = False
     """Keep the inputs of recomputed layers in the host's memory: for long sequences in large models."""
     compile: bool = False
-    """Compile the decoder layers with torch.compile: a fifth less time and memory, after half a minute at the first update.
+    """Compile the decoder layers with torch.compile: a fifth faster and with less memory, after half a minute at the first update.
     Compiling saves time in runs of about 50 updates or more."""
     float8: Literal["rowwise"] | None = None
     """Multiply in float8 in the decoder layers, each row scaled by its own maximum (extra `float8`). Less exact; meant for wide
     layers with `compile` on H100s and newer: a 1.5B model is slower than in bfloat16. None computes in `model.dtype`."""
     liger: bool = False
-    """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` saves as much."""
+    """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` gains as much."""
     share_prompts: Share = "auto"
     """Compute a prompt once for all of its responses: `auto` if that saves work, `always` if the model allows, or `never`."""
     packing: Packing = "auto"

@@ -162,7 +162,7 @@ def _check_complete(section: ModelSection, missing: list[str]) -> None:
 def quietly() -> Iterator[None]:
     """Suppress transformers' progress bar and load report within the block, if the run has its own display.
 
-    Loading checks the problems of which the report would warn.
+    The problems of which the report warns are checked after loading.
     """
     from transformers.utils import logging
 

@@ -68,7 +68,7 @@ class Trunk:
 
     @contextmanager
     def inputs(self, fed: Padded | PackedSequences) -> Iterator[dict[str, Any]]:
-        """Yield the model's keyword arguments, and set its attention function within the block.
+        """Set the model's attention function, and yield the model's keyword arguments.
 
         Padded: ids [B, L] and inputs of images. Packed: ids [1, F], positions [1, F] and an `AttentionPack`.
         """

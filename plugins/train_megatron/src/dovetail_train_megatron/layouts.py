@@ -57,7 +57,7 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
     """Check that Megatron computes the same as transformers for this model.
 
     Raises:
-        ModelError: Megatron lacks the architecture or a part of it; the error names the nearest supported architecture.
+        ModelError: Megatron lacks the architecture (the error names the nearest one), or a part of it.
     """
     kind = str(hf.model_type)
     if kind not in MODEL_TYPES:
@@ -88,10 +88,10 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
 
 
 def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
-    """Check that the config's parallel sizes divide the model.
+    """Check that the config's parallel sizes fit the model.
 
     Raises:
-        ConfigError: a size does not divide its dimension of the model; the error names sizes that do.
+        ConfigError: a size does not divide its dimension of the model, or the model does not support it.
     """
     tp, cp, ep = (
         config.tensor_parallel_size,

@@ -61,7 +61,7 @@ def chosen(
     """Return the names of the layers that a `lora` section selects.
 
     Raises:
-        ConfigError: a name of the section matches no layer, or matches experts.
+        ConfigError: a name of the section matches no layer, or `all-linear` includes experts.
     """
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in every))
     found: set[str] = set()
