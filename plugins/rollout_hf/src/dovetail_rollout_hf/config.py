@@ -12,7 +12,7 @@ from dovetail.sections import RolloutSection
 
 @attrs.frozen(kw_only=True)
 class HfRolloutConfig(RolloutSection):
-    """Config of the rollout engine that generates with a transformers model in the trainer's process."""
+    """Generation with a transformers model in the rollout's own process."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(

@@ -47,7 +47,7 @@ class VllmRolloutConfig(AdaptedSection):
     None turns these metrics off; the run's own metrics remain. Allowed with one replica per process only, as with runtime `ray`. In
     mode `server` every server serves its metrics at its address."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Number of pipeline stages, one accelerator each, over which a replica divides the layers."""
+    """Number of pipeline stages into which a replica divides the layers."""
     gpu_memory_utilization: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )

@@ -69,7 +69,7 @@ class MegatronConfig(AdaptableSection):
     """Number of tokens whose logits are computed at once; None: as many as fill 1 GiB in float32."""
 
     def mesh_axes(self) -> dict[str, int]:
-        """Return the sizes of the mesh's inner axes, from `pp` to `tp`, so that tensor-parallel ranks are neighbours."""
+        """Return the sizes of the mesh's inner axes in order, `tp` last, so that tensor-parallel ranks are neighbours."""
         return {
             "pp": self.pipeline_parallel_size,
             "cp": self.context_parallel_size,
