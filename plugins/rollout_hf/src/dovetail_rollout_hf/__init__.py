@@ -1,1 +1,1 @@
-"""A rollout engine: a transformers model with a decode loop of its own."""
+"""A rollout engine: a transformers model with continuous batching in this process."""

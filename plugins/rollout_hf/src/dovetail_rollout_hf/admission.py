@@ -1,4 +1,4 @@
-"""Admission: which waiting requests enter the running batch next, and their prompts, prefilled by length."""
+"""Admission: the queue of waiting requests, and the prefill of their prompts when they enter the running batch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _ADMIT_SHARE = 4
 """New rows enter a running batch when at least a quarter of its rows is free."""
 
 Group = tuple[RolloutRequest, list[Row]]
-"""A prompt, and the rows that continue it."""
+"""A request, and the rows of its samples that start now."""
 
 
 class Admission:
     """The queue of waiting requests, ordered by priority, then by arrival.
 
     Args:
-        decoder: computes the keys and values of prompts.
+        decoder: the decoder that computes keys and values of prompts.
         device: the device of the model.
-        max_rows: the maximum of concurrently running rows.
-        max_prefill_tokens: the token limit, padding included, of one pass over prompts.
-        counts: counts tokens.
+        max_rows: the maximum number of running rows (samples).
+        max_prefill_tokens: the token limit of one prefill pass, padding included.
+        counts: the counters of prefilled tokens.
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class Admission:
         return bool(self._pending)
 
     def wait(self, ticket: Ticket) -> None:
-        """Queue a request behind all others of the same or a lower priority number."""
+        """Queue a request after all requests with the same or a lower priority number."""
         insort(self._pending, ticket, key=lambda other: other.request.priority)
 
     def forget_ended(self) -> None:
-        """Remove requests without a sample left to start."""
+        """Remove requests whose samples have all started or ended."""
         self._pending = deque(ticket for ticket in self._pending if ticket.waiting)
 
     def clear(self) -> None:
-        """Drop all that waits."""
+        """Drop all waiting requests."""
         self._pending.clear()
 
     def enter(self, active: int) -> list[tuple[Prefill, list[list[Row]]]]:
-        """Admit as many waiting rows as there is room for, and prefill their prompts.
+        """Remove requests from the queue while there are free rows, and prefill their prompts.
 
         Args:
-            active: rows that run.
+            active: the number of running rows.
 
         Returns:
-            Each prefill with, for each of its prompts, the rows that continue it; empty where no row is admitted.
+            Each prefill pass, with a list of new rows for each of its prompts; empty if no row starts.
         """
         free = self._max_rows - active
         waiting = sum(len(ticket.waiting) for ticket in self._pending)

@@ -1,7 +1,7 @@
-"""Keys and values of the running sequences, right-aligned in common columns.
+"""The KV cache of the running sequences, right-aligned in common columns.
 
-Every row's newest token stands in the same column, so that a step writes one column in place and
-reads one slice; a row that began with a shorter prompt has padding on its left.
+Every row's newest token is in the same column, so that a step writes one column in place and reads one slice. Rows with shorter
+prompts have padding on the left.
 
 Legend: N rows, P prompts, H key and value heads, L prompt columns, C columns, D head width.
 """
@@ -21,11 +21,11 @@ class Prefill:
     """The result of a pass over left-padded prompts.
 
     Attributes:
-        logits_PV: float32 [P, V], at each prompt's last token.
-        keys: a tensor [P, H, L, D] a layer.
-        values: a tensor [P, H, L, D] a layer.
-        shift_P: int64 [P], what is added to the positions of the tokens after each prompt, since an image takes fewer
-            positions than it has tokens; None where nothing is.
+        logits_PV: float32 [P, V], the logits after each prompt's last token.
+        keys: one tensor [P, H, L, D] per layer.
+        values: one tensor [P, H, L, D] per layer.
+        shift_P: int64 [P], the offset of position ids after each prompt, since an image takes fewer positions than tokens; None
+            without images.
     """
 
     logits_PV: Tensor
@@ -35,13 +35,13 @@ class Prefill:
 
     @property
     def columns(self) -> int:
-        """Prompt columns, padding included."""
+        """The number of prompt columns, padding included."""
         return int(self.keys[0].shape[2])
 
 
 @attrs.frozen(eq=False)
 class Arrival:
-    """New rows: each continues one prompt of a prefill."""
+    """New rows, each of which continues one prompt of a prefill."""
 
     prefill: Prefill
     prompts_M: Tensor
@@ -50,7 +50,7 @@ class Arrival:
 
 @attrs.define(eq=False)
 class KvCache:
-    """One tensor [N, H, C, D] a layer for keys, and one for values."""
+    """The KV cache: for every layer one tensor [N, H, C, D] of keys, and one of values."""
 
     keys: list[Tensor] = attrs.field(factory=list)
     values: list[Tensor] = attrs.field(factory=list)
@@ -67,14 +67,14 @@ class KvCache:
         capacity: int,
         arrivals: Sequence[Arrival],
     ) -> None:
-        """Keep some rows, moved so that they end at column `end`, and let new rows end there too.
+        """Move the rows to keep so that they end at column `end`, drop other rows, and add new rows that end at the same column.
 
         Args:
             kept_N: int64 [N], the rows to keep, in their new order.
-            span: first and last-plus-one column that the kept rows use now.
-            end: column in which the next token goes.
-            capacity: columns to make room for.
-            arrivals: new rows, below the kept ones.
+            span: the first (inclusive) and last (exclusive) column that the kept rows use now.
+            end: the column of the next token.
+            capacity: the number of columns to allocate.
+            arrivals: the new rows, which follow the kept rows.
         """
         layers = len(arrivals[0].prefill.keys) if arrivals else len(self.keys)
         rows = len(kept_N) + sum(len(arrival.prompts_M) for arrival in arrivals)
@@ -94,13 +94,13 @@ class KvCache:
                     self._keep(old)
 
     def clear(self) -> None:
-        """Drop every row."""
+        """Drop every row, and keep the memory for later rows."""
         for tensor in (*self.keys, *self.values):
             self._keep(tensor)
         self.keys, self.values = [], []
 
     def release(self) -> int:
-        """Free spare memory; returns its bytes."""
+        """Free spare memory, and return the number of freed bytes."""
         freed = sum(tensor.untyped_storage().nbytes() for tensor in self._spare)
         self._spare = []
         return freed
@@ -145,5 +145,5 @@ def _fill(
 
 
 def empty_index(device: torch.device) -> Tensor:
-    """Return int64 [0]: no rows."""
+    """Return an empty tensor of row indices, int64 [0]."""
     return torch.empty(0, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""The choice between the two decoders, and the proof that the chosen one is right.
+"""The choice between the two decoders, and a test of the chosen decoder against the model's own forward pass.
 
 Legend: N rows, P prompts, L prompt columns, T tokens of one sequence, V vocabulary.
 """
@@ -23,10 +23,10 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 def choose_decoder(
     model: object, wanted: Literal["auto", "fused", "transformers"], logger: Logger
 ) -> Decoder:
-    """Construct the selected decoder and compare it with the model's own forward pass.
+    """Construct the configured decoder, and test its logits against the model's own forward pass.
 
     Raises:
-        ModelError: the wanted decoder does not fit the model, or does not reproduce it.
+        ModelError: the configured decoder does not support the model, or its logits differ from the model's.
     """
     from dovetail_rollout_hf.transformers_decoder import TransformersDecoder
 
@@ -77,10 +77,10 @@ def _complaint(decoder: Decoder, model: object) -> str | None:
 
 @torch.inference_mode()
 def prove(decoder: Decoder, model: Any) -> float:
-    """Compare a decoder with plain forward passes of the model, on two prompts of unequal length.
+    """Compare a decoder's logits with the model's own forward passes, on two prompts of different length.
 
     Returns:
-        The largest difference of logits as a multiple of the tolerance; NaN counts as infinite.
+        The largest difference of logits as a multiple of the tolerance; infinity if a logit is NaN.
     """
     device, size = model.device, int(model.config.get_text_config().vocab_size)
     lengths, steps = (9, 5), 3

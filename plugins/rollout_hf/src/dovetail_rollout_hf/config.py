@@ -12,7 +12,7 @@ from dovetail.sections import RolloutSection
 
 @attrs.frozen(kw_only=True)
 class HfRolloutConfig(RolloutSection):
-    """Generation by a transformers model in this process."""
+    """Generation with a transformers model in the rollout's own process."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -40,12 +40,12 @@ class HfRolloutConfig(RolloutSection):
     }
 
     max_batch_size: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Most sequences decoded at once; further requests wait, and enter as rows become free."""
+    """Maximum number of sequences decoded at once; further requests wait until sequences end."""
     max_prefill_tokens: int = attrs.field(default=16384, validator=attrs.validators.ge(1))
-    """Most prompt tokens, padding included, in one prefill pass (or one prompt)."""
+    """Maximum number of prompt tokens in one prefill pass, padding included; a longer prompt gets a pass to itself."""
     decoder: Literal["auto", "fused", "transformers"] = "auto"
-    """`fused` decodes the Llama family by fused kernels and is proven against transformers at start-up;
-    `transformers` runs any architecture; `auto` takes the first where it fits and proves right."""
+    """`fused` decodes the Llama family with fused kernels, and tests its logits against transformers at start-up. `transformers`
+    runs any architecture. `auto` uses `fused` if the model is supported and the test passes."""
 
     def most_running(self) -> int | None:
         return self.max_batch_size

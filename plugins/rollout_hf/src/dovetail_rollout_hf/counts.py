@@ -1,4 +1,4 @@
-"""What the engine counts while it works, and the metrics that come of it."""
+"""Counts of the engine's work, and the metrics computed from them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dovetail.metrics import Mean, Metric, Sum
 
 @attrs.define(kw_only=True)
 class DecodeCounts:
-    """Counts of the decode thread's work, which only that thread changes."""
+    """Counts of the decode thread's work, which only this thread changes."""
 
     max_rows: int
-    """Most rows that a batch may have."""
+    """Maximum number of rows of the running batch."""
     steps: int = 0
-    """Passes that drew a token for every running row."""
+    """Number of decoding steps; each samples one token for every running row."""
     generated_tokens: int = 0
-    """Tokens drawn for samples that still ran."""
+    """Number of tokens sampled for running samples."""
     prefill_tokens: int = 0
-    """Tokens of prompts, and of samples that went on under new weights, that were run through the model at once."""
+    """Number of tokens computed in prefill passes, over prompts and over running samples after a weight update."""
 
     def take(self) -> DecodeCounts:
         """Return the counts since the last call, and reset them."""
@@ -27,7 +27,7 @@ class DecodeCounts:
         return taken
 
     def metrics(self) -> dict[str, Metric]:
-        """Return metrics by name; they merge over replicas."""
+        """Return metrics by name, to be merged over replicas."""
         return {
             "rollout/generated_tokens": Sum(float(self.generated_tokens)),
             "rollout/prefill_tokens": Sum(float(self.prefill_tokens)),

@@ -1,4 +1,4 @@
-"""What runs the model: the Decoder interface.
+"""Decoder: the interface for running a model in prefill passes and decoding steps.
 
 Legend: N rows, P prompts, L prompt columns, V vocabulary.
 """
@@ -15,7 +15,7 @@ from dovetail_rollout_hf.pictures import RowImages
 
 
 class Decoder(ABC):
-    """Runs a causal language model over left-padded prompts, then one column at a time."""
+    """Runs a causal language model: prefill of left-padded prompts, then decoding steps of one column of tokens."""
 
     name: str
     images: ImageInputs | None = None
@@ -25,27 +25,27 @@ class Decoder(ABC):
     def prefill(
         self, ids_PL: Tensor, pad_P: Tensor | None, pictures: RowImages | None = None
     ) -> Prefill:
-        """Run whole prompts.
+        """Compute the keys, values and last logits of whole prompts.
 
         Args:
-            ids_PL: int64 [P, L], right-aligned.
-            pad_P: int64 [P], padding columns on the left; None where no prompt has any.
-            pictures: the prompts' images; None where no prompt has any.
+            ids_PL: int64 [P, L], the prompts' token ids, right-aligned.
+            pad_P: int64 [P], number of padding columns on the left; None if no prompt has padding.
+            pictures: the prompts' images; None if no prompt has images.
         """
 
     @abstractmethod
     def begin(self, cache: KvCache, pad_N: Tensor | None, shift_N: Tensor | None = None) -> None:
-        """Get ready to step over these rows; called whenever the rows or columns have changed.
+        """Prepare decoding steps over the cache's rows; called whenever rows or columns have changed.
 
         Args:
             cache: the rows' keys and values.
-            pad_N: int64 [N], padding columns on the left; None where no row has any.
-            shift_N: int64 [N], what is added to the positions of the next tokens; None where nothing is.
+            pad_N: int64 [N], number of padding columns on the left; None if no row has padding.
+            shift_N: int64 [N], the offset of the next tokens' position ids; None if all are 0.
         """
 
     @abstractmethod
     def step(self, tokens_N: Tensor, column: int) -> Tensor:
-        """Run one token a row, int64 [N], at `column`; returns float32 logits [N, V]."""
+        """Run one token per row, int64 [N], at `column`, and return float32 logits [N, V]."""
 
     def moved(self) -> None:
-        """Record that the model's weights were moved to another address or device."""
+        """Update references to the model's weights after they moved to another address or device."""

@@ -1,7 +1,7 @@
-"""The fused decoder: Llama, Qwen2 and Qwen3 with projections side by side and caches written in place.
+"""The fused decoder for Llama, Qwen2 and Qwen3, with fused projections and in-place writes to the KV cache.
 
-Legend: N rows, P prompts, L prompt columns, T columns so far, C columns, A query heads, H key and value
-heads, G query heads a key head, D head width, E hidden width, F MLP width, V vocabulary.
+Legend: N rows, P prompts, L prompt columns, T columns so far, C columns, A query heads, H key and value heads, G query heads per
+key head, D head width, E hidden width, F MLP width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 def why_not_fused(model: Any) -> str | None:
-    """Return why the fused decoder does not fit this model; None where it does."""
+    """Return why the fused decoder does not support a model; None if it does."""
     config, kind = model.config, type(model).__name__
     if kind not in _ARCHITECTURES or not type(model).__module__.startswith("transformers.models."):
         return f"{kind} is not one of {', '.join(_ARCHITECTURES)}"
@@ -52,7 +52,7 @@ class _Layer:
 
 
 class FusedDecoder(Decoder):
-    """A forward pass of the Llama family, reduced to what a decoding step needs."""
+    """Decoder for the Llama family with a forward pass reduced to what decoding needs."""
 
     name = "fused"
 

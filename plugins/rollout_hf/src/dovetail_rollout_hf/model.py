@@ -1,4 +1,4 @@
-"""Loading the model and the tokenizer that generation needs."""
+"""Loading the model and the tokenizer for generation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dovetail_datasets import model_class, read_config, refuse_missing_model
 
 
 def load_model(section: ModelSection, device: str) -> Any:
-    """Load a causal language model, or a vision-language model, in the section's dtype, in evaluation mode.
+    """Load a causal language model or vision-language model, in the section's dtype and in evaluation mode.
 
     Raises:
-        ModelError: the directory, hub model or architecture does not exist, can't be read, or a weight is not finite.
+        ModelError: the model does not exist or can't be read, its architecture is unknown, or a weight is not finite.
     """
     import torch
 
@@ -47,7 +47,7 @@ def load_model(section: ModelSection, device: str) -> Any:
 
 
 def load_tokenizer(section: ModelSection) -> Any:
-    """Load the tokenizer of a model where the context has none; None where the model ships none."""
+    """Load the tokenizer from a model's files; None if the model has no tokenizer."""
     from transformers import AutoTokenizer
 
     path = section.tokenizer_path or section.path

@@ -1,4 +1,4 @@
-"""Counter-based sampling noise: a pure function of a sample's key, the token offset and the vocabulary index.
+"""Counter-based sampling noise: a pure function of the sample's key, the token's offset and the vocabulary index.
 
 Legend: N rows, M token offsets, V vocabulary.
 """
@@ -13,14 +13,14 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def stream_seeds(keys_N2: Tensor, offsets_NM: Tensor) -> tuple[Tensor, Tensor]:
-    """Hash each sample's key with its token offsets.
+    """Compute a 64-bit seed for each token, from the sample's key and the token's offset.
 
     Args:
-        keys_N2: int64 [N, 2], `SampleStream.key()` of each row.
-        offsets_NM: int64 [N, M], token offsets.
+        keys_N2: int64 [N, 2], the key of each row's sample (`SampleStream.key()`).
+        offsets_NM: int64 [N, M], the tokens' offsets in their responses.
 
     Returns:
-        Two int32 [N, M]: the halves of a 64-bit seed for every token.
+        The low and high halves of the seeds, int32 [N, M] each.
     """
     hashed = _mix64(offsets_NM * _GOLDEN + keys_N2[:, :1])
     hashed = _mix64(hashed ^ keys_N2[:, 1:])
@@ -29,14 +29,14 @@ def stream_seeds(keys_N2: Tensor, offsets_NM: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_exponential(low_N1: Tensor, high_N1: Tensor, vocabulary_V: Tensor) -> Tensor:
-    """Return the logarithm of standard exponential noise, one value a row and vocabulary index.
+    """Return the logarithm of standard exponential noise, one value per row and vocabulary index.
 
-    Its negative is Gumbel noise: argmax(log p − noise) draws from p (Gumbel, 1954).
+    The negative noise is Gumbel noise: argmax(log p − noise) is a sample from p (Gumbel, 1954).
 
     Args:
-        low_N1: int32 [N, 1], first half of each row's seed.
-        high_N1: int32 [N, 1], second half.
-        vocabulary_V: int32 [V], from `vocabulary_counters`.
+        low_N1: int32 [N, 1], the low half of each row's seed.
+        high_N1: int32 [N, 1], the high half of each row's seed.
+        vocabulary_V: int32 [V], the result of `vocabulary_counters`.
 
     Returns:
         float32 [N, V], in [−22.2, 2.9], finite.
@@ -58,7 +58,7 @@ def log_exponential(low_N1: Tensor, high_N1: Tensor, vocabulary_V: Tensor) -> Te
 
 
 def vocabulary_counters(size: int, device: torch.device) -> Tensor:
-    """Return int32 [V]: a distinct, well spread counter for each vocabulary index."""
+    """Return a distinct, well-spread counter for each vocabulary index, int32 [V]."""
     index_V = torch.arange(size, dtype=torch.int32, device=device)
     return index_V * (0x9E3779B1 - (1 << 32))
 

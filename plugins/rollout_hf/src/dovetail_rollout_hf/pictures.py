@@ -1,4 +1,4 @@
-"""Images of the prompts of one pass. Legend: P rows of the pass, L columns."""
+"""Images of the prompts in one forward pass. Legend: P rows of the pass, L columns."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dovetail.interfaces import MediaRef, RolloutRequest
 
 @attrs.frozen(eq=False)
 class RowImages:
-    """The images of a pass's rows, and the positions of their prompts."""
+    """The images of the rows of one forward pass, and the positions of the rows' prompts."""
 
     media: tuple[tuple[MediaRef, ...], ...]
-    """Images of each row."""
+    """References to the images of each row."""
     prompt_PL: Tensor
-    """bool [P, L]: True on tokens of prompts."""
+    """bool [P, L]: True at tokens of prompts."""
 
 
 def pictures_of(
     requests: Sequence[RolloutRequest], pads: Sequence[int], columns: int, device: torch.device
 ) -> RowImages | None:
-    """Return the images of these rows; None where they have none.
+    """Return the images of the requests' prompts; None if no prompt has images.
 
     Args:
-        requests: one a row.
-        pads: padding columns on the left of each row's prompt.
-        columns: L.
-        device: the device of the pass.
+        requests: the request of each row.
+        pads: the number of padding columns on the left of each row.
+        columns: L, the number of columns.
+        device: the device of the forward pass.
     """
     if not any(request.media for request in requests):
         return None

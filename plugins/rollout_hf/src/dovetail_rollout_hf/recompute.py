@@ -1,4 +1,4 @@
-"""Samples that go on under new weights: what the old ones left in the cache is computed anew.
+"""Recomputation of running samples' KV cache after a weight update.
 
 Legend: N rows, P rows of one pass, L columns so far, V vocabulary.
 """
@@ -23,14 +23,14 @@ def recompute(
     prompts: Sequence[tuple[int, RolloutRequest]],
     max_tokens: int,
 ) -> Tensor:
-    """Run prompts and responses so far through the model, and overwrite their keys and values.
+    """Compute anew the keys and values of prompts and responses so far, in place, and return the next logits.
 
     Args:
         decoder: a decoder with the new weights.
-        cache: the rows' keys and values [N, H, C, D], C ≥ L.
-        ids_NL: int64, the response tokens so far, right-aligned.
-        prompts: for each row, the padding columns on its left, and the request with its prompt.
-        max_tokens: the token limit, padding included, of one pass (at least one row).
+        cache: the rows' keys and values [N, H, C, D], with C ≥ L, overwritten.
+        ids_NL: int64 [N, L], the response tokens so far, right-aligned.
+        prompts: the number of left padding columns, and the request, of each row.
+        max_tokens: the token limit of one pass, padding included; a pass has at least one row.
 
     Returns:
         float32 [N, V]: logits of each row's next token.

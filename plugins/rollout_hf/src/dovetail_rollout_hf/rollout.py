@@ -1,4 +1,4 @@
-"""HfRollout: a transformers model in this process, as a rollout engine."""
+"""HfRollout: a rollout engine that runs a transformers model in this process."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from dovetail_rollouts import received_whole
 
 
 class HfRollout(BaseRollout):
-    """Generates with a transformers model: one thread decodes, asyncio hands requests in and samples out.
+    """Rollout engine on a transformers model, with one decode thread in this process.
 
-    Each prompt is prefilled once for all its samples. A sample's tokens follow from its random stream
-    and the weights alone, up to the rounding of a matrix product, whatever else is in the batch.
+    Each prompt is prefilled once for all its samples. A sample's tokens depend only on its seed and the weights, not on other
+    samples of the batch, except for the rounding of matrix products.
     """
 
     name = "hf"
@@ -66,10 +66,10 @@ class HfRollout(BaseRollout):
         self._asleep = False
 
     def start(self) -> None:
-        """Load the model, choose and prove its decoder, and start the decode thread.
+        """Load the model, choose and test its decoder, and start the decode thread.
 
         Raises:
-            ModelError: the model can't be loaded, or the wanted decoder does not reproduce it.
+            ModelError: the model can't be loaded, or the configured decoder fails its test.
         """
         context = self.context
         if context.model is None:
@@ -96,12 +96,12 @@ class HfRollout(BaseRollout):
 
     @property
     def decoder(self) -> Decoder:
-        """The decoder, which runs the model."""
+        """The decoder that runs the model."""
         return self._decoder
 
     @property
     def version(self) -> int:
-        """The current weight version; 0 is the model loaded from disk."""
+        """The current weight version; 0 for the model loaded from disk."""
         return self._running().version
 
     async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
@@ -175,7 +175,7 @@ class HfRollout(BaseRollout):
         scheduler.call(commit).result()
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Score between two steps of what is being generated: int64 [L] each to float32 [L − 1] each."""
+        """Return log-probabilities, float32 [L − 1] each, of given sequences, int64 [L] each, computed between two decoding steps."""
         scheduler, vocab_size = self._running(), self._vocab_size
         refuse_to_score(sequences, vocab_size=vocab_size, max_positions=self._max_positions)
         if self._asleep:
@@ -184,7 +184,7 @@ class HfRollout(BaseRollout):
         return await asyncio.wrap_future(job)
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Return the tokens generated and prefilled, and the batch's utilisation, since the last call."""
+        """Return the numbers of generated and prefilled tokens, and the batch's utilisation, since the last call."""
         if self._scheduler is None:
             return {}
         return self._scheduler.call(self._scheduler.take_counts).result().metrics()

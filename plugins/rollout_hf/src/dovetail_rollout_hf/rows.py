@@ -1,4 +1,4 @@
-"""Row: one sample that is being decoded, and what becomes of it in the end."""
+"""Row: one sample that is being decoded, and its completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_rollout_hf.stops import StopRule
 
 @attrs.define(eq=False)
 class Row:
-    """One sample that is being decoded."""
+    """One sample of the running batch."""
 
     owner: Any
     """The submitter of the request, returned with the completion."""
@@ -25,25 +25,24 @@ class Row:
     start: int = 0
     """Column of the row's first response token."""
     shift: int = 0
-    """Offset that is added to the positions of the row's tokens after the prompt."""
+    """Offset of the position ids of the row's tokens after the prompt."""
     done: bool = False
     response: list[int] = attrs.field(factory=list)
-    """The tokens so far; kept only where a stop rule watches them."""
+    """The response tokens so far; recorded only if the stop rule needs them."""
     versions: list[tuple[int, int]] = attrs.field(factory=list)
-    """(column, weight version): which version produced the tokens from that column on."""
+    """Pairs (column, weight version): the weights that produced the tokens from this column on."""
 
     @property
     def last_column(self) -> int:
-        """Column of its last token, if it runs to its full length."""
+        """Column of the last token if the response reaches its maximum length."""
         return self.start + self.request.sampling.max_new_tokens - 1
 
     def completion(self, reason: FinishReason, taken: dict[str, np.ndarray]) -> Completion:
-        """Return the sample so far.
+        """Return the sample, with the tokens generated so far, as a completion.
 
         Args:
-            reason: why it ends.
-            taken: `ids` of its T tokens, [T], and `log_probs` and `raw_log_probs`, [T] each, where the request wants
-                them.
+            reason: the reason why the sample ends.
+            taken: `ids` of the T tokens, [T], and `log_probs` and `raw_log_probs`, [T] each, if requested.
         """
         sampling = self.request.sampling
         ids_T = taken["ids"]
@@ -62,4 +61,4 @@ class Row:
 
 
 Finished = tuple[Any, Completion]
-"""A row's owner, and its completion."""
+"""The owner and the completion of a finished row."""

@@ -1,4 +1,4 @@
-"""The sequences that are being decoded in lock-step: one row a sample, one column a token.
+"""The sequences that are decoded in lock-step: one row per sample, one column per token.
 
 Legend: N rows, M new rows, C columns, V vocabulary.
 """
@@ -24,11 +24,11 @@ _WORTH_COMPACTING = 0.75
 
 
 class RunningBatch:
-    """Decodes rows in lock-step. Rows are added and removed between steps; tensors move only then.
+    """Decodes samples in lock-step, one row per sample. Rows are added and removed between steps; tensors move only at these times.
 
     Args:
-        max_prefill_tokens: the token limit of one pass over rows that continue under new weights.
-        counts: counts steps and tokens.
+        max_prefill_tokens: the token limit of one pass that recomputes rows after a weight update.
+        counts: the counters of steps and tokens.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RunningBatch:
         self.clear()
 
     def clear(self) -> None:
-        """Drop every row."""
+        """Drop every row without returning its sample."""
         self._cache.clear()
         self._rows: list[Row] = []
         self._active = 0
@@ -56,7 +56,7 @@ class RunningBatch:
         self._watching = False
 
     def release(self) -> int:
-        """Free memory that an idle batch keeps; returns its bytes."""
+        """Free the spare memory of an idle batch, and return the number of freed bytes."""
         return self._cache.release()
 
     @property
@@ -66,11 +66,11 @@ class RunningBatch:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows that still run."""
+        """The rows of unfinished samples."""
         return [row for row in self._rows if not row.done]
 
     def take_over(self) -> None:
-        """Continue under the current weights: recompute keys, values and next logits of all running rows."""
+        """Continue all running rows with the current weights, after recomputing their keys, values and next logits."""
         self._compact()
         if not self._active:
             return
@@ -84,8 +84,9 @@ class RunningBatch:
         self._counts.prefill_tokens += sum(self._end - row.pad for row in self._rows)
 
     def keep_over(self) -> None:
-        """Go on under the weights in force now with the keys and values that are there. Each row's next token is drawn from the
-        logits that the weights before have computed already.
+        """Continue all running rows with the current weights, but keep their keys and values.
+
+        Each row's next token is still sampled from logits of the earlier weights.
         """
         for row in self._rows:
             row.versions.append((self._end + 1, self.version))
@@ -93,10 +94,10 @@ class RunningBatch:
     # Entering and leaving
 
     def admit(self, arrivals: Sequence[tuple[Prefill, Sequence[Sequence[Row]]]]) -> None:
-        """Add new rows.
+        """Add new rows to the batch after the prefill of their prompts.
 
         Args:
-            arrivals: each prefill with, for each of its prompts, the rows that continue it.
+            arrivals: the prefill passes, each with a list of new rows for each of its prompts.
         """
         moves, new_rows, logits = [], [], []
         for prefill, rows_of_prompt in arrivals:
@@ -196,7 +197,7 @@ class RunningBatch:
     # Decoding
 
     def step(self) -> list[Finished]:
-        """Sample one token for every row, and run the model on the rows that continue."""
+        """Sample one token for every row, run the model on rows that continue, and return the finished rows."""
         if self._sampler is None or self._logits_NV is None:
             return []
         column, columns = self._end, self._columns
@@ -252,7 +253,7 @@ class RunningBatch:
         return ended
 
     def abort(self, chosen: Sequence[Row]) -> list[Finished]:
-        """End these rows with their tokens so far."""
+        """End these rows, and return them with their tokens so far."""
         numbers = {id(row): index for index, row in enumerate(self._rows) if not row.done}
         ended = [(numbers[id(row)], FinishReason.ABORT) for row in chosen if id(row) in numbers]
         completions = self._finish(ended, self._end)

@@ -1,4 +1,4 @@
-"""Drawing tokens: temperature, top-k, top-p and greedy, each row with settings and noise of its own.
+"""Sampling tokens with temperature, top-k, top-p or greedily; each row has its own settings and noise.
 
 Legend: N rows, R restricted rows, V vocabulary.
 """
@@ -16,21 +16,22 @@ from dovetail_rollout_hf.noise import log_exponential, vocabulary_counters
 
 
 class Draw(NamedTuple):
-    """One token for every row."""
+    """The sampled token of every row, with log-probabilities."""
 
     tokens_N: Tensor
-    """int64 [N], the token drawn for each row."""
+    """int64 [N], the token sampled for each row."""
     log_probs_N: Tensor | None
-    """float32 [N], under the sampler as used; greedy rows hold 0. None where no row asked."""
+    """float32 [N], log-probabilities under the sampling distribution (after temperature, top-k and top-p); 0 for greedy rows. None
+    if no row requests them."""
     raw_log_probs_N: Tensor | None
-    """float32 [N], full softmax of logits / temperature (1 for greedy rows). None where no row asked."""
+    """float32 [N], log-probabilities under the full softmax of logits / temperature (1 for greedy rows). None if no row requests them."""
 
 
 class TokenSampler:
-    """Samples one token a row by Gumbel-argmax over counter-based noise.
+    """Samples one token per row by Gumbel-argmax over counter-based noise.
 
-    The distribution is softmax(logits / temperature), cut to the `top_k` most likely tokens, then to
-    the smallest set of most likely ones whose renormalised mass reaches `top_p`.
+    The distribution is softmax(logits / temperature), cut to the `top_k` most likely tokens. It is then renormalised and cut to the
+    smallest set of most likely tokens whose mass reaches `top_p`.
     """
 
     def __init__(self, rows: Sequence[SamplingParams], device: torch.device) -> None:
@@ -51,7 +52,7 @@ class TokenSampler:
         self._counters_V: Tensor | None = None
 
     def draw(self, logits_NV: Tensor, low_N1: Tensor, high_N1: Tensor) -> Draw:
-        """Draw from float32 [N, V] logits with the two int32 [N, 1] halves of each row's seed."""
+        """Sample one token per row from logits, float32 [N, V], with the low and high halves of each row's seed, int32 [N, 1]."""
         scores_NV = logits_NV if self._scale_N1 is None else logits_NV * self._scale_N1
         used_NV = scores_NV if self._restriction is None else self._restriction.apply(scores_NV)
         tokens_N1 = self._argmax(used_NV, low_N1, high_N1)

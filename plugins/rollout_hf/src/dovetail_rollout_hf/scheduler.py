@@ -1,9 +1,9 @@
-"""The decode thread: takes requests from asyncio, keeps the running batch full, hands finished samples back.
+"""The decode thread: takes requests from asyncio, keeps the running batch full, and returns finished samples.
 
-It lives while there is work: an idle thread would keep its share of the cores (`dovetail.workers.compute`).
+The thread runs only while there is work: an idle thread would keep its share of the cores (`dovetail.workers.compute`).
 
-Requests handed over in one turn of the event loop arrive together, so that what a batch is made of,
-and with it every bit of the result, does not depend on how threads happen to be scheduled.
+Requests submitted in one iteration of the event loop arrive together. The composition of batches, and thus every bit of the result,
+does not depend on the scheduling of threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Scheduler:
-    """Owns the running batch; everything that touches it happens in one thread, between steps."""
+    """Runs the batch in a decode thread; all changes to the batch are made in this thread, between steps."""
 
     def __init__(
         self,
@@ -64,16 +64,16 @@ class Scheduler:
 
     @property
     def version(self) -> int:
-        """The weight version in force."""
+        """The current weight version."""
         return self._batch.version
 
     # Called from any thread
 
     def hand_over(self, ticket: Ticket) -> None:
-        """Take a request; call it in the ticket's event loop.
+        """Submit a request to the decode thread. Call this method in the ticket's event loop.
 
         Raises:
-            RolloutError: the rollout is closed, or a running request has the same id.
+            RolloutError: the rollout is closed.
         """
         if self._closed:
             raise RolloutError("the rollout is closed and takes no more requests")
@@ -97,7 +97,7 @@ class Scheduler:
         self.call(lambda: self._enter(tickets)).add_done_callback(tell)
 
     def call(self, job: Callable[[], T]) -> Future[T]:
-        """Run a job in the decode thread between two steps."""
+        """Run a job in the decode thread between two steps, and return a future for its result."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -126,7 +126,7 @@ class Scheduler:
     # Jobs: run in the decode thread
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests early, whether they run or wait."""
+        """End running or waiting requests early, and deliver their samples with the tokens so far."""
         tickets = [self._tickets[name] for name in request_ids if name in self._tickets]
         chosen = [row for row in self._batch.rows if row.owner in tickets]
         finished = self._batch.abort(chosen)
@@ -137,7 +137,7 @@ class Scheduler:
         self._deliver(finished)
 
     def pause(self, mode: PauseMode) -> Future[None]:
-        """Stop starting work; the returned future completes when the mode's condition holds."""
+        """Pause generation; the returned future completes when running samples have reached the state that the mode requires."""
         done: Future[None] = Future()
         self._admitting = False
         self._keeps_cache = mode is PauseMode.KEEP_CACHE
@@ -151,13 +151,13 @@ class Scheduler:
         return done
 
     def resume(self) -> None:
-        """Take up work again."""
+        """Continue generation after a pause."""
         self._admitting = self._stepping = True
         self._keeps_cache = False
         self._settle(keep=True)
 
     def set_version(self, version: int) -> None:
-        """Use new weights; running requests continue under them, or fail where they can't."""
+        """Continue running requests with new weights; the requests fail if their KV cache can't be recomputed."""
         self._batch.version = version
         if self._keeps_cache:
             self._batch.keep_over()
@@ -170,16 +170,16 @@ class Scheduler:
             )
 
     def take_counts(self) -> DecodeCounts:
-        """Return the counts since the last call."""
+        """Return the counts since the last call, and reset them."""
         return self._counts.take()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs."""
+        """Whether no sample is running."""
         return self._batch.active == 0
 
     def release(self) -> int:
-        """Free the caches' memory of an idle engine; returns its bytes."""
+        """Free the KV cache's memory of an idle engine, and return the number of freed bytes."""
         return self._batch.release()
 
     def _settle(self, *, keep: bool = False) -> None:

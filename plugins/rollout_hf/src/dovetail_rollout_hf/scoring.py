@@ -1,4 +1,4 @@
-"""How likely the model finds given tokens.
+"""Log-probabilities of given sequences under the model.
 
 Legend: P sequences of one pass, L tokens of each, V vocabulary.
 """
@@ -20,10 +20,10 @@ _LOGITS_AT_ONCE = 1 << 26
 def refuse_to_score(
     sequences: Sequence[np.ndarray], *, vocab_size: int, max_positions: int | None
 ) -> None:
-    """Refuse sequences, int64 [L] each, that can't be scored.
+    """Raise an error if a sequence, int64 [L], can't be scored.
 
     Raises:
-        RequestRefusedError: a sequence has fewer than two tokens, tokens that the model lacks, or more than it has positions.
+        RequestRefusedError: a sequence is shorter than two tokens, longer than the model's limit, or has ids outside the vocabulary.
     """
     for number, ids_L in enumerate(sequences):
         problem = None
@@ -40,15 +40,15 @@ def refuse_to_score(
 
 
 def score_tokens(model: Any, sequences: Sequence[np.ndarray], vocab_size: int) -> list[np.ndarray]:
-    """Return log-probabilities from plain forward passes, without padding: sequences of equal length are batched.
+    """Return log-probabilities of sequences from plain forward passes. Only sequences of equal length are batched, without padding.
 
     Args:
         model: a transformers causal language model.
-        sequences: int64 [L] each.
-        vocab_size: V.
+        sequences: the token ids of each sequence, int64 [L].
+        vocab_size: V, the size of the vocabulary.
 
     Returns:
-        float32 [L − 1] each, nats, of every token but the first, given those before it.
+        float32 [L − 1] each, in nats: log-probabilities of every token but the first, given all preceding tokens.
     """
     by_length: dict[int, list[int]] = {}
     for number, ids_L in enumerate(sequences):

@@ -1,8 +1,7 @@
-"""When a response ends: stop tokens, the end of sequence, and stop strings.
+"""Conditions that end a response: stop tokens, end-of-sequence tokens and stop strings.
 
-A stop string becomes token stops where a token's own text holds all of it. Where it may also be put
-together by several tokens, the tokens that can complete it are known, and only those are followed by
-a look at the decoded tail.
+If a token's own text contains a stop string, the token becomes a stop token. If several tokens may form a stop string, the tokens
+that can complete it are known. Only after these tokens is the end of the response decoded.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ class StopRule:
     """The conditions that end the responses of a request."""
 
     token_ids: frozenset[int] = frozenset()
-    """Tokens that end a response whatever came before."""
+    """Tokens that end a response regardless of earlier tokens."""
     completing: frozenset[int] = frozenset()
-    """Tokens that may complete a stop string begun by earlier ones."""
+    """Tokens that may complete a stop string that earlier tokens began."""
     strings: tuple[str, ...] = ()
     """The stop strings that `completing` tokens may complete."""
     window: int = 0
-    """Tokens that a stop string can span at most."""
+    """Maximum number of tokens that a stop string can span."""
     tokenizer: Tokenizer = attrs.field(default=None, eq=False)
 
     @property
     def watches(self) -> bool:
-        """Whether any token has to be checked."""
+        """Whether any token can end a response."""
         return bool(self.token_ids or self.completing)
 
     def ends(self, response: Sequence[int]) -> bool:
-        """Return whether the last token of the response so far ends it."""
+        """Return whether the last token of a response so far ends the response."""
         last = response[-1]
         if last in self.token_ids:
             return True
@@ -60,10 +59,10 @@ class StopRules:
         self._texts: list[str] | None = None
 
     def of(self, sampling: SamplingParams) -> StopRule:
-        """Return the rule of these sampling parameters.
+        """Return the stop rule for sampling parameters.
 
         Raises:
-            RequestRefusedError: stop strings without a tokenizer, or an empty stop string.
+            RequestRefusedError: a stop string is empty, or there is no tokenizer for stop strings.
         """
         key = (sampling.stop_token_ids, sampling.stop, sampling.ignore_eos)
         if key not in self._rules:
@@ -117,7 +116,7 @@ class StopRules:
 
 
 def eos_token_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
-    """Return end-of-sequence tokens of the tokenizer, the model's config and its generation config."""
+    """Return the end-of-sequence tokens of the tokenizer, the model's config and the generation config."""
     found: set[int] = set()
     sources = (tokenizer, model.config.get_text_config(), getattr(model, "generation_config", None))
     for source in sources:

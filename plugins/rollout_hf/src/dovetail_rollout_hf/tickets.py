@@ -1,4 +1,4 @@
-"""What crosses between asyncio and the decode thread: requests on their way in, samples and errors on their way out."""
+"""Communication between asyncio and the decode thread: requests go in, and samples and errors come out."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Ticket:
-    """A submitted request and the destination of its samples."""
+    """A submitted request, and the event loop and queue that receive its samples."""
 
     request: RolloutRequest
     stop: StopRule
     loop: asyncio.AbstractEventLoop
     inbox: asyncio.Queue[Completion | RolloutError]
     waiting: deque[int]
-    """Indices of the samples that have not begun."""
+    """Indices of the samples that have not started."""
     left: int
     """Number of samples that have not been returned."""
 
 
 def nothing(request: RolloutRequest, sample: int) -> Completion:
-    """Return the completion of a sample that was aborted before it began."""
+    """Return the empty completion of a sample that was aborted before its start."""
     none = np.empty(0, dtype=np.float32)
     return Completion(
         request_id=request.request_id,
@@ -60,7 +60,7 @@ def do(job: Callable[[], T], future: Future[T]) -> None:
 
 
 def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
-    """Set an error or None on futures, except on cancelled ones."""
+    """Complete futures that are not cancelled, with an error if given, else with None."""
     for future in futures:
         if not future.set_running_or_notify_cancel():
             continue
@@ -71,14 +71,14 @@ def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
 
 
 def rollout_error(what: str, cause: BaseException) -> RolloutError:
-    """Return the error for waiting requests, with its cause."""
+    """Return a RolloutError that names its cause."""
     error = RolloutError(f"{what}: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error
 
 
 def post(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
-    """Put items into their tickets' inboxes, with one wake-up an event loop."""
+    """Put samples and errors into their tickets' inboxes, with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Completion | RolloutError]]] = {}
     for ticket, item in items:
         by_loop.setdefault(ticket.loop, []).append((ticket, item))

@@ -1,4 +1,4 @@
-"""The general decoder: any transformers model whose state is keys and values, over preallocated columns.
+"""The general decoder: runs any transformers model whose only state is keys and values, over preallocated columns.
 
 Legend: N rows, P prompts, L prompt columns, H key and value heads, D head width.
 """
@@ -49,7 +49,7 @@ class _ColumnLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class TransformersDecoder(Decoder):
-    """Calls the model's own forward pass."""
+    """Decoder that calls the transformers model's own forward pass."""
 
     name = "transformers"
 

@@ -1,4 +1,4 @@
-"""New weights for the model: everything is received and checked first, and copied in only then."""
+"""New weights for the model: all tensors are received and checked before any is copied into the model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from dovetail.interfaces import WeightManifest
 
 
 def refuse_misfits(model: object, manifest: WeightManifest) -> None:
-    """Refuse an update that does not fit the model, before its transfer starts.
+    """Raise an error for a weight update that does not fit the model, before the transfer starts.
 
     Raises:
-        WeightSyncError: the update is of an unsupported kind, has an unknown name or another shape, or lacks
-            parameters.
+        WeightSyncError: the kind of update is not supported, or names or shapes differ from the model's parameters.
     """
     who = f"weight update {manifest.version}"
     if manifest.kind != "full":
@@ -48,7 +47,7 @@ def refuse_misfits(model: object, manifest: WeightManifest) -> None:
 
 
 def copy_weights(model: object, staged: list[tuple[str, Tensor]]) -> None:
-    """Copy staged tensors, each of its parameter's shape, into the model's parameters, in the model's dtype."""
+    """Copy staged tensors into the model's parameters of the same names and shapes, in the model's dtype."""
     parameters = _parameters(model, [name for name, _ in staged])
     with torch.no_grad():
         for name, tensor in staged:

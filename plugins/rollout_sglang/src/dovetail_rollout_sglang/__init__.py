@@ -1,1 +1,1 @@
-"""Rollouts by SGLang: servers that a run starts, or that are there."""
+"""A rollout engine on SGLang servers, started by the run or running already."""

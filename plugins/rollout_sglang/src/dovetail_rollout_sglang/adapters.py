@@ -1,4 +1,4 @@
-"""Adapters inside SGLang's schedulers: low-rank weights that arrived become the one adapter that requests name."""
+"""Adapters inside SGLang's schedulers: received low-rank weights become the adapter that requests name."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _FUSED_OF = {part: fused for fused, parts in _FUSED.items() for part in parts}
 
 
 class Adapters:
-    """The adapters of one scheduler.
+    """The adapters of one SGLang scheduler.
 
-    SGLang keeps them in the host's memory, and copies the one that a batch needs to the accelerator, where it has room.
+    SGLang keeps adapters in host memory, and copies a batch's adapter to memory reserved on the accelerator.
 
     Args:
-        manager: SGLang's LoRAManager; None in a server that was started without room for adapters.
+        manager: SGLang's LoRAManager; None in a server started without adapters.
     """
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
 
     def refuse_none(self, manifest: WeightManifest) -> None:
-        """Check that the server was started with room for adapters, before anything is received.
+        """Check that the server was started with adapters, before an adapter is received.
 
         Raises:
-            WeightSyncError: the server was started without.
+            WeightSyncError: the server was started without adapters.
         """
         if self._manager is None or manifest.adapter is None:
             raise without_room(manifest.version, "SGLang")
@@ -47,16 +47,16 @@ class Adapters:
     def load(
         self, manifest: WeightManifest, tensors: Mapping[str, Tensor], name: str, keep: str | None
     ) -> None:
-        """Load an adapter beside the current one, and remove all others. On failure the current one stays.
+        """Load an adapter beside the current adapter, and remove all other adapters. On failure the current adapter stays.
 
         Args:
             manifest: the manifest of the adapter.
             tensors: all tensors by peft's names, verified: A [r, in] and B [out, r] of each adapted layer.
             name: the adapter's name in requests; never used before, since SGLang caches by name.
-            keep: the name of the current adapter; None where there is none.
+            keep: the name of the current adapter; None if there is none.
 
         Raises:
-            WeightSyncError: the adapter is larger than SGLang's room for adapters, or SGLang refuses it.
+            WeightSyncError: the adapter exceeds the memory reserved for adapters, or SGLang refuses it.
         """
         from sglang.srt.lora.lora_registry import LoRARef
 
@@ -77,7 +77,7 @@ class Adapters:
             )
 
     def drop_all_but(self, keep: str | None) -> None:
-        """Free the memory of all other adapters."""
+        """Free the memory of all adapters except `keep`."""
         if self._manager is None:
             return
         for name, ref in list(self._manager.lora_refs.items()):
@@ -129,12 +129,12 @@ class Adapters:
 def lora_config(spec: AdapterSpec, names: Iterable[str]) -> dict[str, Any]:
     """Return SGLang's description of an adapter, with the keys of peft's `adapter_config.json`.
 
-    SGLang scales by alpha / r and knows no rank-stabilised adapters, whose factor is alpha / √r (Kalajdzievski 2023,
-    arXiv:2312.03732): their factor results from an alpha that is √r times as large.
+    SGLang always scales by alpha / r. For rank-stabilised adapters, whose factor is alpha / √r (arXiv 2312.03732), the returned
+    alpha is therefore √r times as large.
 
     Args:
-        spec: the spec of the adapter.
-        names: the names of its tensors.
+        spec: the specification of the adapter.
+        names: the names of the adapter's tensors.
     """
     layers = {match["path"].rpartition(".")[2] for match in map(_NAME.fullmatch, names) if match}
     return {

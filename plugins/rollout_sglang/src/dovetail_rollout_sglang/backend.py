@@ -1,4 +1,4 @@
-"""SglangBackend: SGLang behind HTTP, a server of the replica's own or one that was started by hand."""
+"""SglangBackend: an SGLang server over HTTP, started by the replica or by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dovetail_serving import (
 
 
 class SglangBackend(ServerBackend):
-    """One server of SGLang's."""
+    """Backend of a replica on one SGLang server."""
 
     engine = "SGLang"
     token_variable = TOKEN_VARIABLE
@@ -34,10 +34,10 @@ class SglangBackend(ServerBackend):
         self._metrics = server_metrics()
 
     def start_server(self, token: str) -> OwnServer:
-        """Start the server, as the base class says.
+        """Start an SGLang server for this replica, on the loopback interface.
 
         Raises:
-            PluginNeedsError: SGLang is missing, or of a version that this plugin does not drive.
+            PluginNeedsError: SGLang is missing, or this plugin does not support its version.
             ConfigError: the replica's ranks can't divide the model.
             RolloutError: the port is in use.
         """

@@ -1,4 +1,4 @@
-"""Calls: Dovetail's sampling parameters as SGLang's, and what SGLang returns as arrays."""
+"""Conversion of Dovetail's sampling parameters to SGLang's, and of SGLang's outputs to arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REASONS = {
 
 
 def sampling_of(call: SampleCall) -> dict[str, Any]:
-    """Return SGLang's sampling parameters for one sample; their stop tokens include the end-of-sequence tokens."""
+    """Return SGLang's sampling parameters for one sample, with end-of-sequence tokens among the stop tokens."""
     sampling = call.sampling
     found: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -41,26 +41,26 @@ def sampling_of(call: SampleCall) -> dict[str, Any]:
 
 
 def scoring() -> dict[str, Any]:
-    """Return SGLang's sampling parameters that ask how likely the tokens of the prompt are."""
+    """Return SGLang's sampling parameters for requesting log-probabilities of a prompt's tokens."""
     return {"max_new_tokens": 0, "temperature": 1.0, "ignore_eos": True}
 
 
 def likeliest(call: SampleCall, vocab_size: int) -> int:
-    """Return the number of most likely tokens whose log-probabilities are needed: those from which a truncated sampler draws."""
+    """Return how many of the most likely tokens' log-probabilities a request needs: those from which top-k sampling draws."""
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
 
 
 def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0) -> SampleResult:
-    """Return a finished or aborted sample.
+    """Convert SGLang's answer to a finished or aborted sample.
 
     Args:
         answer: SGLang's answer to `/generate`.
         log_probs: whether log-probabilities were requested.
-        top_p: the sampler's top p, where log-probabilities of the most likely tokens were requested too.
+        top_p: the sampler's top-p, used if log-probabilities of the most likely tokens were requested.
 
     Raises:
-        RolloutError: SGLang gave an unknown reason, or not one log-probability for each token.
+        RolloutError: the finish reason is unknown, or a token has no log-probability.
     """
     about = answer["meta_info"]
     ids_T = np.array(answer.get("output_ids") or [], dtype=np.int64)
@@ -88,13 +88,13 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
 
 
 def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
-    """Return the probability of all tokens together that a truncated sampler draws from.
+    """Return the total probability of the tokens from which SGLang samples with top-k and top-p.
 
-    SGLang keeps the k most likely tokens, and of them those before which less than `top_p` of the whole mass lies.
+    SGLang keeps those of the k most likely tokens whose more likely tokens have at most `top_p` of the probability.
 
     Args:
-        log_probs_K: float32 [K], nats: of the k most likely tokens under the full softmax.
-        top_p: the mass of the nucleus.
+        log_probs_K: float32 [K], in nats: log-probabilities of the k most likely tokens under the full softmax.
+        top_p: the sampler's top-p.
     """
     probs_K = np.sort(np.exp(log_probs_K.astype(np.float64)))[::-1]
     before_K = np.cumsum(probs_K) - probs_K
@@ -102,10 +102,10 @@ def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
 
 
 def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
-    """Return float32 [L − 1]: log-probabilities of every token of a scored sequence but the first.
+    """Return the log-probabilities of every token but the first of a scored sequence, float32 [L − 1].
 
     Raises:
-        RolloutError: SGLang returned another number of them.
+        RolloutError: SGLang returned another number of log-probabilities.
     """
     scores = values_of(answer["meta_info"]["input_token_logprobs"][1:])
     if len(scores) != tokens - 1:
@@ -114,5 +114,5 @@ def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
 
 
 def values_of(entries: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Return float32 [T]: the log-probability of each token, which SGLang puts first: `[log_prob, token_id, text]`."""
+    """Return the log-probability of each token, float32 [T], from SGLang's entries `[log_prob, token_id, text]`."""
     return np.array([entry[0] for entry in entries], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Whether a server of SGLang's that was started by hand is one that a rollout can join."""
+"""Checks whether a rollout can use an SGLang server that was started by hand."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from dovetail_serving import (
 async def join(
     connection: ServerConnection, config: SglangRolloutConfig, context: PluginContext
 ) -> None:
-    """Check that a server which was started separately answers and fits.
+    """Check that a server that was started by hand responds and fits the rollout.
 
     Raises:
-        RolloutError: it does not; says how to start one that does.
+        RolloutError: the server does not respond or fit; the error says how to start a suitable server.
     """
     import httpx2
 
@@ -61,12 +61,12 @@ async def join(
 def problems_of(
     found: Mapping[str, Any], config: SglangRolloutConfig, context: PluginContext
 ) -> list[str]:
-    """Return the differences between a server and the rollout's needs, as text.
+    """Return descriptions of the settings in which a server does not fit the rollout.
 
     Args:
         found: the server's answer to `describe`.
         config: the rollout's config.
-        context: the rollout's context; its model gives the shape.
+        context: the rollout's context, with the model whose shape the server must have.
     """
     if found.get("protocol") != PROTOCOL:
         spoken = f"it speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}"

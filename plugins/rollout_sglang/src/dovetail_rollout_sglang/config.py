@@ -15,7 +15,7 @@ from dovetail_serving import AdaptedSection, DrivenEngine, spread_over_ranks
 
 @attrs.frozen(kw_only=True)
 class SglangRolloutConfig(AdaptedSection):
-    """Generation by SGLang: a server started for every replica, or servers that run already."""
+    """Generation with SGLang: one server started for every replica, or servers that already run."""
 
     driven: ClassVar[DrivenEngine | None] = SGLANG
     unsupported_keys: ClassVar[Mapping[str, str]] = {
@@ -33,28 +33,28 @@ class SglangRolloutConfig(AdaptedSection):
     expert_parallel_size: int = attrs.field(
         default=1, validator=[attrs.validators.ge(1), spread_over_ranks]
     )
-    """Accelerators, of those of `tensor_parallel_size`, over which experts are spread (SGLang's `ep_size`)."""
+    """Number of a replica's tensor-parallel accelerators over which experts are divided (SGLang's `ep_size`)."""
     gpu_memory_utilization: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
-    """Share of the memory free at the start that weights and KV cache take (SGLang's `mem_fraction_static`); CUDA graphs and
-    activations come on top."""
+    """Share of the initially free memory for weights and KV cache (SGLang's `mem_fraction_static`); CUDA graphs and activations
+    need memory beyond this share."""
     max_model_len: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Longest prompt and response together, in tokens (SGLang's `context_length`); None leaves it to the model."""
+    """Maximum length of prompt and response together, in tokens (SGLang's `context_length`); None for the model's maximum."""
     max_num_seqs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Most samples that run at once (SGLang's `max_running_requests`); None leaves it to SGLang."""
+    """Maximum number of samples that run at once (SGLang's `max_running_requests`); None leaves the choice to SGLang."""
     quantization: str | None = None
-    """How SGLang quantises the weights that arrive, such as `fp8`; updates of quantised weights need a version with
-    begin_weight_update (0.5.23 was tried)."""
+    """Method by which SGLang quantises the weights that it receives, such as `fp8`. Updates of quantised weights need a version
+    with begin_weight_update (0.5.23 was tried)."""
     adapter_modules: tuple[str, ...] = attrs.field(
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         validator=attrs.validators.min_len(1),
     )
-    """Layers, by the last part of their names, for whose adapters there is room (SGLang's `lora_target_modules`), where
-    `max_adapter_rank` is set: SGLang has to know them at its start."""
+    """Layers that may have adapters, by the last component of their names (SGLang's `lora_target_modules`). Used if
+    `max_adapter_rank` is set: SGLang reserves memory for them at its start."""
     seeding: Literal["per_sample", "none"] = "none"
-    """`per_sample` gives every sample a seed of its own from its random stream, and SGLang its deterministic inference, without
-    which it heeds no seeds: slower, and not with every attention backend."""
+    """`per_sample` gives every sample its own seed, and turns on SGLang's deterministic inference, without which SGLang ignores
+    seeds. Slower, and not available with every attention backend. `none` sets no seeds."""
 
     def __attrs_post_init__(self) -> None:
         refuse_undrivable(

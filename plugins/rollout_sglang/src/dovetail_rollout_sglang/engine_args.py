@@ -1,4 +1,4 @@
-"""SGLang's server arguments, from a replica's config and context, and the command that starts a server with them."""
+"""SGLang's server arguments, derived from a replica's config and context, and the command that starts a server with these arguments."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _GRAPHS, _MOST_GRAPHS = 512, 1024
 
 
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments of SGLang's `ServerArgs` except the address: the user's `engine_args`, overridden by Dovetail's own.
+    """Return the arguments of SGLang's `ServerArgs` without the address: the user's `engine_args`, overridden by Dovetail's arguments.
 
-    One warning names every argument that both set, with both values.
+    A warning names every argument that the user and Dovetail set, with both values.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -48,7 +48,7 @@ def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dic
 
 
 def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments that Dovetail sets itself, as JSON values."""
+    """Return the server arguments that Dovetail sets, as JSON values."""
     model = model_of(context)
     found: dict[str, Any] = {
         "model_path": model.path,
@@ -109,16 +109,14 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
 
 
 def may_start_empty(config: SglangRolloutConfig, context: PluginContext) -> bool:
-    """Return `starts_empty`, but False where the engine needs the base weights: under an adapter, or for a model that is quantised on
-    loading.
-    """
+    """Return whether the server may start without weights; False with adapters or quantisation, which need the base weights."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 
 def server_command(
     config: SglangRolloutConfig, context: PluginContext, *, host: str, port: int
 ) -> list[str]:
-    """Return program and arguments of a replica's own server.
+    """Return program and arguments of the server that a replica starts.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -129,7 +127,7 @@ def server_command(
 
 
 def command_by_hand(config: SglangRolloutConfig, context: PluginContext, *, port: int) -> str:
-    """Return a line for a shell that starts a server which this rollout can join."""
+    """Return a shell command that starts a server for this rollout by hand."""
     address = {"host": "127.0.0.1", "port": port}
     arguments = {**config.engine_args, **own_arguments(config, context), **address}
     settings = [f"{name}={value} " for name, value in joining(context).items()]

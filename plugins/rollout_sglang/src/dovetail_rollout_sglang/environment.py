@@ -1,4 +1,4 @@
-"""The environment in which SGLang's servers start."""
+"""Environment variables of SGLang's servers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _EXPANDABLE = re.compile(r"\s*expandable_segments\s*:[^,]*,?")
 
 
 def variables(config: SglangRolloutConfig, context: PluginContext, token: str) -> dict[str, str]:
-    """Return the environment variables of a server, besides this process's own."""
+    """Return the environment variables to add for a server's processes."""
     devices = visible_devices(config.ranks_per_replica(), context, "CUDA_VISIBLE_DEVICES")
     return {TOKEN_VARIABLE: token, **devices, **joining(context), **sleeping(config)}
 
 
 def joining(context: PluginContext) -> dict[str, str]:
-    """Return the environment variables with which a server's processes can join an NCCL group with the trainer's.
+    """Return the environment variables that let a server's processes join an NCCL group with the trainer.
 
-    SGLang turns off NCCL's sharing of memory through the driver where the variable is absent. A process without it can't open
-    what one with it shares on the same machine: the group fails.
+    If NCCL_CUMEM_ENABLE is unset, SGLang turns off NCCL's cuMem allocations, which the trainer uses. Processes of one machine can't
+    share memory if only some use cuMem, and the group fails.
 
     Args:
         context: the context of the rollout.
 
     Returns:
-        NCCL's own choice, which the trainer has too; empty where the variable is set, or weights come in another way.
+        NCCL_CUMEM_ENABLE with NCCL's default; empty if the variable is set, or if weights are not sent over NCCL.
     """
     if _NCCL_MEMORY in os.environ or getattr(context.transport, "name", None) != "nccl":
         return {}
@@ -41,17 +41,16 @@ def joining(context: PluginContext) -> dict[str, str]:
 
 
 def sleeping(config: SglangRolloutConfig) -> dict[str, str]:
-    """Return the environment variables with which a server can sleep although the trainer configures torch's allocator with expandable
-    segments.
+    """Return torch's allocator settings without expandable segments, so that a server can sleep.
 
-    SGLang's memory saver takes hold of `cudaMalloc`, which those pass by: it refuses to start under the one name of the
-    setting, and under the other it would free nothing.
+    SGLang's memory saver hooks `cudaMalloc`, which expandable segments do not use. With one of the two environment variables the
+    saver refuses to start; with the other it would free no memory.
 
     Args:
         config: the config of the rollout.
 
     Returns:
-        The allocator's settings without that one, by variable; empty where they do not have it, or the rollout never sleeps.
+        The changed settings by environment variable; empty if no variable sets expandable segments, or if the rollout never sleeps.
     """
     if not config.offload:
         return {}

@@ -1,4 +1,4 @@
-"""Why a server of SGLang's did not start: causes that are recognised in what it printed."""
+"""Causes of an SGLang server's failure to start, recognised in its output."""
 
 from __future__ import annotations
 

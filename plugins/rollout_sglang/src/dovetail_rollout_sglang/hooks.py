@@ -1,4 +1,4 @@
-"""What SGLang calls in every process of a server: hooks through which weights are received, in Dovetail's servers alone."""
+"""Hooks that SGLang calls in every process of a server, to receive weights; active only in servers that Dovetail starts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 SERVED_VARIABLE = "DOVETAIL_SGLANG_SERVED"
-"""Set in the processes of servers that `dovetail_rollout_sglang.serve` starts."""
+"""Environment variable that is set in processes of servers started by `dovetail_rollout_sglang.serve`."""
 LOAD_FORMAT = "dovetail"
 """The load format of a weight update that carries a command of Dovetail instead of tensors."""
 
 
 def register() -> None:
-    """Hook into this process; nothing at all in servers that others start."""
+    """Install Dovetail's hooks in this SGLang process; do nothing in servers that were started otherwise."""
     if not os.environ.get(SERVED_VARIABLE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -29,11 +29,11 @@ def register() -> None:
 
 
 def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Answer commands of Dovetail's, and leave other updates to SGLang.
+    """Run Dovetail's commands, and pass other weight updates to SGLang.
 
     Args:
-        update: SGLang's own method.
-        updater: the object whose method it is.
+        update: SGLang's method that this function wraps.
+        updater: the object on which SGLang calls the method.
         request: SGLang's UpdateWeightsFromTensorReqInput.
     """
     if request.load_format != LOAD_FORMAT:
@@ -47,14 +47,14 @@ def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> A
 
 
 def end_at_stop_tokens(check: Callable[..., bool], sample: Any, new_ids: Sequence[int]) -> bool:
-    """End a sample at stop tokens even where SGLang ignores ends of sequence.
+    """Check whether a sample ends; a sample with `ignore_eos` also ends at its stop tokens.
 
-    SGLang by itself then ignores both.
+    SGLang's own check ignores the stop tokens of such a sample.
 
     Args:
-        check: SGLang's own method.
+        check: SGLang's method that this function wraps.
         sample: SGLang's Req.
-        new_ids: the tokens since the last check; the last of `sample.output_ids`.
+        new_ids: the token ids since the last check, at the end of `sample.output_ids`.
     """
     params = sample.sampling_params
     if not (params.ignore_eos and params.stop_token_ids):

@@ -1,4 +1,4 @@
-"""What a server of SGLang answers on its Dovetail paths, over the tokenizer manager that SGLang's own paths use too."""
+"""SglangHost: handlers of an SGLang server's Dovetail routes, on the same tokenizer manager as SGLang's routes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN_SECONDS = 0.05
 
 
 class SglangHost(Host):
-    """One server's engine.
+    """Handlers of requests to the engine of one SGLang server.
 
     Args:
         manager: SGLang's TokenizerManager.
@@ -71,7 +71,7 @@ class SglangHost(Host):
         )
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """Return one sample; cancelling the task aborts it.
+        """Generate one sample; cancelling the task aborts the request.
 
         Raises:
             RequestRefusedError: SGLang refuses the request.
@@ -143,7 +143,7 @@ class SglangHost(Host):
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Start a run, after resetting what the previous one left asleep or adapted."""
+        """Reset the engine for a new run, and make schedulers create receivers of weights."""
         await self.wake(Frame(header={"tags": sorted(self._asleep)}))
         self._adapter = None
         # What lives as long as the server does need not be looked through for garbage again and again.

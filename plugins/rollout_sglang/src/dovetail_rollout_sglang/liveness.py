@@ -1,4 +1,4 @@
-"""Liveness: whether a server's processes still run, which an answer of its HTTP process does not show."""
+"""Liveness: whether a server's processes still run, which a response of its HTTP process does not show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PATIENCE = 10.0
 
 
 class Liveness:
-    """Watches the processes of a server: SGLang notices a process that ends, but not one that is stopped.
+    """Watches a server's processes for stopped ones (SIGSTOP), which SGLang does not notice.
 
     Args:
         stopped: a function that returns the ids of stopped processes; None checks the descendants of this process.
@@ -32,7 +32,7 @@ class Liveness:
         self._looked = clock()
 
     def lost(self) -> str | None:
-        """Return a text on the processes that have stood still for too long; None where all run. Time counts between calls."""
+        """Return a description of processes that have been stopped for too long; None if there are none. Time is measured between calls."""
         now = self._clock()
         if now - self._looked >= self._patience:
             # Nobody asks while nothing runs: what stood still then may have gone on in between.
@@ -47,7 +47,7 @@ class Liveness:
 
 
 def stopped_descendants() -> list[int]:
-    """Return the processes below this one that a signal has stopped."""
+    """Return the ids of this process's descendants that a signal has stopped."""
     import psutil  # type: ignore[import-untyped]
 
     found = []

@@ -1,4 +1,4 @@
-"""Loading weights into a model inside SGLang, and knowing what was not loaded."""
+"""Loading weights into a model inside SGLang, and finding parameters that were not loaded."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def load(
     device: torch.device,
     touched: Callable[[], None],
 ) -> None:
-    """Load a whole set of weights.
+    """Load a complete set of weights into an SGLang model.
 
-    Where this fails half-way, the model holds a mixture of old and new weights, and can be loaded again.
+    After a failure the model may hold a mixture of old and new weights; it can be loaded again.
 
     Args:
-        model: the model of SGLang.
+        model: the SGLang model.
         tensors: the verified tensors by their Hugging Face names, read to the end.
-        lasting: whether each stays as it is after the next has been asked for; others are copied, since models may keep
-            tensors until others of their layer have come.
+        lasting: whether each tensor stays valid after the next is requested. If not, tensors are copied, since models may hold a
+            tensor until other tensors of its layer arrive.
         device: the model's device.
-        touched: called before the first tensor is handed on.
+        touched: a function to call before each tensor is passed to the model.
 
     Raises:
-        WeightSyncError: parameters of the model were not loaded, or only in part.
+        WeightSyncError: a parameter of the model was not loaded, or only in part.
     """
 
     def handed_on() -> Iterator[Named]:
@@ -59,9 +59,9 @@ def load(
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
-    """Record within the block which parameters are loaded, and under which shard: `q`, `k`, `v`, a number, or None for whole ones.
+    """Record within the block which parameters are loaded, and which shards of each: `q`, `k`, `v`, a number, or None for all.
 
-    SGLang's models load each through the parameter's `weight_loader`, and do not say which they have loaded.
+    SGLang's models load each parameter through its `weight_loader`, and do not report which parameters were loaded.
     """
     from sglang.srt.model_loader.weight_utils import default_weight_loader
 

@@ -1,4 +1,4 @@
-"""Prefixes: samples of one prompt that come together wait until it has been computed once, and find it in the radix cache."""
+"""Prefixes: samples of one prompt that arrive together wait until the prompt has been computed once and is in the radix cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _Group:
 
 
 class Prefixes:
-    """Has shared prompts computed before their samples are.
+    """Computes shared prompts once, before their samples start.
 
-    SGLang finds in its cache what earlier steps have computed. Samples of a prompt that begin in the same step would each
-    compute all of it.
+    SGLang's cache has prefixes that earlier steps computed. Samples of one prompt that start in the same step would each compute
+    the whole prompt.
 
     Args:
-        compute: computes a prompt with a priority, and returns when that is done.
+        compute: a function of prompt and priority that computes the prompt, and returns after that.
     """
 
     def __init__(self, compute: Callable[[Sequence[int], int], Awaitable[None]]) -> None:
@@ -35,11 +35,11 @@ class Prefixes:
         self._groups: dict[int, _Group] = {}
 
     async def shared(self, prompt_ids: Sequence[int], priority: int = 0) -> None:
-        """Return at once for a sample that is alone with its prompt; else when the prompt has been computed.
+        """Wait until a prompt that several samples share has been computed; return at once for a single sample.
 
         Args:
-            prompt_ids: the same object for all samples of a prompt that come together, as the calls of a request have it.
-            priority: the samples' priority.
+            prompt_ids: the token ids; the same object for all samples of a prompt that arrive together.
+            priority: the priority of the samples.
         """
         if len(prompt_ids) < _WORTH_IT:
             return

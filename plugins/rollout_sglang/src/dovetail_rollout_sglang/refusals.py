@@ -1,4 +1,4 @@
-"""What SGLang could be asked for and Dovetail can't drive: refused as soon as the config is read. Nothing here imports torch."""
+"""SGLang arguments that Dovetail does not support, refused when the config is read. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 
 
 def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: bool) -> None:
-    """Check that a replica is one server on one machine, whose processes all receive weight updates.
+    """Check that arguments give a replica one server on one machine, so that weight updates reach all processes.
 
     Args:
-        arguments: `rollout.engine_args`, by SGLang's names.
-        ranks: `rollout.tensor_parallel_size`.
+        arguments: `rollout.engine_args`, with SGLang's names.
+        ranks: the number of tensor-parallel ranks, `rollout.tensor_parallel_size`.
         adapters: whether adapters may arrive (`rollout.max_adapter_rank`).
 
     Raises:
-        ConfigError: an argument requests more copies, machines or protocols; names the argument.
+        ConfigError: an argument requests more copies, machines or protocols; the error names the argument.
     """
     _refuse_copies(arguments, ranks, adapters=adapters)
     _refuse_unreached(arguments)

@@ -1,4 +1,4 @@
-"""SglangRollout: SGLang as a rollout engine."""
+"""SglangRollout: the rollout engine on SGLang."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dovetail_serving import Backend, ServingRollout
 
 
 class SglangRollout(ServingRollout):
-    """Rollout on an SGLang server.
+    """Rollout engine on one SGLang server.
 
-    Its log-probabilities are those of the full softmax of logits / temperature, before top-p and top-k; with a top-k those
-    of the truncated sampler are worked out from the k most likely tokens.
+    SGLang returns log-probabilities under the full softmax of logits / temperature, before top-p and top-k. With top-k,
+    log-probabilities under the sampling distribution are computed from the k most likely tokens.
     """
 
     name = "sglang"

@@ -1,4 +1,4 @@
-"""What a server of SGLang serves for Dovetail: paths below `/dovetail/v1/`, and a door before SGLang's own."""
+"""SglangRoutes: adds paths below `/dovetail/v1/` to an SGLang server, and requires the token for SGLang's paths."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OPEN = frozenset({"/health", "/metrics", "/model_info"})
 
 
 class SglangRoutes(Routes):
-    """Dovetail's routes over the engine of SGLang's application.
+    """Dovetail's routes to the engine of an SGLang server.
 
-    SGLang's own paths can replace weights and unpickle requests, so they require the token too.
+    SGLang's own paths require the token too, since they can replace weights and unpickle requests.
     """
 
     token_variable = TOKEN_VARIABLE

@@ -1,8 +1,8 @@
-"""`python -m dovetail_rollout_sglang.serve JSON`: SGLang's server, with Dovetail's paths beside its own.
+"""`python -m dovetail_rollout_sglang.serve JSON`: an SGLang server with Dovetail's paths.
 
-The argument is a JSON object of SGLang's `ServerArgs`, such as `{"model_path": "Qwen/Qwen2.5-0.5B", "port": 30000}`. The same server
-is started by runs. With the environment variable `DOVETAIL_SGLANG_TOKEN`, everything but SGLang's health and metrics
-wants that token as a bearer token.
+The argument is a JSON object of SGLang's `ServerArgs`, such as `{"model_path": "Qwen/Qwen2.5-0.5B", "port": 30000}`. Runs start the
+same server. If the environment variable `DOVETAIL_SGLANG_TOKEN` is set, all paths but SGLang's health and metrics require its value
+as bearer token.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dovetail_rollout_sglang.hooks import SERVED_VARIABLE
 
 
 def main(argument: str) -> None:
-    """Serve until the process is ended.
+    """Run an SGLang server with Dovetail's routes until the process ends.
 
     Args:
-        argument: JSON object of SGLang's server arguments.
+        argument: a JSON object of SGLang's server arguments.
 
     Raises:
-        PluginNeedsError: SGLang is missing, or of a version that this plugin does not drive.
-        ConfigError: SGLang has no such argument.
+        PluginNeedsError: SGLang is missing, or this plugin does not support its version.
+        ConfigError: SGLang does not have one of the arguments.
     """
     end_at_once_when_asked()
     from dovetail_rollout_sglang.versions import require
@@ -64,10 +64,10 @@ def main(argument: str) -> None:
 
 
 def end_at_once_when_asked() -> None:
-    """Let only this process handle SIGTERM, and end it with all of its children.
+    """End this process and all its children on SIGTERM; children do not handle the signal.
 
-    If the whole process group handled SIGTERM, schedulers would end first, and SGLang would take that for a crash: it waits, and dumps its
-    state. The signal is blocked here, before there are child processes or threads, which inherit the block.
+    If the whole process group handled SIGTERM, schedulers would end first, and SGLang would treat that as a crash: it waits, and
+    dumps its state. Call this function before starting child processes or threads, which inherit the block of the signal.
     """
     # Python lets the signal through once more when it starts its tracker, which the first child would have it do.
     resource_tracker.ensure_running()
@@ -86,10 +86,10 @@ def end_at_once_when_asked() -> None:
 
 
 def server_args(arguments: dict[str, Any]) -> Any:
-    """Make SGLang's `ServerArgs`.
+    """Construct SGLang's `ServerArgs` from arguments by name.
 
     Raises:
-        ConfigError: SGLang has no such argument.
+        ConfigError: SGLang does not have one of the arguments.
     """
     from sglang.srt.server_args import ServerArgs
 
@@ -109,11 +109,11 @@ def settled(
     Args:
         arguments: the arguments as given.
         known: the argument names of this version.
-        guarded: whether the server requires a token. SGLang's own warm-up sends none, is refused, and would end the
-            server, so that it is skipped then.
+        guarded: whether the server requires a token. If so, SGLang's warm-up is skipped: it sends no token, and its refusal would
+            end the server.
 
     Raises:
-        ConfigError: SGLang has no such argument.
+        ConfigError: SGLang does not have one of the arguments.
     """
     from dovetail_rollout_sglang.versions import in_this_versions_words
 
@@ -129,9 +129,7 @@ def settled(
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """Return the argument that an unknown name most likely means: `tp_size` for `tp`, as SGLang's own options abbreviate it; else the
-    nearest.
-    """
+    """Return the argument most likely meant by an unknown name: `tp_size` for `tp`, else the most similar name."""
     size = f"{name}_size"
     return size if size in known else nearest(name, known)
 

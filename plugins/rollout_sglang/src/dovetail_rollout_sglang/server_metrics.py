@@ -1,4 +1,4 @@
-"""Metrics: what a server of SGLang's did since it was last asked, as metrics that merge over replicas."""
+"""Metrics of an SGLang server since the last query, to be merged over replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "rollout/sglang/"
 
 
 class SglangCounters(Counters):
-    """Counts inside a server, from its start on."""
+    """Counts samples and tokens in an SGLang server since its start."""
 
     def __init__(self) -> None:
         super().__init__("new_tokens", "prompt_tokens", "cached_tokens", "samples")
@@ -21,8 +21,8 @@ class SglangCounters(Counters):
         """Count a sample that has ended.
 
         Args:
-            about: SGLang's `meta_info` of it.
-            new_tokens: the new tokens of its response.
+            about: SGLang's `meta_info` of the sample.
+            new_tokens: the number of generated tokens.
         """
         self.add(
             samples=1,
@@ -33,7 +33,7 @@ class SglangCounters(Counters):
 
 
 def server_metrics() -> CounterDelta:
-    """Return a converter from a server's totals to metrics; it returns none where nothing was generated."""
+    """Return a converter from a server's totals to metrics; the metrics are empty if no token was generated."""
     return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 

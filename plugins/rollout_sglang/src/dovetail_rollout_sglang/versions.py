@@ -1,6 +1,6 @@
-"""Which releases of SGLang are driven, and all that differs between them.
+"""The supported releases of SGLang, and all differences between them.
 
-Nothing here imports SGLang or torch before a function is called.
+This module imports SGLang and torch only in functions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str])
     """Return a server's arguments under the names of the installed version.
 
     Args:
-        arguments: the arguments under their oldest names, or those of this version.
+        arguments: the arguments, under their oldest names or the names of this version.
         known: the argument names of this version.
     """
     return {
@@ -65,15 +65,15 @@ def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str])
 def settle_grpc(
     environment: MutableMapping[str, str], port: int, known: Collection[str], *, guarded: bool
 ) -> None:
-    """Check that SGLang's gRPC ports neither prevent the server's start nor give access without a token.
+    """Set SGLang's gRPC port so that it neither prevents the server's start nor gives access without a token.
 
-    Versions that know no argument for that port work it out from the server's, refuse to start where it is none, and listen
-    nowhere. Later ones listen there as soon as the variable is set, and ask for no token.
+    Versions without an argument for the gRPC port derive it from the server's port, and refuse to start if it is invalid, but do
+    not listen on it. Later versions listen on the port that the environment variable names, and require no token.
 
     Args:
         environment: the environment variables of this process, before the arguments are parsed.
         port: the port of the server.
-        known: the arguments that this version has.
+        known: the argument names of this version.
         guarded: whether the server requires a token.
     """
     if "grpc_port" in known:
@@ -84,9 +84,9 @@ def settle_grpc(
 
 
 def updater() -> str:
-    """Return the dotted name of the scheduler's method that takes an update of weights.
+    """Return the dotted name of the scheduler's method that receives a weight update.
 
-    0.5.12 has it in a part of the scheduler itself; later ones in an object of the scheduler's.
+    In SGLang 0.5.12 the method is in a mixin of the scheduler; later versions have it in a separate object.
     """
     found = importlib.util.find_spec("sglang.srt.managers.scheduler_components")
     if found is not None and importlib.util.find_spec(
@@ -99,10 +99,10 @@ def updater() -> str:
 def refitted(model: nn.Module, device: torch.device) -> AbstractContextManager[None]:
     """Prepare quantised or packed weights for loading before the block, and quantise or pack them again after it.
 
-    Versions that can't unpack weights load directly, which is correct where no weight is packed.
+    Versions that can't unpack weights load directly, which is correct if no weight is packed.
 
     Raises:
-        WeightSyncError: this version can't load over quantised weights; nothing has been changed.
+        WeightSyncError: this version can't load over quantised weights; no weight has changed.
     """
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
@@ -129,7 +129,7 @@ def refitted(model: nn.Module, device: torch.device) -> AbstractContextManager[N
 
 
 def quantised(model: nn.Module) -> bool:
-    """Return whether any layer stores its weights in another form than checkpoints have."""
+    """Return whether any layer of an SGLang model stores its weights in a quantised form."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if method is not None and not type(method).__name__.startswith("Unquantized"):

@@ -1,4 +1,4 @@
-"""SchedulerWorker: what Dovetail asks of each of SGLang's schedulers: to receive weights, verify and load them, and to count memory."""
+"""SchedulerWorker: runs Dovetail's commands in an SGLang scheduler: receive, verify and load weights, and measure free memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _workers: WeakKeyDictionary[Any, SchedulerWorker] = WeakKeyDictionary()
 
 
 def worker_of(updater: Any) -> SchedulerWorker:
-    """Return the worker of a scheduler, created on first access.
+    """Return the `SchedulerWorker` of a scheduler, created on first access.
 
     Args:
         updater: the object that updates the scheduler's weights.
@@ -43,12 +43,13 @@ def worker_of(updater: Any) -> SchedulerWorker:
 
 
 class SchedulerWorker:
-    """One scheduler's part of a model.
+    """Runs Dovetail's commands on one scheduler's shard of a model.
 
     Args:
-        model: the model of SGLang.
-        group: the tensor-parallel ranks, over a CPU backend: all are asked the same, and the first answers.
-        adapters: loads adapters in this process.
+        model: the SGLang model.
+        group: the tensor-parallel ranks' process group on a CPU backend. All ranks get the same commands, and the first rank's
+            answer is used.
+        adapters: the adapters of this process.
     """
 
     def __init__(self, model: Any, group: Any, adapters: Adapters) -> None:
@@ -58,16 +59,16 @@ class SchedulerWorker:
         self._changed = False
 
     def answer(self, command: bytes) -> str:
-        """Run a command, and return its answer.
+        """Run a command of Dovetail's, and return its result.
 
         Args:
-            command: JSON: `{"do": "connect", "info": …}` of `transport_info`; `{"do": "load", "manifest": …, "adapter": …,
-                "in_force": …}`, whose manifest is of `manifest_info`, with the name that an adapter gets and that of the one in
-                force, null where there is none; or `{"do": "free_bytes"}`.
+            command: JSON. `{"do": "connect", "info": …}` has the result of `transport_info`. `{"do": "load", "manifest": …,
+                "adapter": …, "in_force": …}` has the result of `manifest_info`, the new adapter's name and the current adapter's
+                (null if none). The third command is `{"do": "free_bytes"}`.
 
         Returns:
-            JSON: an `Outcome` of all ranks together, with `free_bytes` beside it. It never raises: a scheduler that does ends its
-            server.
+            JSON of an `Outcome` of all ranks together, with the field `free_bytes`. Errors are returned, not raised, since a
+            scheduler that raises ends its server.
         """
         request = json.loads(command)
         acts: Mapping[str, Callable[[], None]] = {

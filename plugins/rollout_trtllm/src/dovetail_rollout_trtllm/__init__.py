@@ -1,1 +1,1 @@
-"""Dovetail rollouts by TensorRT-LLM's own server, `trtllm-serve`. Not run on the real engine yet."""
+"""A rollout engine on TensorRT-LLM's server, `trtllm-serve`. Not run on the real engine yet."""

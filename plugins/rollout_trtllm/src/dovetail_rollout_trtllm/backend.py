@@ -1,4 +1,4 @@
-"""TrtllmBackend: a `trtllm-serve` process of the replica's own, started again for every weight update."""
+"""TrtllmBackend: a `trtllm-serve` process for one replica, restarted for every weight update."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from dovetail_serving import (
 
 
 class TrtllmBackend(Backend):
-    """A server on the loopback interface, and the checkpoint with which it was started.
+    """Runs a `trtllm-serve` process on the loopback interface, and restarts it on a new checkpoint for every weight update.
 
-    Requests go through an event loop of the backend's own, which alone touches what runs.
+    Requests run on a dedicated event loop, the only thread that uses the connections.
 
     Args:
         config: the rollout's config.
-        context: the context of the rollout; where the rollout receives weights, the first update starts the server.
+        context: the context of the rollout. If the rollout receives weights, the first update starts the server.
     """
 
     _loop: LoopThread
@@ -126,12 +126,12 @@ class TrtllmBackend(Backend):
         )
 
     async def reset_cache(self) -> None:
-        """Do nothing: a server that was started on new weights has no cached prefixes."""
+        """Do nothing, since a restarted server has no cached prefixes."""
 
     # -- weights and memory ------------------------------------------------------------------------
 
     def load(self, version: int, manifest: WeightManifest) -> None:
-        """Write the weights to disk while the server still has the old ones, then start it again on them."""
+        """Write the new weights to disk while the server still runs, then restart the server with them."""
         assert self._end is not None  # without a transport, no update gets here
         end, written = self._end, self._updates / f"version-{version}-{manifest.update_id}"
 
@@ -157,7 +157,7 @@ class TrtllmBackend(Backend):
                 shutil.rmtree(old, ignore_errors=True)
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
-        """End the server: its weights are on disk, and all of its memory is free then."""
+        """Stop the server, which frees all its memory, and return the number of freed bytes; the weights are on disk."""
         self._asleep |= tags
         device = torch.device(self._context.device)
         before = free_bytes(device)

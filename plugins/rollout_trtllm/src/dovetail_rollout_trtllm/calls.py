@@ -1,7 +1,7 @@
-"""Calls: a sample as a request to `/v1/completions`, and the stream of its tokens as arrays.
+"""Conversion of a sample's call to a `/v1/completions` request, and of the streamed response to arrays.
 
-Requests have the fields of `CompletionRequest`, answers those of `CompletionStreamResponse`, both in TensorRT-LLM's
-`tensorrt_llm/serve/openai_protocol.py` (at 0076e939); its server refuses fields that it does not know.
+Requests have the fields of `CompletionRequest`, and responses those of `CompletionStreamResponse`, both in TensorRT-LLM's
+`tensorrt_llm/serve/openai_protocol.py` (at 0076e939). TensorRT-LLM's server refuses unknown fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def request_of(call: SampleCall, model: str) -> dict[str, Any]:
     """Return the body of a request for one sample.
 
     Args:
-        call: the call; its stop tokens include the end-of-sequence tokens.
+        call: the sample's call; its stop tokens include the end-of-sequence tokens.
         model: the server's name for its model.
     """
     sampling = call.sampling
@@ -52,11 +52,11 @@ def request_of(call: SampleCall, model: str) -> dict[str, Any]:
 
 
 class TokenStream:
-    """The tokens of one sample as they arrive.
+    """Collects the tokens of one sample from the server's streamed response.
 
     Args:
         call: the sample.
-        decode: a function from token ids to text, needed for stop strings, which the server finds only in text.
+        decode: a function from token ids to text, needed for stop strings, since the server searches only text for them.
 
     Attributes:
         aborted: whether the sample was ended early; set by the caller.
@@ -73,7 +73,7 @@ class TokenStream:
             raise RequestRefusedError("stop strings need the run's tokenizer, and there is none")
 
     def take(self, line: str) -> bool:
-        """Process a line of the answer; return whether more are wanted.
+        """Process one line of the response, and return whether to read further lines.
 
         Raises:
             RolloutError: the server ended the sample for an unknown reason.
@@ -95,10 +95,10 @@ class TokenStream:
         return True
 
     def result(self) -> SampleResult:
-        """Return the sample, or as much of it as there is after an abort.
+        """Return the sample; after an abort, with the tokens so far.
 
         Raises:
-            RolloutError: the answer ended before the sample did.
+            RolloutError: the response ended before the sample.
         """
         reason = self._reason or (FinishReason.ABORT if self.aborted else None)
         if reason is None:

@@ -1,4 +1,4 @@
-"""Writing a weight update as a checkpoint in Hugging Face format, which a server can be started on."""
+"""Writing a weight update as a checkpoint in Hugging Face format, from which a server can start."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _COPIED = {".json", ".jinja", ".model", ".py", ".txt"}
 def write_checkpoint(
     directory: Path, model: ModelSection, tensors: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Write a model's files with other weights.
+    """Write a copy of a model's directory with new weights.
 
     Args:
         directory: a new directory.
-        model: the model's directory; its config and other files are copied unchanged, since TensorRT-LLM's transformers
-            may be older than this one and misread a config that this one writes.
-        tensors: the tensors by their Hugging Face names, of any shape; all are held in host memory until they are
-            written.
+        model: the section of the model whose config and other files are copied. They are copied unchanged, since TensorRT-LLM's
+            transformers may be older than this environment's and misread its configs.
+        tensors: Hugging Face names and tensors of any shape; all tensors are held in host memory until they are written.
     """
     from huggingface_hub import save_torch_state_dict
     from transformers.utils import cached_file

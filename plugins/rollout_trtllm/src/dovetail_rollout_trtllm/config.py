@@ -14,8 +14,8 @@ from dovetail_serving import ServingSection, spread_over_ranks
 
 @attrs.frozen(kw_only=True)
 class TrtllmRolloutConfig(ServingSection):
-    """Generation by `trtllm-serve`: the run starts a server for every replica, and starts it again for every weight update.
-    Written from TensorRT-LLM's source; it has not run on the real engine.
+    """Generation with `trtllm-serve`: the run starts one server for every replica, and restarts it for every weight update. Written
+    from TensorRT-LLM's source; not run on the real engine yet.
     """
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
@@ -25,26 +25,26 @@ class TrtllmRolloutConfig(ServingSection):
     }
 
     executable: str = "trtllm-serve"
-    """Program that starts a server: a name in this interpreter's directory or on the PATH, or a path. It may be of another
+    """Program that starts a server: a path, or a name in this interpreter's directory or on the PATH. It may belong to another
     environment."""
     checkpoint_directory: str | None = None
-    """Directory in which weight updates are written, one or two copies of the model a replica; None writes below the run's directory. A
-    directory in memory, such as one below `/dev/shm`, is faster."""
+    """Directory for weight updates, one or two copies of the model per replica; None for the run's directory. A directory in
+    memory, such as one below `/dev/shm`, is faster."""
     expert_parallel_size: int | None = attrs.field(
         default=None, validator=[AT_LEAST_ONE, spread_over_ranks]
     )
-    """Accelerators, of those of `tensor_parallel_size`, over which it divides the experts of a layer; None leaves it to TensorRT-LLM."""
+    """Number of a replica's tensor-parallel accelerators over which experts are divided; None leaves the choice to TensorRT-LLM."""
     kv_cache_memory: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.lt(1)]
     )
-    """Share for the KV cache of what is free on an accelerator once the weights are there (TensorRT-LLM's
-    `free_gpu_memory_fraction`): unlike elsewhere, weights are not part of it."""
+    """Share, for the KV cache, of an accelerator's memory that is free after loading the weights (TensorRT-LLM's
+    `free_gpu_memory_fraction`). Unlike in other engines the share does not include the weights."""
     max_num_seqs: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Most samples that run at once (TensorRT-LLM's `max_batch_size`); each is a connection to the server."""
+    """Maximum number of samples that run at once (TensorRT-LLM's `max_batch_size`); each sample has a connection to the server."""
     max_num_tokens: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Most tokens of a step, prompts and samples together; None leaves it to TensorRT-LLM."""
+    """Maximum number of tokens in one engine step, of prompts and responses together; None leaves the choice to TensorRT-LLM."""
     start_timeout: float = attrs.field(default=900.0, validator=attrs.validators.gt(0))
-    """Seconds that a server may take to start."""
+    """Time limit in seconds for the start of a server."""
 
     def __attrs_post_init__(self) -> None:
         if self.urls:

@@ -8,7 +8,7 @@ from dovetail_rollout_trtllm.server import INSTALL, program_of
 
 
 def examine() -> list[dict[str, Any]]:
-    """Return one row: `what` and `detail` as text, `available`, and `problem`: None, since only its users need it."""
+    """Return the report's row on TensorRT-LLM: `what`, `available`, `detail`, and `problem`, which is None since the engine is optional."""
     found = program_of("trtllm-serve")
     detail = f"{found or f'trtllm-serve is not found: {INSTALL}'}; the plugin has not run on the real engine"
     return [

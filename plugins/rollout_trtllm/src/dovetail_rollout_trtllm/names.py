@@ -1,4 +1,4 @@
-"""The names of a model's tensors: an update that lacks one, or has another, is refused before it is written to disk."""
+"""The names of a model's tensors: an update with missing or unknown tensors is refused before it is written to disk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dovetail_serving import refuse_missing_weights
 
 
 def refuse_other_tensors(model: ModelSection, sent: Iterable[str]) -> None:
-    """Check that these are exactly the tensors of the model; any pass where transformers does not know the model.
+    """Check that an update has exactly the tensors of the model, if transformers knows the model.
 
     Args:
-        model: a model in Hugging Face form; of tied tensors one is enough.
-        sent: names of tensors; buffers are allowed.
+        model: a model in Hugging Face format.
+        sent: the names of the update's tensors. Buffers are allowed, and one of several tied tensors is enough.
 
     Raises:
-        WeightSyncError: some are missing or unknown.
+        WeightSyncError: tensors are missing or unknown.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""TrtllmRollout: TensorRT-LLM's server as a rollout engine."""
+"""TrtllmRollout: the rollout engine on TensorRT-LLM's server."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dovetail_serving import Backend, ServingRollout, model_of
 
 
 class TrtllmRollout(ServingRollout):
-    """One `trtllm-serve` process, asked over its OpenAI-compatible API. NOT RUN ON THE REAL ENGINE YET.
+    """Rollout engine on one `trtllm-serve` process, over its OpenAI-compatible API. NOT RUN ON THE REAL ENGINE YET.
 
-    `trtllm-serve` takes no weights while it runs. An update is therefore written to disk as a checkpoint, and the server
-    is started again on it; sleep ends the server, and wake starts it.
+    `trtllm-serve` takes no weights while it runs. An update is therefore written to disk as a checkpoint, and the server is
+    restarted with this checkpoint. Sleep stops the server, and wake starts it.
     """
 
     name = "trtllm"
@@ -32,7 +32,7 @@ class TrtllmRollout(ServingRollout):
 
     @property
     def receivers(self) -> int:
-        """The number of receivers, 1: this process writes the checkpoint for all of the server's ranks."""
+        """The number of receivers of weights, 1: this process writes the checkpoint for all ranks of the server."""
         return 1
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:

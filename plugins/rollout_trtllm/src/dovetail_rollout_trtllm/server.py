@@ -1,4 +1,4 @@
-"""The command that starts `trtllm-serve`, its options, and its output where it fails."""
+"""The command that starts `trtllm-serve`, its options, and its output after a failure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_serving import LOOPBACK, Failures, merged_arguments, model_of, refuse_indivisible
 
 ENGINE = "TensorRT-LLM"
-"""The engine's name in messages."""
+"""The engine's name in error messages."""
 INSTALL = "pip install tensorrt-llm --extra-index-url https://pypi.nvidia.com"
-"""The command that installs the vendor's wheels, from the vendor's index, into the environment that `rollout.executable` names."""
+"""The command that installs TensorRT-LLM from NVIDIA's index, to run in the environment of `rollout.executable`."""
 
 
 def program_of(executable: str) -> str | None:
-    """Return the path of a program that is in this interpreter's directory, on the PATH, or a path; None where it is not."""
+    """Return the path of a program in this interpreter's directory, on the PATH, or given as a path; None if it does not exist."""
     beside = Path(sys.executable).parent / executable
     return str(beside) if beside.is_file() else shutil.which(executable)
 
@@ -30,12 +30,12 @@ def program_of(executable: str) -> str | None:
 def server_command(
     config: TrtllmRolloutConfig, context: PluginContext, options: Path
 ) -> tuple[str, list[str]]:
-    """Return the program of a replica's server, and its arguments after the model, except the port.
+    """Write a server's options file, and return the server's program and its arguments except model and port.
 
     Args:
         config: the rollout's config.
         context: the rollout's context.
-        options: the file of the server's options, written here.
+        options: the path of the options file to write.
 
     Raises:
         PluginNeedsError: the program is not installed.
@@ -56,7 +56,7 @@ def server_command(
 
 
 def engine_options(config: TrtllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments of TensorRT-LLM's `LLM` as JSON values: the user's `engine_args`, overridden by Dovetail's own.
+    """Return the arguments of TensorRT-LLM's `LLM` as JSON values: the user's `engine_args`, overridden by Dovetail's arguments.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -91,4 +91,4 @@ def engine_options(config: TrtllmRolloutConfig, context: PluginContext) -> dict[
 
 
 FAILURES = Failures(ENGINE, re.compile(r"^\[([\d/:\- ]+|TRT-LLM|[TDIWEF])\] "))
-"""The engine's failures: output is shown without timestamps and levels; no cause is recognised yet, since none has been seen."""
+"""Description of the engine's failures: output is shown without timestamps and levels, and no cause is recognised yet."""

@@ -1,1 +1,1 @@
-"""Rollouts by vLLM."""
+"""A rollout engine on vLLM."""

@@ -1,4 +1,4 @@
-"""Adapters inside vLLM: low-rank weights that arrived become the one adapter that requests use."""
+"""Adapters inside vLLM: received low-rank weights become the only adapter, which all requests use."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def room_for(rank: int) -> int:
-    """Return the smallest adapter rank that vLLM supports and that holds this one.
+    """Return the smallest adapter rank supported by vLLM that is at least `rank`.
 
     Raises:
-        WeightSyncError: there is none.
+        WeightSyncError: `rank` is above the largest supported rank.
     """
     for room in RANKS:
         if rank <= room:
@@ -32,26 +32,26 @@ def room_for(rank: int) -> int:
 
 
 def adapter_name(version: int) -> str:
-    """Return vLLM's name for the adapter of an update; its prefix cache tells adapters apart by name."""
+    """Return the name in vLLM of an update's adapter; vLLM's prefix cache distinguishes adapters by name."""
     return f"dovetail-{version}"
 
 
 def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, Tensor]]) -> int:
-    """Load an adapter into this worker in place of the one before.
+    """Load an adapter into this worker, and remove the previous adapter.
 
-    vLLM reads adapters from directories in peft's format. This one is in memory (a tmpfs) where there is such a place,
-    and is gone when vLLM has read it.
+    vLLM reads adapters from directories in peft's format. The adapter is written to a temporary directory, in memory (tmpfs) if
+    possible, which is deleted after vLLM has read it.
 
     Args:
-        worker: the worker of vLLM.
+        worker: the vLLM worker.
         manifest: the manifest of the adapter.
         tensors: all tensors, in the manifest's shapes, verified.
 
     Returns:
-        vLLM's number of the adapter: the version, counted from 1.
+        vLLM's id of the adapter: the weight version plus 1.
 
     Raises:
-        WeightSyncError: vLLM was started without adapters, or does not take this one.
+        WeightSyncError: vLLM was started without support for adapters.
     """
     from safetensors.torch import save_file
     from vllm.lora.request import LoRARequest
@@ -78,7 +78,7 @@ def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, 
 
 
 def peft_config(spec: AdapterSpec) -> dict[str, Any]:
-    """Return the content of peft's `adapter_config.json`."""
+    """Return the content of peft's `adapter_config.json` for an adapter."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

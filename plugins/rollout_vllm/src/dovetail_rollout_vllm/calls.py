@@ -1,4 +1,4 @@
-"""Calls: Dovetail's sampling parameters as vLLM's, and what vLLM returns as arrays."""
+"""Conversion of Dovetail's sampling parameters to vLLM's, and of vLLM's outputs to arrays."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class SamplingTable:
         self._made: dict[SamplingParams, Any] = {}
 
     def of(self, sampling: SamplingParams, seed: int | None) -> Any:
-        """Make vLLM's SamplingParams for one sample.
+        """Return vLLM's SamplingParams for one sample.
 
         Args:
             sampling: the sampling parameters; their stop tokens include the end-of-sequence tokens.
-            seed: the sample's own, or None.
+            seed: the sample's seed; None to sample without a seed.
         """
         if seed is not None:
             return _made(sampling, seed)
@@ -39,7 +39,7 @@ class SamplingTable:
         return self._made[sampling]
 
     def scoring(self) -> Any:
-        """Make vLLM's SamplingParams that ask how likely the tokens of the prompt are."""
+        """Return vLLM's SamplingParams for requesting log-probabilities of a prompt's tokens."""
         from vllm import SamplingParams as TheirParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -81,14 +81,14 @@ def _made(sampling: SamplingParams, seed: int | None) -> Any:
 
 
 def result_of(output: Any, recorded_T: np.ndarray | None = None) -> SampleResult:
-    """Return a finished or aborted sample.
+    """Convert vLLM's output to a finished or aborted sample.
 
     Args:
         output: vLLM's RequestOutput with one completion.
-        recorded_T: its log-probabilities, float32 [T], where vLLM did not return them.
+        recorded_T: the sample's log-probabilities, float32 [T], if vLLM's output lacks them.
 
     Raises:
-        RolloutError: vLLM gave an unknown reason, or not one log-probability for each token.
+        RolloutError: the finish reason is unknown, or a token has no log-probability.
     """
     completion = output.outputs[0]
     ids_T = np.array(completion.token_ids, dtype=np.int64)
@@ -125,10 +125,10 @@ def _versions_of(completion: Any, tokens: int) -> np.ndarray | None:
 
 
 def scores_of(output: Any, tokens: int) -> np.ndarray:
-    """Return float32 [L − 1]: log-probabilities of every token of a scored sequence but the first.
+    """Return the log-probabilities of every token but the first of a scored sequence, float32 [L − 1].
 
     Raises:
-        RolloutError: vLLM returned another number of them.
+        RolloutError: vLLM returned another number of log-probabilities.
     """
     scores = chosen_log_probs(output.prompt_logprobs)
     if len(scores) != tokens - 1:
@@ -137,10 +137,10 @@ def scores_of(output: Any, tokens: int) -> np.ndarray:
 
 
 def chosen_log_probs(flat: Any) -> np.ndarray:
-    """Return float32 [T]: the log-probability of the token at each position, which vLLM puts first among its entries.
+    """Return the log-probability of the token at each position, float32 [T]; it is the first of vLLM's entries for the position.
 
     Args:
-        flat: vLLM's FlatLogprobs; positions without entries (the first of a prompt) are left out.
+        flat: vLLM's FlatLogprobs; positions without entries, such as a prompt's first, are skipped.
     """
     values = np.array(flat.logprobs, dtype=np.float32)
     starts = np.array(flat.start_indices, dtype=np.int64)

@@ -31,7 +31,7 @@ def _started(section: Any, _: attrs.Attribute[Any], runner: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class VllmRolloutConfig(AdaptedSection):
-    """Generation by vLLM: an engine of its own for every replica, a server for every replica, or servers that are there."""
+    """Generation with vLLM: one engine or one server for every replica, or servers that already run."""
 
     driven: ClassVar[DrivenEngine | None] = VLLM
     unsupported_keys: ClassVar[Mapping[str, str]] = {
@@ -40,29 +40,29 @@ class VllmRolloutConfig(AdaptedSection):
     }
 
     mode: Literal["engine", "server"] = "engine"
-    """`engine` drives vLLM's asynchronous engine from the replica's process; `server` starts vLLM's HTTP server for every
-    replica, or joins those that `urls` names."""
+    """`engine` drives vLLM's asynchronous engine from the replica's process. `server` starts vLLM's HTTP server for every replica,
+    or joins the servers in `urls`."""
     metrics_port: int | None = attrs.field(default=None, validator=[PORT, _counted])
-    """Mode `engine`: replica k serves vLLM's own Prometheus metrics under `/metrics` on this port of the loopback interface
-    plus k; None lets vLLM count nothing but the run's own figures. It is for one replica a process (with runtime `ray`, each
-    has its own). Servers serve theirs at their own address."""
+    """In mode `engine`, replica k serves vLLM's Prometheus metrics under `/metrics` at this port plus k on the loopback interface.
+    None turns these metrics off; the run's own metrics remain. Allowed with one replica per process only, as with runtime `ray`. In
+    mode `server` every server serves its metrics at its address."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Accelerators over which a replica divides the layers into stages."""
+    """Number of pipeline stages into which a replica divides the layers."""
     gpu_memory_utilization: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
-    """Share of each accelerator's memory that the engine takes at most, weights and KV cache together. Where the samples of a step fill
-    less, the cache is only as large as they fill; `engine_args: {kv_cache_memory_bytes: …}` sets its size."""
+    """Maximum share of each accelerator's memory for weights and KV cache together. If the samples of a step need less, the cache
+    is only as large as they need. `engine_args: {kv_cache_memory_bytes: …}` sets the size of the cache."""
     model_runner: Literal["auto", "v1", "v2"] = attrs.field(default="auto", validator=_started)
-    """Which of vLLM's model runners computes: `auto` is vLLM's own choice for the model, but v2 where that passed the tests of
-    this plugin (0.24: Qwen2 on one accelerator). The environment variable VLLM_USE_V2_MODEL_RUNNER overrides `auto`."""
+    """Which of vLLM's model runners to use. `auto` is v2 for models with which v2 passed this plugin's tests (vLLM 0.24: Qwen2 on
+    one accelerator), else vLLM's choice. The environment variable VLLM_USE_V2_MODEL_RUNNER overrides `auto`."""
     quantization: str | None = None
-    """How vLLM quantises the weights that arrive, such as `fp8`."""
+    """Method by which vLLM quantises the weights that it receives, such as `fp8`."""
     seeding: Literal["per_sample", "none"] = "none"
-    """`per_sample` gives every sample a seed of its own from its random stream: a sample is then the same whenever it is
-    drawn on the same batch, at the price of a sampler that goes through them one by one."""
+    """`per_sample` gives every sample its own seed, so that the same batch yields the same samples again. Slower: vLLM then draws
+    the samples' tokens one by one. `none` sets no seeds."""
     start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
-    """Seconds that an engine or a server may take to start; a wait for training models that load meanwhile is not counted."""
+    """Time limit in seconds for the start of an engine or server, without the time in which it waits for training models to load."""
 
     @property
     def starts_beside(self) -> bool:

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments, from a replica's config and context."""
+"""vLLM's engine arguments, derived from a replica's config and context."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from dovetail_serving import (
 )
 
 CACHE_SLACK = 1.05
-"""Ratio of the cache's size to what samples fill, to allow for partly filled blocks."""
+"""Ratio of the KV cache's size to the samples' tokens, to allow for partly filled blocks."""
 WORKING_SHARE = 0.2
-"""Part of the engine's share of an accelerator that is left for what it computes with."""
+"""Fraction of the engine's share of an accelerator's memory that is left for activations."""
 
 
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments of vLLM's `AsyncEngineArgs`: the user's `engine_args`, overridden by Dovetail's own.
+    """Return the arguments of vLLM's `AsyncEngineArgs`: the user's `engine_args`, overridden by Dovetail's arguments.
 
-    One warning names every argument that both set, with both values.
+    A warning names every argument that the user and Dovetail set, with both values.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
-        ConfigError: an argument is not supported here.
+        ConfigError: Dovetail does not support an argument.
     """
     _refuse_impossible(config, context)
     return merged_arguments(config.engine_args, own_arguments(config, context), context)
 
 
 def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """Return the arguments that Dovetail sets itself, as JSON values."""
+    """Return the engine arguments that Dovetail sets, as JSON values."""
     model = model_of(context)
     found: dict[str, Any] = {
         "model": model.path,
@@ -96,14 +96,14 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
 
 
 def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: int) -> int | None:
-    """Return the bytes of keys and values that the run's samples fill on each accelerator; None leaves the cache to `gpu_memory_utilization`.
+    """Return the bytes of KV cache that the run's samples need on each accelerator; None to size the cache by `gpu_memory_utilization`.
 
-    It does where the samples fill that share, and where their number or the model's limit of tokens is not known.
+    The result is None if the samples need the whole share, or if their number or the model's token limit is unknown.
 
     Args:
         config: the config of the rollout.
-        context: with the tokens that a replica holds at once.
-        available: bytes of an accelerator.
+        context: the plugin's context, with the number of tokens that a replica holds at once.
+        available: the memory of an accelerator in bytes.
     """
     model, tokens = model_of(context), context.cache_tokens
     if tokens is None:
@@ -159,17 +159,15 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
 
 
 def may_start_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
-    """Return `starts_empty`, but False where the engine needs the base weights: under an adapter, or for a model that is quantised on
-    loading.
-    """
+    """Return whether the engine may start without weights; False with adapters or quantisation, which need the base weights."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 
 def make_engine_args(arguments: Mapping[str, Any]) -> Any:
-    """Make vLLM's `AsyncEngineArgs`.
+    """Construct vLLM's `AsyncEngineArgs` from arguments by name.
 
     Raises:
-        ConfigError: vLLM has no such argument.
+        ConfigError: vLLM does not have one of the arguments.
     """
     from vllm import AsyncEngineArgs
 

@@ -1,4 +1,4 @@
-"""EngineBackend: vLLM's asynchronous engine, driven from this process on an event loop of its own."""
+"""EngineBackend: vLLM's asynchronous engine, driven from this process on a dedicated event loop."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _WATCH_SECONDS = 0.5
 
 
 class EngineBackend(Backend):
-    """One AsyncLLM, whose model runs in processes of its own; this process holds its queues.
+    """Backend of a replica on one AsyncLLM of vLLM. The model runs in separate processes; this process holds the request queues.
 
     Attributes:
-        log: the file that its processes print to.
+        log: the file to which the engine's processes print.
     """
 
     def __init__(self, config: VllmRolloutConfig, context: PluginContext) -> None:
@@ -88,12 +88,12 @@ class EngineBackend(Backend):
 
     @property
     def engine(self) -> Any:
-        """The AsyncLLM; only the thread of `loop` may call it."""
+        """The AsyncLLM, to be called only in the thread of `loop`."""
         return self._engine
 
     @property
     def loop(self) -> LoopThread:
-        """The event loop of the engine."""
+        """The event loop on which the engine runs."""
         return self._open()[0]
 
     async def generate(self, call: SampleCall) -> SampleResult:
@@ -142,7 +142,7 @@ class EngineBackend(Backend):
         loop.wait(self._watched(driver.wake(tags)))
 
     def parts(self) -> Parts:
-        """Return the model's fused layers, each with the checkpoint tensors that it consists of."""
+        """Return the names of the model's fused layers, each with the names of the checkpoint tensors that are fused."""
         loop, driver = self._open()
         return loop.wait(self._watched(driver.parts()))
 

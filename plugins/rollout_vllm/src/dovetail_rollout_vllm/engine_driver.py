@@ -1,4 +1,4 @@
-"""EngineDriver: vLLM's asynchronous engine, driven under the event loop that it lives on, in whatever process."""
+"""EngineDriver: operates vLLM's asynchronous engine from the engine's event loop, in a replica or in a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RESET_SECONDS = 30.0
 
 
 class EngineDriver:
-    """Operates an AsyncLLM that another component starts and ends.
+    """Operates an AsyncLLM of vLLM, which another component starts and stops.
 
     Args:
         engine: vLLM's AsyncLLM.
@@ -49,24 +49,24 @@ class EngineDriver:
 
     @property
     def running(self) -> Collection[str]:
-        """The requests that run."""
+        """The ids of the running requests."""
         return self._running
 
     @property
     def dead(self) -> bool:
-        """Whether vLLM has found its engine's process dead."""
+        """Whether vLLM has noticed the death of its engine process."""
         return bool(self._engine.errored)
 
     async def record(self) -> None:
-        """Let the workers keep log-probabilities until a request has ended. Only for an engine without other clients."""
+        """Make the workers hold log-probabilities until their request has ended. Only for an engine without other clients."""
         self._records = any(await self._engine.collective_rpc("dovetail_record"))
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """Return one sample; cancelling the task aborts it.
+        """Generate one sample; cancelling the task aborts the request.
 
         Raises:
             RequestRefusedError: vLLM refuses the request.
-            Exception: whatever vLLM raises where it fails.
+            Exception: vLLM failed with this exception.
         """
         params = self._table.of(call.sampling, call.seed)
         if not call.media:
@@ -80,14 +80,16 @@ class EngineDriver:
         return await self._result(call, output, inside)
 
     async def abort(self, names: Sequence[str]) -> None:
-        """End these requests: `generate` returns their tokens so far."""
+        """Abort requests by name; their `generate` calls return the tokens so far."""
         here = [name for name in names if name in self._running]
         self._aborted.update(here)
         if here:
             await self._engine.abort(here)
 
     async def score(self, sequences: Sequence[list[int]]) -> list[np.ndarray]:
-        """Return float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
+        """Return the log-probabilities of every token but the first of each sequence, float32 [L_i − 1], under the full softmax at
+        temperature 1.
+        """
 
         async def one(ids: list[int]) -> np.ndarray:
             self._scored += 1
@@ -98,10 +100,10 @@ class EngineDriver:
         return list(await asyncio.gather(*map(one, sequences)))
 
     async def reset_cache(self) -> None:
-        """Drop cached prefixes and encoded images; running requests compute theirs again.
+        """Drop cached prefixes and encoded images; running requests recompute their prefixes and images.
 
         Raises:
-            RolloutError: vLLM could not drop them.
+            RolloutError: vLLM could not drop the cached prefixes.
         """
         if self._running:
             await self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -122,7 +124,7 @@ class EngineDriver:
             await asyncio.sleep(0.01)
 
     async def connect(self, info: dict[str, Any]) -> Outcome:
-        """Let every worker create its weight receiver.
+        """Make every worker create its receiver of weights.
 
         Args:
             info: the result of `wire.transport_info`.
@@ -130,14 +132,14 @@ class EngineDriver:
         return await self._everywhere("dovetail_connect", info, version=0)
 
     async def parts(self) -> dict[str, list[str]]:
-        """Return the model's fused layers, in the form of `fused.parts_of`."""
+        """Return the names of the model's fused layers and of the fused tensors, as `fused.parts_of` does."""
         found: dict[str, list[str]] = {}
         for text in await self._engine.collective_rpc("dovetail_parts"):
             found |= json.loads(text)
         return found
 
     async def settle(self) -> None:
-        """Reset the engine after an earlier run: wake what sleeps, use no adapter, resume what is paused."""
+        """Reset the engine after an earlier run: wake it, resume generation, and stop using an adapter."""
         self._adapter = self._salt = None
         await self.wake(self._asleep)
         if await self._engine.is_paused():
@@ -146,7 +148,7 @@ class EngineDriver:
         await self._label(0)
 
     async def load(self, manifest: dict[str, Any]) -> Outcome:
-        """Let every worker receive, verify and load an update, and drop cached prefixes.
+        """Make every worker receive, verify and load a weight update, and drop cached prefixes.
 
         Args:
             manifest: the result of `wire.manifest_info`.
@@ -163,10 +165,10 @@ class EngineDriver:
         return outcome
 
     async def freeze(self) -> None:
-        """Pause all requests until `thaw`, and keep their keys and values.
+        """Pause all requests until `thaw`, and keep their KV cache.
 
         Raises:
-            RolloutError: this vLLM does not label tokens.
+            RolloutError: this vLLM version does not record the weight version of tokens.
         """
         if not labels_tokens(self._engine):
             raise RolloutError("this vLLM does not say which version of the weights made a token")
@@ -184,7 +186,7 @@ class EngineDriver:
             await self._engine.update_weight_version(str(version))
 
     async def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
-        """Free the memory of these tags on the accelerators, and return the bytes measured."""
+        """Free the accelerator memory of the tags (`weights`, `kv_cache`), and return the number of freed bytes."""
         if not self._engine.vllm_config.model_config.enable_sleep_mode:
             return 0
         before = await self._free_bytes()
@@ -204,7 +206,7 @@ class EngineDriver:
         return max(await self._free_bytes() - before, 0)
 
     async def wake(self, tags: frozenset[str]) -> None:
-        """Allocate memory again; parts that had to sleep with the weights wake with them."""
+        """Allocate the memory of the tags again. A KV cache that was freed along with the weights is allocated with them."""
         due = self._asleep & (tags | self._along if "weights" in tags else tags)
         if due:
             await self._engine.wake_up(sorted(due, reverse=True))

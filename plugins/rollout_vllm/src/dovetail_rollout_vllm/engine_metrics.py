@@ -1,4 +1,4 @@
-"""EngineMetrics: what vLLM's engine did since it was last asked, as metrics that merge over replicas."""
+"""EngineMetrics: metrics of vLLM's engine since the last query, to be merged over replicas."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PREFIX = "rollout/vllm/"
 
 @attrs.define
 class Totals:
-    """Sums over the engine's steps since the last look."""
+    """Sums over the engine's steps since the last `take`."""
 
     new_tokens: float = 0.0
     busy_seconds: float = 0.0
-    """Time from step to step while requests were there."""
+    """Total seconds between steps while there were requests."""
     steps: float = 0.0
     running: float = 0.0
     waiting: float = 0.0
@@ -36,7 +36,7 @@ class Totals:
 
 
 class EngineMetrics:
-    """Collects metrics at every step of the engine, in vLLM's output thread, until they are taken."""
+    """Collects metrics at every step of the engine, in vLLM's output thread, until `take` returns them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class EngineMetrics:
         self._last_step: float | None = None
 
     def record(self, scheduler: Any, iteration: Any) -> None:
-        """Record a step.
+        """Add the statistics of one engine step.
 
         Args:
             scheduler: vLLM's SchedulerStats, or None.
@@ -66,7 +66,7 @@ class EngineMetrics:
                 self._note_scheduler(scheduler)
 
     def take(self) -> Mapping[str, Metric]:
-        """Return the metrics since the last look; empty where nothing was generated."""
+        """Return the metrics since the last call; empty if no token was generated."""
         with self._lock:
             totals, self._totals = self._totals, Totals()
         if not totals.steps:
@@ -106,10 +106,9 @@ class EngineMetrics:
 
 
 def stat_logger(metrics: EngineMetrics) -> type:
-    """Return the class of a stat logger for vLLM that writes into these metrics.
+    """Return a class of vLLM stat logger that records into these metrics.
 
-    It stands in the place of vLLM's Prometheus logger, which is otherwise always there, counts every token, and has no
-    endpoint to be read from in this process.
+    The class replaces vLLM's Prometheus logger, which counts every token although this process has no endpoint for reading the counts.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 

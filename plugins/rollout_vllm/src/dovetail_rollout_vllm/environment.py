@@ -1,4 +1,4 @@
-"""The environment in which vLLM's processes start: their variables, and where they print."""
+"""The environment of vLLM's processes: environment variables, and the log file to which they print."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARI
 from dovetail_serving import visible_devices
 
 TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable of a server: who does not send its value as a bearer token is refused."""
+"""Environment variable of a server with the bearer token that requests must carry."""
 
 _V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend", "kv_cache_memory_bytes"})
 """Engine arguments under which that was seen; with others, some of which v2 refuses, the choice is vLLM's."""
@@ -35,7 +35,7 @@ _STARTING = threading.Lock()
 
 
 def turn_of(context: PluginContext) -> Path | None:
-    """Return the file of the turn that a replica's processes wait for; None outside a run."""
+    """Return the lock file on which a replica's processes wait while training models load; None outside a run."""
     directory = context.run_directory
     return None if directory is None else turn_path(Path(directory).resolve())
 
@@ -44,7 +44,7 @@ def turn_of(context: PluginContext) -> Path | None:
 def process_environment(
     config: VllmRolloutConfig, context: PluginContext, log: Path
 ) -> Iterator[None]:
-    """Set the variables for vLLM's processes within the block, and restore this process's own afterwards."""
+    """Set the environment variables of vLLM's processes within the block, and restore this process's variables afterwards."""
     with _STARTING, tempfile.TemporaryDirectory(prefix="dovetail-vllm-") as scratch:
         logging_config = Path(scratch) / "logging.json"
         logging_config.write_text(json.dumps(_logging_to(log)))
@@ -68,7 +68,7 @@ def _logging_to(log: Path) -> dict[str, Any]:
 
 
 def print_to(log: Path) -> None:
-    """Redirect vLLM's logger in this process to the log. Call it after vLLM is imported."""
+    """Redirect vLLM's logger in this process to a log file. Call this function after vLLM is imported."""
     logger = logging.getLogger("vllm")
     handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
@@ -81,7 +81,7 @@ def print_to(log: Path) -> None:
 
 
 def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> dict[str, str]:
-    """Return the environment variables of vLLM's processes, besides this process's own."""
+    """Return the environment variables to add for vLLM's processes."""
     return {**_unless_set(config, context), **_always(config, context, log)}
 
 
@@ -134,10 +134,10 @@ def _cores_of(workers: int) -> str | None:
 
 
 def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | None:
-    """Return the value of `RUNNER_VARIABLE` for a replica; None leaves the choice to vLLM.
+    """Return the value of `RUNNER_VARIABLE` for a replica's model runner; None leaves the choice to vLLM.
 
     Raises:
-        ConfigError: the installed vLLM has no such choice.
+        ConfigError: the installed vLLM lacks the configured model runner.
     """
     if config.model_runner != "auto":
         if not VLLM.defines("vllm.envs", RUNNER_VARIABLE):

@@ -1,4 +1,4 @@
-"""Why vLLM did not start, or died: causes that are recognised in what it raised and printed."""
+"""Causes of vLLM's failure to start or sudden end, recognised in its exceptions and output."""
 
 from __future__ import annotations
 

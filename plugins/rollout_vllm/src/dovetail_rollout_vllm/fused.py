@@ -1,7 +1,7 @@
-"""Which tensors of an update make one layer inside vLLM: once one of them comes, all have to.
+"""Which checkpoint tensors vLLM fuses into one layer: an update must have all tensors of a fused layer or none.
 
-vLLM says of every parameter that something was loaded into it, not that all of its parts were: an update without
-`k_proj` would leave a third of `qkv_proj` as it was.
+vLLM reports that some tensor was loaded into a parameter, but not that all fused tensors were. An update without `k_proj` would
+leave a third of `qkv_proj` unchanged.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import attrs
 from dovetail.errors import WeightSyncError
 
 Parts = Mapping[str, Sequence[str]]
-"""Names of parts by the name of what they make together, such as `qkv_proj: [q_proj, k_proj, v_proj]`."""
+"""Names of the fused tensors by the name of the fused layer, such as `qkv_proj: [q_proj, k_proj, v_proj]`."""
 
 _SHOWN = 3
 _Place = tuple[tuple[str, ...], str, tuple[str, ...]]
 
 
 def parts_of(model: object) -> dict[str, list[str]]:
-    """Return the layers of a vLLM model that are fused from several tensors of a checkpoint, with those tensors.
+    """Return the layers of a vLLM model that fuse several tensors of a checkpoint, with the names of these tensors.
 
     Returns:
-        `Parts`: of its packed layers, and of the matrices that hold the experts of a layer.
+        `Parts` of the packed layers, and of the matrices that hold the experts of a layer.
     """
     from vllm.model_executor.utils import get_moe_expert_mapping, get_packed_modules_mapping
 
@@ -48,26 +48,26 @@ def parts_of(model: object) -> dict[str, list[str]]:
 
 @attrs.frozen
 class FusedLayers:
-    """Compares the names of an update with the parts of a model's fused layers.
+    """Checks that weight updates have all tensors of a model's fused layers.
 
     Args:
         parts: the result of `parts_of`.
-        checkpoint: the model's directory in Hugging Face format, which shows which parts the architecture itself leaves
-            out (such as the value projection where keys serve as values); None where there is none.
+        checkpoint: the model's directory in Hugging Face format, or None. Tensors that the checkpoint lacks, such as the value
+            projection of a model that uses keys as values, may be missing.
     """
 
     parts: Parts
     checkpoint: Path | None = None
 
     def refuse_incomplete(self, version: int, names: Iterable[str]) -> None:
-        """Check that an update has all parts of a fused layer or none.
+        """Check that an update has all tensors of a fused layer or none.
 
         Args:
-            version: the version of the update, for the message.
-            names: the names of its tensors, in Hugging Face form.
+            version: the version of the update, for the error message.
+            names: the Hugging Face names of the update's tensors.
 
         Raises:
-            WeightSyncError: names the parts that are missing.
+            WeightSyncError: tensors are missing; the error names one.
         """
         names = frozenset(names)
         missing = self._missing(names)
@@ -110,10 +110,10 @@ class FusedLayers:
 
 
 def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -> None:
-    """Check that an update has every tensor that an earlier complete one had.
+    """Check that an update has every tensor of an earlier complete update.
 
     Raises:
-        WeightSyncError: names what is missing.
+        WeightSyncError: tensors are missing; the error names them.
     """
     missing = sorted(frozenset(before).difference(names))
     if missing:
@@ -126,7 +126,7 @@ def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -
 
 
 def names_in(directory: Path) -> frozenset[str]:
-    """Return the names of the tensors in a model directory; empty where it has no safetensors."""
+    """Return the names of the tensors in a model directory; empty if the directory has no safetensors."""
     listing = directory / "model.safetensors.index.json"
     if listing.is_file():
         return frozenset(json.loads(listing.read_text(encoding="utf-8"))["weight_map"])

@@ -1,4 +1,4 @@
-"""Loading weights into a model inside vLLM: straight into its parameters where they are stored as they come, else layer by layer."""
+"""Loading weights into a model inside vLLM: directly if parameters are stored as in checkpoints, else layer by layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Named = tuple[str, Tensor]
 
 
 class Counted(Iterator[Named]):
-    """Counts tensors on their way into the model, and copies those that would not outlive the next.
+    """Iterates over the tensors of an update, counts them, and copies tensors that become invalid with the next.
 
-    vLLM may keep a tensor until others of its layer have come, so one that would not last is copied to the model's
-    device, where it stays for as long as its layer takes.
+    vLLM may hold a tensor until other tensors of its layer have arrived. A tensor that becomes invalid is therefore copied to the
+    model's device.
 
     Args:
-        tensors: verified tensors.
+        tensors: the verified tensors with their names.
         lasting: whether each tensor stays valid after the next is requested.
         device: the model's device.
 
     Attributes:
-        taken: the number of tensors passed on.
+        taken: the number of tensors returned so far.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Counted(Iterator[Named]):
 
 @torch.no_grad()
 def load(model: nn.Module, model_config: object, tensors: Counted) -> None:
-    """Load a complete set of weights.
+    """Load a complete set of weights into a vLLM model.
 
-    Where this fails half-way, the model holds a mixture of old and new weights, and can be loaded again.
+    After a failure the model may hold a mixture of old and new weights; it can be loaded again.
 
     Args:
         model: the vLLM model.
@@ -53,7 +53,7 @@ def load(model: nn.Module, model_config: object, tensors: Counted) -> None:
         tensors: the tensors by their Hugging Face names.
 
     Raises:
-        WeightSyncError: tensors of the model were missing among them.
+        WeightSyncError: tensors of the model were missing.
     """
     with without_adapters(model):
         if stored_as_they_come(model):
@@ -65,7 +65,7 @@ def load(model: nn.Module, model_config: object, tensors: Counted) -> None:
 
 
 def stored_as_they_come(model: nn.Module) -> bool:
-    """Return whether every parameter is kept as checkpoints have it: not quantised, not prepacked, nothing derived from it."""
+    """Return whether all parameters have the form of checkpoints: not quantised, not prepacked, and without derived tensors."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod

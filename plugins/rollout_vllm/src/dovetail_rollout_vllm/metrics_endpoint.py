@@ -1,4 +1,4 @@
-"""MetricsEndpoint: vLLM's own Prometheus metrics of an engine that is driven from this process, for whoever scrapes them."""
+"""MetricsEndpoint: an HTTP endpoint for vLLM's Prometheus metrics of an engine that this process drives."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from dovetail_serving import LOOPBACK
 
 
 class MetricsEndpoint:
-    """Serves `/metrics` on the loopback interface until it is closed. At most one a process: vLLM counts all engines of a process in one
-    registry, where a new engine replaces the one before.
+    """Serves `/metrics` on the loopback interface until closed.
+
+    A process can have one endpoint: vLLM counts all engines of a process in one registry, where a new engine replaces the previous engine.
 
     Args:
-        port: the port.
+        port: the port to listen on.
 
     Attributes:
-        url: the url of the metrics.
+        url: the URL of the metrics.
 
     Raises:
-        RolloutError: the port is not free, or this process has an open endpoint already.
+        RolloutError: the port is in use, or this process has an open endpoint.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -53,7 +54,7 @@ class MetricsEndpoint:
             MetricsEndpoint._open = self
 
     def close(self) -> None:
-        """Stop listening, after which this process may have another."""
+        """Stop listening; afterwards this process may open another endpoint."""
         with MetricsEndpoint._lock:
             if MetricsEndpoint._open is self:
                 MetricsEndpoint._open = None
@@ -63,7 +64,7 @@ class MetricsEndpoint:
 
 
 def prometheus_logger() -> Any:
-    """Return the class of vLLM's logger that fills them."""
+    """Return the class of vLLM's stat logger that fills the Prometheus metrics."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
     return PrometheusStatLogger

@@ -1,4 +1,4 @@
-"""Prompts with images as vLLM takes them: one token for each image, which it expands itself, and the pictures."""
+"""Prompts with images in vLLM's form: one placeholder token for each image, which vLLM expands, and the decoded images."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dovetail_datasets import image_token_of, open_image
 from dovetail_serving import SampleCall
 
 KEPT = 64
-"""Decoded pictures that are kept: the samples of a group ask for the same ones."""
+"""Number of decoded images to cache, since the samples of a group need the same images."""
 
 
 class VllmImagePrompts:
-    """Makes vLLM's prompts with images, and checks that vLLM expands them as the trainer does.
+    """Creates vLLM's prompts with images, and checks that vLLM expands the images as the trainer does.
 
     Args:
-        config: the model's config, of transformers.
+        config: the model's transformers config.
     """
 
     def __init__(self, config: Any) -> None:
@@ -29,7 +29,7 @@ class VllmImagePrompts:
         self._lock = threading.Lock()
 
     def prompt(self, call: SampleCall) -> dict[str, Any]:
-        """Return a vLLM token prompt with `multi_modal_data`; images are identified by their digests, for vLLM's cache.
+        """Return a vLLM token prompt with `multi_modal_data`; digests identify the images in vLLM's cache.
 
         Raises:
             RequestRefusedError: the prompt's placeholder tokens do not match its images.
@@ -42,14 +42,14 @@ class VllmImagePrompts:
         }
 
     def check(self, call: SampleCall, seen: Sequence[int] | None) -> None:
-        """Refuse a sample whose prompt differs from the requested one.
+        """Raise an error if vLLM's expanded prompt differs from the requested prompt.
 
         Args:
-            call: the requested call.
-            seen: the prompt that vLLM reports, every image expanded.
+            call: the call that was sent to vLLM.
+            seen: the prompt that vLLM reports, with every image expanded.
 
         Raises:
-            RequestRefusedError: the two differ.
+            RequestRefusedError: the prompts differ.
         """
         if seen is not None and list(seen) != list(call.prompt_ids):
             raise RequestRefusedError(
@@ -72,15 +72,15 @@ class VllmImagePrompts:
 
 
 def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
-    """Return the prompt with each image's run of placeholder tokens collapsed to one; later runs, which a policy produced, are unchanged.
+    """Return the prompt with each image's run of placeholder tokens collapsed to one token.
 
     Args:
-        ids: P token ids.
-        token: the placeholder token; None where the model has none.
-        images: the number of images. Later runs belong to a response.
+        ids: the P token ids of the prompt.
+        token: the placeholder token; None if the model has none.
+        images: the number of images. Later runs, which the policy generated, stay unchanged.
 
     Raises:
-        RequestRefusedError: there are fewer runs than images.
+        RequestRefusedError: there are fewer runs of placeholder tokens than images.
     """
     found: list[int] = []
     runs, before = 0, None

@@ -1,7 +1,7 @@
-"""LogProbRecorder: log-probabilities stay on the accelerator until their request has ended.
+"""LogProbRecorder: holds log-probabilities on the accelerator until their request has ended.
 
-vLLM takes the log-probability of every token from process to process as an object of its own, which costs it several times what the
-token costs. Here they are noted where they are computed, and a finished request's are fetched at once.
+vLLM sends the log-probability of every token between processes as an object, which costs several times as much as sending the
+token. The recorder stores log-probabilities on the accelerator instead. All values of a finished request are fetched at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _KEPT_PASSES = 1000
 
 
 class LogProbRecorder:
-    """Wraps the sampler of a vLLM worker, and keeps the log-probability of each sampled token instead of passing it on.
+    """Wraps the sampler of a vLLM worker, and stores the log-probability of each sampled token instead of returning it.
 
-    Both of vLLM's model runners are known: the one that keeps its batch (`input_batch`), and the one that hands it to the sampler.
+    Both of vLLM's model runners are supported: v1, which has the batch in `input_batch`, and v2, which passes the batch to the sampler.
 
     Args:
-        runner: vLLM's model runner; `attach` says whether it can be recorded.
-        rows: requests that are kept at first, running and finished; more where they are not taken as fast as they end.
-        longest: tokens of a request at most.
+        runner: vLLM's model runner; `attach` checks whether it is supported.
+        rows: the initial capacity in requests, running and finished; it grows if finished requests are not taken in time.
+        longest: the maximum number of tokens of a request.
     """
 
     def __init__(self, runner: Any, rows: int, longest: int) -> None:
@@ -43,7 +43,7 @@ class LogProbRecorder:
 
     @staticmethod
     def attach(worker: Any) -> LogProbRecorder | None:
-        """Attach a recorder to a worker; None where its sampler's output can't be assigned to requests."""
+        """Attach a recorder to a worker; return None if the sampler's output can't be assigned to requests."""
         runner, config = worker.model_runner, worker.vllm_config
         if getattr(runner, "sampler", None) is None or config.speculative_config is not None:
             return None
@@ -78,13 +78,13 @@ class LogProbRecorder:
         return output
 
     def take(self, lengths: Mapping[str, int]) -> dict[str, str | None]:
-        """Return the log-probabilities of finished requests, and forget them.
+        """Return the log-probabilities of finished requests, and delete them from the recorder.
 
         Args:
-            lengths: tokens T of each, by vLLM's own name of the request.
+            lengths: the number of tokens T of each request, by vLLM's internal request id.
 
         Returns:
-            float32 [T] of each request, in nats, as bytes in base 64; None for an unknown request.
+            float32 [T] of each request, in nats, as base64-encoded bytes; None for an unknown request.
         """
         found: dict[str, str | None] = dict.fromkeys(lengths)
         known = [name for name in lengths if name in self._rows]

@@ -1,4 +1,4 @@
-"""VllmRollout: vLLM as a rollout engine."""
+"""VllmRollout: the rollout engine on vLLM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_serving import Backend, ServingRollout
 
 
 class VllmRollout(ServingRollout):
-    """One vLLM engine, or one server."""
+    """Rollout engine on vLLM: one vLLM engine in processes of this replica, or one vLLM server."""
 
     name = "vllm"
     api = ">=1.1,<2"

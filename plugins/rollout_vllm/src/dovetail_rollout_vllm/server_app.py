@@ -1,8 +1,7 @@
-"""What a vLLM server serves for Dovetail: an ASGI middleware, named on vLLM's command line.
+"""VllmRoutes: an ASGI middleware that adds Dovetail's routes to a vLLM server.
 
-`--middleware dovetail_rollout_vllm.server_app.VllmRoutes` adds paths below `/dovetail/v1/` to vLLM's own. They drive the
-engine that the server runs, and answer only those who know the token in the variable `DOVETAIL_VLLM_TOKEN`, where the
-server was started with one.
+vLLM's argument `--middleware dovetail_rollout_vllm.server_app.VllmRoutes` adds paths below `/dovetail/v1/`, which operate the
+server's engine. If the server was started with the variable `DOVETAIL_VLLM_TOKEN`, requests must carry this token.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dovetail_serving import Host, Routes, Scope
 
 
 class VllmRoutes(Routes):
-    """Dovetail's routes over the engine of vLLM's application."""
+    """Dovetail's routes to the engine of a vLLM server."""
 
     token_variable = TOKEN_VARIABLE
 

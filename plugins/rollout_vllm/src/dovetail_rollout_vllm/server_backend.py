@@ -1,4 +1,4 @@
-"""VllmServerBackend: vLLM behind HTTP, a server of the replica's own or one that was started by hand."""
+"""VllmServerBackend: a vLLM server over HTTP, started by the replica or by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_serving import OwnServer, ServerBackend, ServerConnection
 
 
 class VllmServerBackend(ServerBackend):
-    """One vLLM server."""
+    """Backend of a replica on one vLLM server."""
 
     engine = "vLLM"
     token_variable = TOKEN_VARIABLE
@@ -31,7 +31,7 @@ class VllmServerBackend(ServerBackend):
         await join(connection, self.config, self.context)
 
     def parts(self) -> Parts:
-        """Return the model's fused layers, each with the checkpoint tensors that it consists of."""
+        """Return the names of the model's fused layers, each with the names of the checkpoint tensors that are fused."""
         return self._ask("describe")["parts"]
 
     def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:

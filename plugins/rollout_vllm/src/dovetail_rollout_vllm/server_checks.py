@@ -1,4 +1,4 @@
-"""Whether a vLLM server that was started by hand is one that a rollout can join."""
+"""Checks whether a rollout can use a vLLM server that was started by hand."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dovetail_serving import PROTOCOL, model_problems, number_of, port_of, refus
 def refuse_unfit(
     found: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext, url: str
 ) -> None:
-    """Compare a server's description of itself with the rollout's needs.
+    """Raise an error if a server's model or settings do not fit the rollout.
 
     Args:
         found: the server's answer to `describe`.
         config: the rollout's config.
-        context: the rollout's context; its model gives the shape.
-        url: the url of the server, for messages.
+        context: the rollout's context, with the model whose shape the server must have.
+        url: the URL of the server, for error messages.
 
     Raises:
-        RolloutError: the server does not fit; names every difference, and the command that starts one that fits.
+        RolloutError: the server does not fit; the error names every difference, and a command that starts a suitable server.
     """
     if found.get("protocol") != PROTOCOL:
         raise RolloutError(
@@ -42,7 +42,7 @@ def refuse_unfit(
 
 
 def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
-    """Return a hint with the command that starts a server suited to this config."""
+    """Return a hint for errors with the command that starts a suitable server."""
     return f"start it with: {TOKEN_VARIABLE}=… {command_by_hand(config, context, port=port_of(url, 8000))}"
 
 

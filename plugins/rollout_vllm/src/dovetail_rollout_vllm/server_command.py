@@ -1,4 +1,4 @@
-"""The command that starts a vLLM server for a rollout: by a replica, or by hand."""
+"""The commands that start a vLLM server for a rollout, by a replica or by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
 
 ROUTES = "dovetail_rollout_vllm.server_app.VllmRoutes"
-"""What vLLM's argument `--middleware` is given."""
+"""Value of vLLM's argument `--middleware`."""
 
 # `vllm serve` looks up a distribution of the name vllm, which its CPU builds do not have.
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -22,7 +22,7 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 def server_command(
     config: VllmRolloutConfig, context: PluginContext, *, host: str, port: int
 ) -> list[str]:
-    """Return program and arguments of a replica's own server.
+    """Return program and arguments of the server that a replica starts.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -33,7 +33,7 @@ def server_command(
 
 
 def command_by_hand(config: VllmRolloutConfig, context: PluginContext, *, port: int) -> str:
-    """Return the shell command of a server that this rollout can join."""
+    """Return a shell command that starts a server for this rollout by hand."""
     arguments = {**config.engine_args, **own_arguments(config, context)}
     return shlex.join(
         ["python", "-m", _MODULE, *_flags(arguments), *_served("127.0.0.1", port)],

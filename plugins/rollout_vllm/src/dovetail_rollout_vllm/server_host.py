@@ -1,4 +1,4 @@
-"""What a vLLM server answers on its Dovetail paths: each a frame in and a frame out."""
+"""ServerHost: handlers of a vLLM server's Dovetail routes; each takes a frame (a message) and returns a frame."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _FIRST_TOKEN = "vllm:time_to_first_token_seconds"  # noqa: S105 - the name of a 
 
 @attrs.frozen(kw_only=True)
 class Base:
-    """The state of a server's weights, without adapters."""
+    """The state of a server's base weights, that is, without adapters."""
 
     replaced: bool = False
     """Whether the weights differ from those on disk."""
     whole: bool = True
-    """Whether the weights are complete: False after an aborted update, and after a sleep that freed them."""
+    """Whether the weights are complete; False after an aborted update, or after a sleep that freed the weights."""
     version: int | None = None
-    """Version of the update that replaced the weights."""
+    """Version of the last update that replaced the weights; None before any update."""
     since: float | None = None
-    """Time of that update, in seconds since 1970."""
+    """Unix time in seconds of the last change of the weights."""
 
 
 class ServerHost(Host):
-    """One server's engine.
+    """Handlers of requests to the engine of one vLLM server.
 
     Args:
         engine: vLLM's AsyncLLM.
-        serving: the arguments that the server was started with.
+        serving: the arguments with which the server was started.
     """
 
     def __init__(self, engine: Any, serving: Any) -> None:
@@ -63,7 +63,7 @@ class ServerHost(Host):
         self._gauges["samples"] = 0.0
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """Return one sample, and record that the engine is working."""
+        """Generate one sample, and count the time for metrics."""
         if self._busy_since is None:
             self._busy_since = time.monotonic()
             self._sampler = asyncio.create_task(self._sample())
@@ -74,7 +74,7 @@ class ServerHost(Host):
                 self._rest()
 
     async def describe(self, _: Frame) -> Frame:
-        """Describe the running engine: versions, the model's shape, and the engine's settings."""
+        """Return a description of the running engine: versions, the model's shape and the engine's settings."""
         model, parallel = self._config.model_config, self._config.parallel_config
         text, lora = model.hf_text_config, self._config.lora_config
         transfer = self._config.weight_transfer_config
@@ -104,29 +104,27 @@ class ServerHost(Host):
         )
 
     async def abort(self, frame: Frame) -> Frame:
-        """End the calls of `calls`."""
+        """Abort the requests that the field `calls` names."""
         await self._driver.abort(frame.header["calls"])
         return Frame(header={})
 
     async def score(self, frame: Frame) -> Frame:
-        """Return log-probabilities of the sequences that are the frame's arrays."""
+        """Return log-probabilities of the sequences in the frame's arrays."""
         scores = await self._driver.score([array.tolist() for array in frame.arrays])
         return Frame(header={}, arrays=tuple(scores))
 
     async def reset_cache(self, _: Frame) -> Frame:
-        """Drop cached prefixes."""
+        """Drop the engine's cached prefixes."""
         await self._driver.reset_cache()
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Start a run: reset what the previous one left asleep or adapted, and let workers create weight receivers for the transport of
-        `info`.
-        """
+        """Reset the engine for a new run, and make workers create receivers for the transport in the field `info`."""
         await self._driver.settle()
         return Frame(header=attrs.asdict(await self._driver.connect(frame.header["info"])))
 
     async def load(self, frame: Frame) -> Frame:
-        """Receive the update of `manifest`."""
+        """Receive and load the weight update that the field `manifest` describes."""
         manifest = frame.header["manifest"]
         outcome = await self._driver.load(manifest)
         if manifest["kind"] != "adapter" and outcome.changed:
@@ -139,7 +137,7 @@ class ServerHost(Host):
         return Frame(header=attrs.asdict(outcome))
 
     async def freeze(self, _: Frame) -> Frame:
-        """Stop all calls where they are, with their keys and values, until `thaw`."""
+        """Pause all requests until `thaw`, and keep their KV cache."""
         await self._driver.freeze()
         return Frame(header={})
 
@@ -149,7 +147,7 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def sleep(self, frame: Frame) -> Frame:
-        """Free memory; returns the number of bytes."""
+        """Free the accelerator memory of the field `tags`, and return the number of freed bytes."""
         tags = frozenset(frame.header["tags"])
         keep = frame.header["keep_weights"]
         freed = await self._driver.sleep(tags, keep_weights=keep)
@@ -158,12 +156,12 @@ class ServerHost(Host):
         return Frame(header={"freed": freed})
 
     async def wake(self, frame: Frame) -> Frame:
-        """Take memory again."""
+        """Allocate the memory of the field `tags` again."""
         await self._driver.wake(frozenset(frame.header["tags"]))
         return Frame(header={})
 
     async def metrics(self, _: Frame) -> Frame:
-        """Return totals since the server's start, from which the caller subtracts the previous ones. Peak gauges are reset."""
+        """Return totals since the server's start, and reset peak gauges. The caller subtracts earlier totals."""
         if self._driver.running:
             self._rest()
             self._busy_since = time.monotonic()

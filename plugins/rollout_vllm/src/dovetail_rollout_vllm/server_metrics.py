@@ -1,4 +1,4 @@
-"""Metrics of a vLLM server: what it counted since it was last asked, as metrics that merge over replicas."""
+"""Metrics of a vLLM server since the last query, to be merged over replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail_serving import CounterDelta
 
 
 def server_metrics() -> CounterDelta:
-    """Return a converter from a server's totals to the metrics of `EngineMetrics.take`, under the same names."""
+    """Return a converter from a server's totals to the metrics that `EngineMetrics.take` returns."""
     return CounterDelta(PREFIX, "new_tokens", _metrics)
 
 

@@ -1,4 +1,4 @@
-"""How a replica comes by its server: starts one, or joins one that is there."""
+"""Starting a replica's vLLM server, or joining a running server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dovetail_serving import (
 
 
 def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) -> OwnServer:
-    """Start a replica's own server, on the loopback interface.
+    """Start a vLLM server for one replica, on the loopback interface.
 
     Args:
         config: the rollout's config.
         context: the rollout's context.
-        token: the token that the server will require.
+        token: the bearer token that the server will require.
 
     Raises:
         RolloutError: the port is in use.
@@ -54,10 +54,10 @@ def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) 
 async def join(
     connection: ServerConnection, config: VllmRolloutConfig, context: PluginContext
 ) -> None:
-    """Check that a server which was started separately answers and fits.
+    """Check that a server that was started by hand responds and fits the rollout.
 
     Raises:
-        RolloutError: it does not; says how to start one that does.
+        RolloutError: the server does not respond or fit; the error says how to start a suitable server.
     """
     import httpx2
 

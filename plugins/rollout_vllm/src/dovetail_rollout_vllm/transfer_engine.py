@@ -1,4 +1,4 @@
-"""DovetailTransferEngine: vLLM's weight-transfer engine `dovetail`, which takes weights from any of Dovetail's transports."""
+"""DovetailTransferEngine: a weight-transfer engine for vLLM that receives weights over any of Dovetail's transports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dovetail_serving import WeightEnd, end_from, manifest_from
 
 @dataclass
 class DovetailInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """What `init_weight_transfer_engine` takes: the result of `wire.transport_info`."""
+    """Argument of `init_weight_transfer_engine`: the result of `wire.transport_info`."""
 
     transport: dict[str, Any] = field(default_factory=dict)
     context: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class DovetailInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass(kw_only=True)
 class DovetailUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What `update_weights` takes: the result of `wire.manifest_info`."""
+    """Argument of `update_weights`: the result of `wire.manifest_info`."""
 
     manifest: dict[str, Any] = field(default_factory=dict)
 
@@ -41,11 +41,11 @@ class DovetailUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpdateInfo]):  # type: ignore[misc]
     """Receives weight updates in one of vLLM's workers.
 
-    `receive_weights` does a whole update: verified tensors are loaded as they arrive. `start_weight_update` and `finish_weight_update` do
-    nothing; vLLM 0.24 needs `is_checkpoint_format=False`.
+    `receive_weights` performs a whole update, and loads verified tensors as they arrive. `start_weight_update` and
+    `finish_weight_update` do nothing. vLLM 0.24 needs `is_checkpoint_format=False`.
 
     Attributes:
-        changed: whether the last update, whole or not, has overwritten anything.
+        changed: whether the last update, complete or not, has overwritten any weight.
     """
 
     init_info_cls = DovetailInitInfo
@@ -57,33 +57,32 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         self.changed = False
 
     def init_transfer_engine(self, init_info: DovetailInitInfo) -> None:
-        """Make the receiver: from here on an update that is sent waits for this worker too."""
+        """Create the receiver of weights; from now on a sender waits for this worker in every update."""
         self.shutdown()
         self._end = end_from(init_info.transport, init_info.context, self.place)
 
     @property
     def place(self) -> str:
-        """The torch device of this worker."""
+        """The name of this worker's torch device."""
         named = getattr(self, "device", None)
         return str(next(self.model.parameters()).device if named is None else named)
 
     def start_weight_update(self) -> None:
-        """Do nothing: loading begins with the first verified tensor."""
+        """Do nothing, since loading begins with the first verified tensor."""
 
     def receive_weights(
         self,
         update_info: DovetailUpdateInfo,
         load_weights: Callable[[list[tuple[str, Tensor]]], None] | None = None,
     ) -> None:
-        """Receive a full update, verify and load it.
+        """Receive, verify and load an update of all weights.
 
         Args:
             update_info: the manifest, with every tensor's shape.
-            load_weights: vLLM 0.24's loader, which is not used: it keeps more than one layer in memory unless the
-                caller knows how the model stores its weights.
+            load_weights: vLLM 0.24's loader, unused, since it may keep more than one layer in memory.
 
         Raises:
-            WeightSyncError: the update did not arrive completely; `changed` says whether old weights were overwritten.
+            WeightSyncError: the update did not arrive completely; `changed` tells whether weights were overwritten.
         """
         manifest = manifest_from(update_info.manifest)
         self.changed = False
@@ -103,18 +102,18 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
             torch.accelerator.synchronize()
 
     def finish_weight_update(self) -> None:
-        """Do nothing: `receive_weights` has finished it."""
+        """Do nothing, since `receive_weights` finishes the update."""
 
     def taking(self, manifest: WeightManifest) -> AbstractContextManager[None]:
-        """Receive an update within the block; on failure this worker calls it off, see `WeightEnd.taking`.
+        """Surround the receipt of an update; if the block fails, this worker aborts the update (see `WeightEnd.taking`).
 
         Raises:
-            WeightSyncError: the receiver was not made.
+            WeightSyncError: the receiver was not created.
         """
         return self._made().taking(manifest)
 
     def receive_whole(self, manifest: WeightManifest) -> list[tuple[str, Tensor]]:
-        """Return all tensors, in the manifest's shapes, of an update that the model does not load itself, such as an adapter.
+        """Receive an update that vLLM does not load tensor by tensor, such as an adapter, and return all tensors in the manifest's shapes.
 
         Raises:
             WeightSyncError: the update did not arrive completely.
@@ -129,7 +128,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
 
     @staticmethod
     def trainer_send_weights(*_: Any) -> None:
-        """Refuse: Dovetail's training engines send.
+        """Raise an error, since Dovetail's training engines send the weights.
 
         Raises:
             WeightSyncError: always.

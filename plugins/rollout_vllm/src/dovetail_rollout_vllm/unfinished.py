@@ -1,4 +1,4 @@
-"""Ending an engine that has not come up: vLLM waits for its processes in a call that nothing but their end breaks off."""
+"""Ending an engine whose start has not finished. vLLM waits for its processes in a call that returns only when they end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _END_SECONDS = 5.0
 
 
 def engine_processes() -> list[BaseProcess]:
-    """Return the engine processes that this one has started, and that run."""
+    """Return the running vLLM engine processes that this process has started."""
     return [one for one in multiprocessing.active_children() if one.name.startswith(_ENGINE)]
 
 
 def end(processes: Sequence[BaseProcess]) -> None:
-    """End these processes and their children; those that ignore the signal are killed."""
+    """Stop processes and their children by a signal, and kill processes that ignore the signal."""
     import psutil  # type: ignore[import-untyped, unused-ignore]
 
     started: list[psutil.Process] = []

@@ -1,6 +1,6 @@
-"""Which releases of vLLM are driven, and all that differs between them.
+"""The supported releases of vLLM, and all differences between them.
 
-Nothing here imports vLLM, nor, before a function is called, torch.
+This module does not import vLLM; it imports torch only in functions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LABELS_TOKENS = Version("0.32")
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """Environment variable of vLLM's processes that chooses a model runner: 0 is v1, 1 is v2."""
 V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen2ForCausalLM"})}
-"""By release, models for which vLLM chooses v1 and with which v2 passed the tests on one accelerator (`test_vllm_gpu.py` and
-`test_vllm_conformance.py`: the conformance suite on engine and server, adapters, sleep, updates while samples run, fp8)."""
+"""Models by release with which v2 passed the tests on one accelerator, although vLLM chooses v1. The tests are `test_vllm_gpu.py`
+and `test_vllm_conformance.py`: conformance on engine and server, adapters, sleep, updates during generation, fp8."""
 
 
 def require(logger: Logger | None = None) -> None:
@@ -47,9 +47,9 @@ def require(logger: Logger | None = None) -> None:
 
 
 def model_config_of(engine: object, model: nn.Module) -> Any:
-    """Return the config that finishing a layerwise reload takes.
+    """Return the model config that vLLM needs to finish a layerwise reload.
 
-    0.24 gives a weight-transfer engine no model config; finishing reads nothing of it but the dtype.
+    vLLM 0.24 gives a weight-transfer engine no model config. The result then has only the dtype, the only field that is read.
     """
     found = getattr(engine, "model_config", None)
     if found is not None:
@@ -61,7 +61,7 @@ def model_config_of(engine: object, model: nn.Module) -> Any:
 
 
 def forget_adapter_state(worker: Any) -> None:
-    """Drop state that the runner derived from the old base weights. 0.24 keeps none."""
+    """Drop the runner's adapter state that derives from the old base weights. vLLM 0.24 has no such state."""
     reset = getattr(worker.model_runner, "reset_lora_state", None)
     if reset is not None:
         reset()
@@ -71,12 +71,12 @@ def forget_adapter_state(worker: Any) -> None:
 
 
 def labels_tokens(engine: Any) -> bool:
-    """Return whether this version records the weight version of each token."""
+    """Return whether this version of vLLM records the weight version of each token."""
     return hasattr(engine, "update_weight_version")
 
 
 async def free_kv_cache(engine: Any) -> bool:
-    """Free the KV cache alone, the weights staying where they are; False where this version can't."""
+    """Free the KV cache but not the weights; return False if this version of vLLM can't."""
     release = getattr(engine, "release_kv_cache_memory", None)
     if release is None:
         return False

@@ -1,4 +1,4 @@
-"""What runs in vLLM's own processes: the weight-transfer engine `dovetail`, and the worker's methods that drive it."""
+"""Dovetail's code in vLLM's processes: registers the weight-transfer engine `dovetail`, and names the worker's methods that operate it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 from dovetail.workers import await_turn
 
 OWNER_VARIABLE = "DOVETAIL_VLLM_OWNER"
-"""The process id of the rollout that starts an engine; only processes that it started have it."""
+"""Environment variable with the process id of the rollout; set only in processes that a rollout started."""
 LOG_VARIABLE = "DOVETAIL_VLLM_LOG"
-"""The file that those processes print to."""
+"""Environment variable with the log file to which vLLM's processes print."""
 TRANSFER_ENGINE = "dovetail"
 """The name of the weight-transfer engine (vLLM's argument `weight_transfer_config`)."""
 TURN_VARIABLE = "DOVETAIL_VLLM_TURN"
-"""The file of a turn (`dovetail.workers.loading`) that those processes wait for before they measure memory."""
+"""Environment variable with the lock file (`dovetail.workers.loading`) on which vLLM's processes wait before they measure memory."""
 WORKER_EXTENSION = "dovetail_rollout_vllm.worker_methods.WorkerMethods"
-"""What vLLM's argument `worker_extension_cls` is given."""
+"""Value of vLLM's argument `worker_extension_cls`."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
-    """Register the engine `dovetail`; vLLM calls this in each of its processes.
+    """Register the weight-transfer engine `dovetail`; vLLM calls this function in each of its processes.
 
-    In processes that a rollout started, what they print goes into its log from here on, and they end when it does.
+    A process that a rollout started also redirects its output to the rollout's log, and ends with the rollout.
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 

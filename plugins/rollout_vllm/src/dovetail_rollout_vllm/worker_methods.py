@@ -1,4 +1,4 @@
-"""WorkerMethods: what the rollout asks of each of vLLM's workers. vLLM adds them to its own worker class."""
+"""WorkerMethods: methods that the rollout calls on each vLLM worker. vLLM adds them to its worker class."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dovetail_serving import free_bytes, manifest_from, outcome_of
 
 
 class WorkerMethods:
-    """Called through vLLM's `collective_rpc` by name; arguments and results are text or numbers.
+    """Methods for vLLM's `collective_rpc`, called by name; arguments and results are text or numbers.
 
-    None of them raises: vLLM passes on the first worker's exception alone and leaves the answers of the others unread,
-    which the next call would take for its own.
+    The methods return errors instead of raising. If a worker raises, vLLM reads no further answers, and the next call would receive
+    the unread answers.
     """
 
     def dovetail_connect(self: Any, info: str) -> str:
-        """Make the receiver of weights.
+        """Create this worker's receiver of weights.
 
         Args:
             info: JSON of `wire.transport_info`.
@@ -35,7 +35,7 @@ class WorkerMethods:
         return outcome_of(act).text()
 
     def dovetail_receive(self: Any, info: str) -> str:
-        """Receive an update, verify and load it.
+        """Receive, verify and load a weight update.
 
         Args:
             info: JSON of `wire.manifest_info`.
@@ -60,7 +60,7 @@ class WorkerMethods:
         return outcome_of(act, lambda: bool(engine.changed)).text()
 
     def dovetail_parts(self: Any) -> str:
-        """Return the model's fused layers, each with the checkpoint tensors that it consists of.
+        """Return the names of the model's fused layers, each with the names of the checkpoint tensors that are fused.
 
         Returns:
             JSON of `fused.parts_of`.
@@ -68,19 +68,19 @@ class WorkerMethods:
         return json.dumps(parts_of(self.get_model()))
 
     def dovetail_free_bytes(self: Any) -> int:
-        """Free memory of this worker's accelerator as its driver sees it; 0 on a CPU."""
+        """Return the free memory of this worker's accelerator in bytes, as the driver reports it; 0 on a CPU."""
         return free_bytes(self.device)
 
     def dovetail_record(self: Any) -> bool:
-        """Keep log-probabilities here until they are taken; False where vLLM returns them itself."""
+        """Hold log-probabilities in this worker until they are taken; return False if vLLM returns them with tokens instead."""
         self.dovetail_recorder = LogProbRecorder.attach(self)
         return self.dovetail_recorder is not None
 
     def dovetail_log_probs(self: Any, lengths: str) -> str:
-        """Take the log-probabilities of finished requests.
+        """Return the log-probabilities of finished requests, and delete them from the recorder.
 
         Args:
-            lengths: JSON, tokens by request.
+            lengths: JSON object with the number of tokens by request id.
 
         Returns:
             JSON of `LogProbRecorder.take`.

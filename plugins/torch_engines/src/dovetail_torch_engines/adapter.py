@@ -1,8 +1,8 @@
 """Low-rank adapters, the same in every engine: names and description of their tensors, and initial values of their matrices.
 
-A layer's weight W [out, in] becomes W + s · B A, with A [r, in] and B [out, r] (arXiv 2106.09685). In training states a tensor
-has the name that it has in a model of peft's, such as `layers.0.q_proj.lora_A.default.weight`; on its way to a rollout it has
-that of peft's checkpoints, `base_model.model.layers.0.q_proj.lora_A.weight`.
+A layer's weight W [out, in] becomes W + s · B A, with A [r, in] and B [out, r] (arXiv 2106.09685). Training states name a tensor as
+a peft model does: `layers.0.q_proj.lora_A.default.weight`. Weight updates to a rollout name the tensor as peft's checkpoints do:
+`base_model.model.layers.0.q_proj.lora_A.weight`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OWN = ".lora_"
 
 
 def state_name(layer: str, kind: str) -> str:
-    """Return a tensor's name in training states.
+    """Return the name of an adapter's tensor in training states, such as `layers.0.q_proj.lora_A.default.weight`.
 
     Args:
         layer: the name of the adapted layer.
@@ -37,7 +37,7 @@ def state_name(layer: str, kind: str) -> str:
 
 
 def wire_name(name: str) -> str:
-    """Return a tensor's name in peft's checkpoints, from its name in training states."""
+    """Convert the name of an adapter's tensor in training states to the name in peft's checkpoints."""
     layer, own, rest = name.rpartition(_OWN)
     kind, _, rest = rest.partition(".")
     rest = rest.removeprefix(ADAPTER).removeprefix(".")
@@ -50,7 +50,7 @@ def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
     """Return the description that a rollout engine needs to apply an adapter's tensors.
 
     Args:
-        section: the section with rank, scale and kind.
+        section: the `lora` section of the config, with rank and scale.
         layers: the names of the adapted layers.
     """
     return AdapterSpec(
@@ -65,7 +65,7 @@ def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
 def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
     """Return the initial A, float32 [rank, inputs] on the CPU: uniform within ±1 / √inputs, as in a linear layer of torch.
 
-    Engines draw the A of each layer in the model's order from one generator, so that all engines start alike. B starts as 0.
+    Engines draw the A of each layer in the model's order from one generator, so that all engines start alike. The initial B is 0.
     """
     start_RI = torch.empty(rank, inputs)
     nn.init.kaiming_uniform_(start_RI, a=math.sqrt(5), generator=generator)
@@ -73,12 +73,12 @@ def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
 
 
 def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
-    """Return the error for a target that names a module without a weight matrix, such as `mlp`.
+    """Return the error for a `lora.target_modules` entry that names a module without a weight matrix, such as `mlp`.
 
     Args:
         target: the entry of `lora.target_modules`.
-        module: the module's whole name.
-        layers: whole names of the model's linear layers, to name those inside it.
+        module: the full name of the module.
+        layers: the full names of the model's linear layers; the error suggests those inside the module.
     """
     inside = {name.rpartition(".")[2] for name in layers if name.startswith(f"{module}.")}
     return ConfigError(
@@ -90,7 +90,7 @@ def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
 
 
 def shared_weight(layer: str) -> ConfigError:
-    """Return the error for a target whose weight is shared with another layer, such as a tied output layer."""
+    """Return the error for a `lora.target_modules` entry whose weight is shared with another layer, such as a tied output layer."""
     return ConfigError(
         f"lora.target_modules names {layer!r}, whose weight is another layer's too",
         hint="leave it out: the two would part when the update is merged",

@@ -29,16 +29,16 @@ _KEYS = {
 def write_adapter(
     saved: Path, directory: Path, section: LoraSection | None, context: PluginContext
 ) -> None:
-    """Write the adapter of a training state as peft saves one, with the tokenizer where there is one.
+    """Write the adapter of a training state in peft's format, and the tokenizer if there is one.
 
     Args:
-        saved: a training state in the form of `dovetail_torch_engines.state`.
-        directory: the directory of the adapter.
-        section: the section with rank, scale and layers; None where all weights are trained.
-        context: the context, with head, base model and tokenizer.
+        saved: the directory of a training state in the format of `dovetail_torch_engines.state`.
+        directory: the directory to write the adapter to.
+        section: the `lora` section of the config; None if all weights are trained.
+        context: the plugin's context, with head, base model and tokenizer.
 
     Raises:
-        ConfigError: no adapter is trained, or a value head is trained besides it.
+        ConfigError: no adapter is trained, or a value head is trained besides the adapter.
         CheckpointError: the state is damaged or has no adapter, or the directory can't be written.
     """
     from safetensors import SafetensorError
@@ -78,12 +78,12 @@ def adapter_tensors(
     """Return the tensors of the adapter at `adapter_path`, float32 on the CPU, by their names in peft's checkpoints.
 
     Args:
-        section: a section with an `adapter_path`.
-        expected: the expected whole shapes, by name.
+        section: a `lora` section with an `adapter_path`.
+        expected: the expected unsharded shapes, by name.
 
     Raises:
-        ConfigError: there is no adapter, or it does not match the section.
-        CheckpointError: its files can't be read.
+        ConfigError: the adapter is missing or does not match the section.
+        CheckpointError: the adapter's files can't be read.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

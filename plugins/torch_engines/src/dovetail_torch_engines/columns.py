@@ -16,7 +16,7 @@ from dovetail.workers import PADDING
 
 
 def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) -> None:
-    """Check that outputs can be computed from a batch.
+    """Check that a batch has the columns from which a model's outputs are computed.
 
     Args:
         batch: N samples.
@@ -24,8 +24,7 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
         vocabulary: the model's vocabulary size.
 
     Raises:
-        ColumnError: a column is missing, does not line up with the response tokens, or holds invalid token ids; a
-            prompt is empty; or a temperature is not positive.
+        ColumnError: a column is missing or invalid, a prompt is empty, or a temperature is not positive.
         ConfigError: an output asks for more tokens than the vocabulary has.
     """
     batch.require(READS, "the training engine")
@@ -55,17 +54,17 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
 
 
 def columns_read(outputs: Iterable[OutputSpec]) -> list[str]:
-    """Return the columns that outputs are computed from, besides those that every forward pass reads, in order."""
+    """Return the names of the columns that outputs read beyond those of every forward pass, in order."""
     return sorted(set().union(*(output.reads for output in outputs)))
 
 
 def read_at(
     micro_batch: Batch, token_R: np.ndarray, outputs: Iterable[OutputSpec]
 ) -> dict[str, np.ndarray]:
-    """Return the columns that outputs read, at the scored tokens, [R, …] each; integers as int64.
+    """Return the values of the columns that outputs read at the scored tokens, [R, …] by name; integers as int64.
 
     Args:
-        micro_batch: a micro-batch with those columns, ragged over response tokens.
+        micro_batch: a micro-batch with these columns, ragged over response tokens.
         token_R: int64 [R], positions of the scored tokens.
         outputs: the result of `check_outputs`.
     """
@@ -74,17 +73,17 @@ def read_at(
 
 
 def empty_columns(tokens: int, outputs: Iterable[OutputSpec]) -> dict[str, np.ndarray]:
-    """Return zeros for each output by name, [T, …] of its dtype and inner shape."""
+    """Return zeros for each output by name, [T, …] in the dtype and inner shape of the output."""
     return {o.name: np.zeros((tokens, *o.inner), o.dtype) for o in outputs}
 
 
 def ids_column(outputs: Iterable[OutputSpec]) -> str | None:
-    """Return the column of token ids whose log-probabilities are requested; None where there is none."""
+    """Return the name of the column with token ids for the output `log_probs_at`; None if this output is not requested."""
     return next((next(iter(o.reads)) for o in outputs if o.name == "log_probs_at"), None)
 
 
 def without_padding(mini_batch: Batch) -> Batch:
-    """Leave out the masked copies that dispatch gives to ranks without samples of their own."""
+    """Remove the masked padding samples that ranks without samples of their own receive."""
     if PADDING not in mini_batch:
         return mini_batch
     return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])

@@ -16,11 +16,11 @@ from dovetail_torch_engines.scored import token_places
 
 
 def unit_rows(batch: Batch, unit: Unit) -> list[np.ndarray]:
-    """Return the rows of each unit, int64 [n] each, ascending; units in the order of their first rows.
+    """Return the row indices of each unit (samples that share a loss), int64 [n] each, ascending; units are ordered by first row.
 
     Args:
-        batch: a batch with the unit's column.
-        unit: the unit of an objective.
+        batch: a batch with the column that identifies units, such as the group id.
+        unit: the kind of unit that an objective declares, such as `sample`.
     """
     _, first, index_N = np.unique(unit_ids(batch, unit), return_index=True, return_inverse=True)
     return [np.flatnonzero(index_N == number) for number in np.argsort(first)]
@@ -33,11 +33,11 @@ def failing_rows(
     outputs: Mapping[str, Tensor],
     denominators: Mapping[str, float],
 ) -> list[int]:
-    """Return rows of a micro-batch whose unit's loss or outputs are not finite.
+    """Return the row indices of a micro-batch's samples whose loss or outputs are not finite.
 
     Args:
         goal: the objective, built from the spec.
-        spec: the spec of the objective.
+        spec: the specification of the objective.
         micro_batch: the micro-batch of a prepared mini-batch.
         outputs: the outputs of the micro-batch, [T, …] each.
         denominators: the denominators of the mini-batch.

@@ -1,9 +1,9 @@
-"""The output layer on an accelerator with triton: scores of tokens from a single read of each chunk of logits.
+"""The output layer in Triton kernels: scores of tokens from a single read of each chunk of logits.
 
 One kernel reads a chunk's logits, which have the compute dtype, for all outputs. The backward pass recomputes the logits unless
-there was memory to keep them, and turns them into their gradient in place. The weight gradient is accumulated in float32 within
-the matrix product. Where ranks divide the vocabulary, each processes its own part; they then exchange a maximum and a few sums
-for every token.
+there was memory to keep them, then overwrites the logits with their gradient. The weight gradient is accumulated in float32 within
+the matrix product. If ranks divide the vocabulary, each rank processes its own shard; the ranks then exchange a maximum and a few
+sums for every token.
 
 Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk, K words.
 """
@@ -21,16 +21,16 @@ from torch import Tensor
 from dovetail_torch_engines.vocabulary import Vocabulary
 
 CHUNK_BYTES = 2**30
-"""Bytes of logits in one chunk, provided that it has enough rows: every chunk reads and writes the weight gradient once."""
+"""Bytes of logits in one chunk, if there are enough rows: every chunk reads and writes the weight gradient once."""
 CHUNK_ROWS_AT_LEAST = 1024
 ROW_MULTIPLE = 128
-"""The number of which a chunk's rows are a multiple: the tile of the matrix product."""
+"""Divisor of a chunk's number of rows: the tile of the matrix product."""
 
 _logger = logging.getLogger(__name__)
 
 
 def fuses(hidden_RH: Tensor) -> bool:
-    """Return whether these kernels can run where the hidden states are."""
+    """Return whether these kernels can run on the device of the hidden states."""
     return hidden_RH.device.type == "cuda" and _has_triton()
 
 
@@ -59,27 +59,26 @@ def fused_scores(
     ids_RK: Tensor | None = None,
     top_k: int = 0,
 ) -> dict[str, Tensor]:
-    """Score tokens under an output layer. Collective over the vocabulary's ranks, which hold the same hidden states.
+    """Compute log-probabilities and other scores of tokens. Collective over the vocabulary's ranks, which must hold the same hidden states.
 
     Args:
-        hidden_RH: float [R, H], the hidden state that predicts each token. Where the vocabulary is divided, its gradient is
-            this rank's part of a sum over the ranks.
-        weight_VH: float [V, H], or [V + P, H] where the vocabulary is divided: this rank's rows of the output layer.
-        bias_V: float [V] or None; None where the vocabulary is divided.
-        targets_R: int64 [R], of the whole vocabulary.
+        hidden_RH: float [R, H], the hidden state that predicts each token. If the vocabulary is divided, the gradient is this
+            rank's summand of a sum over the ranks.
+        weight_VH: float [V, H], this rank's rows of the output layer; [V + P, H] if the vocabulary is divided.
+        bias_V: float [V] or None; None if the vocabulary is divided.
+        targets_R: int64 [R], token ids in the whole vocabulary.
         temperature_R: float32 [R]; None means 1.
-        outputs: among `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`,
-            `top_ids`, `top_log_probs`.
+        outputs: any of `log_probs`, `log_probs_at` and `entropies` (differentiable), `sum_pi_squared`, `top_ids` and `top_log_probs`.
         dtype: the dtype in which the output layer multiplies; softmax is float32.
         room: bytes of logits that may be kept for the backward pass.
-        vocabulary: this rank's part of the vocabulary, at least one token; None: all of it.
-        chunk: the rows of a chunk; None: as `chunk_rows` says.
-        ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary. Ids in a row must differ, else
-            their gradients are summed in no fixed order.
+        vocabulary: this rank's shard of the vocabulary, at least one token; None for the whole vocabulary.
+        chunk: the number of rows in a chunk; None to use `chunk_rows`.
+        ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary. If a row repeats an id, gradients are not
+            deterministic.
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
-        float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`; the same on every rank.
+        The outputs by name, the same on every rank: float32 [R], or [R, K] for K words, in nats; int32 [R, K] for `top_ids`.
     """
     found = _FusedScores.apply(  # type: ignore[no-untyped-call]
         hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,

@@ -1,4 +1,4 @@
-"""The config section of low-rank adapters, the same for every training engine. Nothing here imports torch."""
+"""The config section of low-rank adapters, the same for every training engine. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ class LoraSection:
     alpha: float = attrs.field(default=32.0, validator=attrs.validators.gt(0))
     """Scale: an update is multiplied by alpha / rank."""
     rank_stabilised: bool = False
-    """Multiply by alpha / √rank instead (arXiv 2312.03732)."""
+    """Multiply an update by alpha / √rank instead of alpha / rank (arXiv 2312.03732)."""
     dora: bool = False
     """Learn the magnitude of each weight's rows apart from their direction (arXiv 2402.09353)."""
     sync: Sync = "merged"
-    """What a weight update sends to the rollout: the base's weights with the adapter merged, or only the adapter, which the rollout
-    engine must then support."""
+    """What a weight update sends to the rollout: `merged`, the base's weights with the adapter merged; or `adapter`, only the
+    adapter, if the rollout engine supports adapters."""
     target_modules: tuple[str, ...] = attrs.field(
         default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
     )
     """Names of the layers to adapt, such as `q_proj`; `all-linear` means every linear layer but the output layer."""
     exclude_modules: str | None = None
-    """Regular expression on whole names of layers that are left as they are though `target_modules` reaches them, such as
-    `.*visual.*`; peft's field of this name."""
+    """Regular expression on full names of layers that get no adapter even if `target_modules` matches, such as `.*visual.*`. The
+    same as peft's field of this name."""
     base: Literal["nf4"] | None = None
-    """Keep the frozen linear layers in 4-bit NormalFloat (QLoRA, arXiv 2305.14314), which takes a quarter of bfloat16's memory; None: in
-    full. Everything then computes with the rounded weights: the reference, exports and the rollout, which gets them with the update added."""
+    """Keep the frozen linear layers in 4-bit NormalFloat (QLoRA, arXiv 2305.14314), in a quarter of bfloat16's memory; None keeps
+    full precision. The reference, exports and the rollout then use the rounded weights too; the rollout gets them with the
+    adapter's update added."""
     adapter_path: str | None = None
-    """Directory of an adapter in peft's form that training starts from, with the rank, scale and layers of this section. The
-    reference policy stays the base without it."""
+    """Directory of an adapter in peft's format from which training starts; its rank, scale and layers must match this section. The
+    reference policy is the base without this adapter."""
 
     def __attrs_post_init__(self) -> None:
         """Refuse what would give trainer and rollout different weights, or no gradient that is exact."""
@@ -62,7 +63,7 @@ class LoraSection:
             )
 
     def planned(self) -> PlannedAdapter:
-        """Return the description of the adapter that a rollout checks before anything is loaded."""
+        """Return the adapter's description, which a rollout checks before it loads a model."""
         named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
         return PlannedAdapter(
             rank=self.rank,
@@ -75,7 +76,7 @@ class LoraSection:
 
     @property
     def scale(self) -> float:
-        """The factor of the adapter's product B A: alpha / rank, or alpha / √rank where rank-stabilised."""
+        """The factor of the adapter's product B A: alpha / rank, or alpha / √rank if `rank_stabilised`."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
@@ -84,10 +85,10 @@ class AdaptableSection(EngineSection):
     """The config of an engine that can train an adapter."""
 
     lora: LoraSection | None = None
-    """Train low-rank adapters and freeze all other weights, which are then the reference policy too; None trains all weights."""
+    """Train low-rank adapters and freeze all other weights. The frozen weights are also the reference policy. None trains all weights."""
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """Return the kind of weights that an update sends: `adapter` where `lora.sync` says so, else `full`."""
+        """Return the kind of weights that an update sends: `adapter` if `lora.sync` is `adapter`, else `full`."""
         return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
 
     def adapter_rank(self) -> int | None:

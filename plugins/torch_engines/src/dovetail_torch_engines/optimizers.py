@@ -1,4 +1,4 @@
-"""Building an optimizer from the role's section, with the names of the parameters that are hidden matrices."""
+"""Building an optimizer from a model's `optim` section, with the names of the parameters that are hidden matrices."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from dovetail.sections import OptimSection
 
 
 def build_optimizer(section: OptimSection) -> Optimizer:
-    """Construct the plugin that an `optim` section selects.
+    """Construct the optimizer plugin that an `optim` section selects.
 
     Raises:
-        PluginError: the plugin can't be found or loaded, or a package that it needs is missing.
+        PluginError: the plugin can't be found or loaded, or a package that the plugin needs is missing.
     """
     return cast("Optimizer", make_plugin(ref_for("optimizer", section), PluginContext()))
 
 
 def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
-    """Return the names of the weights [out, in] of hidden linear layers: all linear layers but the output layer, and weights shared with an
-    embedding.
+    """Return the names of hidden linear layers' weights [out, in], without the output layer and weights shared with an embedding.
 
     Args:
         model: the model, sharded or not.
-        head: the output layer, where the model has one.
+        head: the output layer; None if the model has none.
     """
     modules = list(model.modules())
     linear = {id(m.weight) for m in modules if isinstance(m, nn.Linear) and m is not head}
@@ -39,12 +38,12 @@ def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
 
 
 def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
-    """Return the learning rate of every group, which is the peak rate until `set_learning_rates` is called."""
+    """Return the learning rate of every parameter group; this is the peak rate until `set_learning_rates` is called."""
     return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
 
 
 def set_learning_rates(optimizers: Sequence[torch.optim.Optimizer], rates: Iterable[float]) -> None:
-    """Set the learning rate of every group, in the order of `learning_rates`; a tensor is changed in place."""
+    """Set the learning rate of every parameter group, in the order of `learning_rates`; rates that are tensors change in place."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):

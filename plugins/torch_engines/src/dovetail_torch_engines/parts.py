@@ -1,4 +1,4 @@
-"""Samples grouped into parts within a budget: padded ones by length, packed ones by cost.
+"""Samples grouped into micro-batches within a token budget: padded samples by length, packed samples by cost.
 
 Legend: N samples of a batch.
 """
@@ -18,30 +18,30 @@ from dovetail.workers import unit_ids
 from dovetail_torch_engines.scored import scored_lengths
 
 Rows = tuple[list[int], int, int, int]
-"""Rows that stay together, the number and length of their prompt, and the length of the longest row."""
+"""Rows that stay together, the id and length of their prompt, and the length of the longest row."""
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
 class Samples:
-    """The sizes of a batch's samples, for cutting it."""
+    """The lengths of a batch's samples, to divide the batch into micro-batches."""
 
     active: np.ndarray
-    """int64: the samples that hold a scored token; the others are not fed."""
+    """int64: the indices of samples with a scored token; the model skips all other samples."""
     prompt_N: np.ndarray
     """int64 [N]: a number for each distinct prompt."""
     prompts_N: np.ndarray
     """int64 [N]: number of tokens in each prompt."""
     responses_N: np.ndarray
-    """int64 [N]: number of tokens in each response that are fed."""
+    """int64 [N]: number of tokens of each response that are fed to the model."""
     unit_N: np.ndarray | None = None
-    """[N]: unit id of each sample; samples with the same id stay together. None: each sample is a unit."""
+    """[N]: unit id of each sample; samples with the same id stay in one micro-batch. None: each sample is a unit."""
 
     @classmethod
     def of(cls, batch: Batch, unit: Unit = "sample") -> Samples:
-        """Return the samples of a batch with the columns in `dovetail.interfaces.READS`, and that of the unit.
+        """Return the sizes of a batch's samples; the batch has the columns in `dovetail.interfaces.READS`, and the column of unit ids.
 
-        The last scored token of a response is never fed, since nothing after it is predicted. A sample without a scored token
-        stays with its unit.
+        The last scored token of a response is never fed to the model, since no token after it is predicted. A sample without scored
+        tokens is fed only if another sample of its unit has scored tokens.
         """
         scored_N = scored_lengths(batch["response_mask"])
         active, unit_N = np.flatnonzero(scored_N), None
@@ -57,38 +57,38 @@ class Samples:
         )
 
     def units(self) -> list[list[int]]:
-        """Return the active rows, by unit."""
+        """Return the indices of samples to feed to the model, one list per unit (samples that stay in one micro-batch)."""
         if self.unit_N is None:
             return [[row] for row in self.active.tolist()]
         return [rows.tolist() for rows in _by_id(self.active, self.unit_N[self.active])]
 
     @cached_property
     def lengths_N(self) -> np.ndarray:
-        """int64 [N]: tokens of prompt and response."""
+        """int64 [N]: number of tokens of each sample's prompt and response together."""
         return self.prompts_N + self.responses_N
 
     @cached_property
     def tokens(self) -> int:
-        """The number of input tokens where every sample has its own prompt."""
+        """The number of input tokens if every sample is fed with its own prompt."""
         return int(self.lengths_N[self.active].sum())
 
     @cached_property
     def tokens_shared(self) -> int:
-        """The number of input tokens where each distinct prompt is computed once."""
+        """The number of input tokens if each distinct prompt is fed once."""
         _, first = np.unique(self.prompt_N[self.active], return_index=True)
         prompts = self.prompts_N[self.active][first].sum()
         return int(prompts + self.responses_N[self.active].sum())
 
 
 def distinct(prompts: Ragged) -> np.ndarray:
-    """Return int64 [N], a number for each distinct prompt, by its tokens."""
+    """Return int64 [N], ids of prompts: prompts with equal tokens have the same id."""
     numbers: dict[bytes, int] = {}
     found = (numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts)
     return np.fromiter(found, np.int64, len(prompts))
 
 
 class MicroBatchRows:
-    """Rows of one micro-batch, and its cost in tokens, padding included."""
+    """Row indices of one micro-batch, and the micro-batch's cost in tokens, padding included."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -98,7 +98,7 @@ class MicroBatchRows:
     def with_rows(
         self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
     ) -> tuple[int, ...]:
-        """Return the micro-batch with more rows, of which the longest has this length: cost, prompts, longest prompt, longest row."""
+        """Return cost, number of prompts, longest prompt and longest row of the micro-batch if these rows were added."""
         prompts = self.prompts + (prompt != self.last_prompt)
         longest_prompt = max(self.longest_prompt, prompt_length)
         longest = max(self.longest, length)
@@ -113,9 +113,9 @@ class MicroBatchRows:
 
 
 def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) -> list[np.ndarray]:
-    """Return rows of each micro-batch, int64 [B] each: those of the parts, and empty ones up to `at_least`, of which there is always one.
+    """Return the row indices of each micro-batch, int64 [B] each; empty micro-batches are added up to `at_least`, and to at least one.
 
-    Samples without a scored token, which cost nothing, are in the last micro-batch: the caller needs every sample.
+    The last micro-batch also has the samples without a scored token. They cost nothing, but the caller needs every sample.
     """
     rows = [np.array(part.rows, np.int64) for part in parts]
     rows += [np.empty(0, np.int64)] * (max(1, at_least) - len(rows))
@@ -125,14 +125,16 @@ def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) ->
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Return micro-batches of padded samples, prompts included; units are added in order of their longest sample, longest first."""
+    """Return micro-batches of samples padded with their prompts. Units (samples that stay together) are added in order of their
+    longest sample, longest first.
+    """
     rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
     rows.sort(key=lambda row: -row[-1])
     return _balanced(rows, budget, at_least)
 
 
 def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Return micro-batches in which responses to one prompt stay adjacent; prompts with long responses are added first."""
+    """Return micro-batches in which responses to one prompt are adjacent; prompts with long responses are added first."""
     active, prompt_N, lengths_N = samples.active, samples.prompt_N, samples.responses_N
     longest = np.zeros(int(prompt_N.max()) + 1, np.int64)
     np.maximum.at(longest, prompt_N[active], lengths_N[active])
@@ -148,14 +150,14 @@ def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatc
 def packed_parts(
     samples: Samples, budget: int, quadratic: float, at_least: int, *, shared: bool
 ) -> list[PackedRows]:
-    """Return parts of nearly equal cost, the most expensive first.
+    """Return packed micro-batches of nearly equal cost, the most expensive first.
 
     Args:
         samples: the sizes of the samples.
-        budget: the token limit of a part; a larger unit gets a part to itself.
-        quadratic: the growth of a token's cost; a sample of n tokens costs n · (1 + quadratic · n).
-        at_least: the minimum number of parts, unless there are fewer units.
-        shared: whether samples of one prompt are a unit, in which the prompt counts once.
+        budget: the token limit of a micro-batch; a larger unit (samples that stay together) gets a micro-batch to itself.
+        quadratic: the relative cost of attention: a sample of n tokens costs n · (1 + quadratic · n).
+        at_least: the minimum number of micro-batches, unless there are fewer units.
+        shared: whether responses to one prompt are packed together, with the prompt counted once.
     """
     units = _prompt_units(samples, budget) if shared else _whole_units(samples)
     for unit in units:
@@ -170,19 +172,19 @@ def packed_parts(
 
 
 class PackedRows(MicroBatchRows):
-    """Samples that stay together, or a part of several such units."""
+    """Samples that stay together, or a packed micro-batch of several such units."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = 0.0
 
     def weigh(self, samples: Samples, quadratic: float) -> None:
-        """Compute the cost of these rows."""
+        """Compute the cost of these rows, by which micro-batches are balanced: tokens + quadratic · Σ length²."""
         attended = sum(int(samples.lengths_N[row]) ** 2 for row in self.rows)
         self.weight = self.cost + quadratic * attended
 
     def take(self, other: PackedRows) -> None:
-        """Take all rows of another instance."""
+        """Add all rows of another instance to this micro-batch."""
         self.rows += other.rows
         self.cost += other.cost
         self.weight += other.weight

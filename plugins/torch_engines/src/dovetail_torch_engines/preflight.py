@@ -20,9 +20,9 @@ def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """A model is missing or can't be used: transformers can't read its config, its weights differ from the config, or its weights are
     quantised and are to be trained or can't be loaded by the installed packages.
 
-    Weights in a directory on this machine are judged by the headers of their files: files that are missing or truncated, tensors
-    that are missing or have another shape than config.json gives them. No tensor is read. A policy named by a hub id is downloaded later.
-    In runs on several machines a model that is missing here may be on the others, so this is only a warning.
+    For a local directory, the rule reads the headers of the weight files, not the tensors. It reports missing or truncated files,
+    and tensors that are missing or whose shape differs from config.json. A policy named by a hub id is downloaded later. In runs on
+    several machines a model missing on this machine is only a warning: other machines may have it.
     """
     judged: list[ModelSection] = []
     for role in plan.models if plan is not None else ():
@@ -130,8 +130,8 @@ def _and_more(found: Sequence[object]) -> str:
 def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """An adapter targets layers that the model does not have, or that can't have an adapter.
 
-    The layers, and those that share a weight, are found by the model's config. A model that can't be read here is checked by the
-    engine.
+    The model's config gives the layers and the weights that layers share. If this machine can't read the model, the engine checks
+    the targets.
     """
     told: set[str] = set()
     for role in plan.models if plan is not None else ():

@@ -1,4 +1,4 @@
-"""Profilers of a process (`profile.tool`): a trace of torch, the accelerator's allocations, ranges for Nsight Systems."""
+"""Profilers of a process (`profile.tool`): torch.profiler, the accelerator's memory history, and ranges for Nsight Systems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError
 
 
 class TorchTrace:
-    """torch.profiler over every thread of the process, as a Chrome trace."""
+    """Profiles every thread of the process with torch.profiler, and writes a Chrome trace."""
 
     def __init__(self, device: str) -> None:
         profiler: Any = torch.profiler
@@ -26,12 +26,12 @@ class TorchTrace:
         self.label = profiler.record_function
 
     def start(self) -> None:
-        """Start profiling on a dedicated thread, which also stops it: a worker's calls may come on several threads."""
+        """Start profiling on a dedicated thread. `stop` uses the same thread, since a worker's calls may come on several threads."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
         self._thread.submit(self._profile.start).result()
 
     def stop(self, stem: Path) -> Path:
-        """Stop profiling, and write the trace."""
+        """Stop profiling, and write the trace to a file named after `stem`."""
         path = Path(f"{stem}.json.gz")
         self._thread.submit(self._profile.stop).result()
         self._thread.shutdown()
@@ -40,9 +40,9 @@ class TorchTrace:
 
 
 class MemoryHistory:
-    """Every allocation of the accelerator with its stack, as a snapshot for pytorch.org/memory_viz.
+    """Records every allocation of the accelerator with its stack, and writes a snapshot for pytorch.org/memory_viz.
 
-    Its functions are documented in spite of their names: docs.pytorch.org/docs/stable/torch_cuda_memory.
+    The torch functions called are private but documented: docs.pytorch.org/docs/stable/torch_cuda_memory.
     """
 
     def __init__(self, device: str) -> None:
@@ -56,11 +56,11 @@ class MemoryHistory:
         self.label = nullcontext
 
     def start(self) -> None:
-        """Start recording."""
+        """Start recording allocations with their stacks."""
         self._memory._record_memory_history()  # noqa: SLF001
 
     def stop(self, stem: Path) -> Path:
-        """Write the snapshot, and stop recording."""
+        """Write the snapshot to a file named after `stem`, and stop recording."""
         path = Path(f"{stem}.pickle")
         try:
             self._memory._dump_snapshot(str(path))  # noqa: SLF001
@@ -83,13 +83,13 @@ class ProfilerRange:
         self.label = nvtx.range
 
     def start(self) -> None:
-        """Start the range."""
+        """Start Nsight Systems' recording, without work that was queued earlier."""
         # Kernels that were queued before the range must not be recorded in it.
         self._module.synchronize()
         self._module.profiler.start()
 
     def stop(self, stem: Path) -> None:
-        """End the range; Nsight Systems writes the file."""
+        """Stop Nsight Systems' recording; Nsight Systems writes the file."""
         # Kernels that were queued in the range may still run, and belong to it.
         self._module.synchronize()
         self._module.profiler.stop()

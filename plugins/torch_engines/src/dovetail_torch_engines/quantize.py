@@ -13,18 +13,17 @@ from dovetail.sections import ModelSection
 from dovetail_datasets import read_config, read_shape, takes_images
 
 SCHEMES = {"fp8": "FP8_DYNAMIC"}
-"""The method of an export, and compressed-tensors' name of it: E4M3 weights with a scale for each row, and activations that are
-quantized token by token as the model runs, which needs no data for calibration."""
+"""Compressed-tensors' scheme by method of an export. `fp8`: E4M3 weights with a scale for each row; activations are quantized token
+by token at run time, without calibration data."""
 _FORMAT = "float-quantized"
 
 
 def quantization(method: str) -> Callable[[Path], None]:
-    """Return a function that quantizes a model in Hugging Face format in its folder.
+    """Return a function that quantizes a model in Hugging Face format in place, in its folder.
 
     Raises:
         ConfigError: there is no such method, or the package compressed-tensors is not installed.
-        ModelError: raised by the function: the model has layers that can't be quantized, such as experts, or takes
-            images.
+        ModelError: the returned function raises it if the model takes images or has layers that can't be quantized, such as experts.
     """
     if method not in SCHEMES:
         raise ConfigError(

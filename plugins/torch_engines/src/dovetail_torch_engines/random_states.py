@@ -1,4 +1,4 @@
-"""The random state of one rank of an engine: in force while its model runs, and kept in checkpoints as raw bytes in safetensors."""
+"""The random state of one rank of an engine: in use while the model runs, and saved in checkpoints as raw bytes in safetensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.errors import CheckpointError
 
 
 def random_file(rank: int) -> str:
-    """Name of a rank's file."""
+    """Return the name of the checkpoint's file with a rank's random state."""
     return f"random-{rank:05}.safetensors"
 
 
@@ -21,7 +21,7 @@ class RandomState:
     """The state of torch's generators for one engine, independent of other users of the generators in the process.
 
     Attributes:
-        tensors: the states of torch's generators, uint8 each: for the CPU and, where it differs, for the device.
+        tensors: the states of torch's generators, uint8 each: for the CPU, and for the device unless it is the CPU.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:
@@ -32,7 +32,7 @@ class RandomState:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Use this state within the block, and update it; afterwards torch's generators have their earlier state."""
+        """Give torch's generators this state within the block, then save it and restore the generators' earlier state."""
         before = self._current()
         self._set(self.tensors)
         try:
@@ -59,7 +59,7 @@ class RandomState:
 
 
 def stored_random_state(directory: Path, rank: int) -> dict[str, Tensor]:
-    """Return this rank's generator states, uint8 [n] each; empty where the rank did not exist at the time.
+    """Return a rank's generator states from a checkpoint, uint8 [n] by name; empty if the checkpoint has no such rank.
 
     Raises:
         CheckpointError: the file can't be read.

@@ -1,4 +1,4 @@
-"""Ranks: what the ranks of one engine exchange besides tensors. An error on one rank is raised on all.
+"""Ranks: what the ranks of one engine exchange besides tensors. An error on one rank is raised on all ranks.
 
 All messages are small and use the CPU's process group. A single process sends nothing.
 """
@@ -17,7 +17,7 @@ from dovetail.errors import DispatchError, DovetailError, NumericsError
 
 
 class Ranks:
-    """The ranks of one engine, which are those of torch's default process group.
+    """The ranks of one engine: torch's default process group.
 
     Attributes:
         rank: this rank.
@@ -44,22 +44,22 @@ class Ranks:
         return self.rank == 0
 
     def largest(self, number: int) -> int:
-        """Return the largest of all ranks' numbers."""
+        """Return the largest of the numbers that all ranks pass."""
         return int(max(self._gathered([float(number)])[:, 0].tolist()))
 
     def smallest(self, number: int) -> int:
-        """Return the smallest of all ranks' numbers."""
+        """Return the smallest of the numbers that all ranks pass."""
         return -self.largest(-number)
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Return sums over ranks in rank order, float64: bit for bit the same on every rank."""
+        """Return each number's sum over ranks, in float64 and in rank order: bit for bit the same on every rank."""
         total = torch.zeros(len(numbers), dtype=torch.float64)
         for row in self._gathered(numbers):
             total += row
         return [float(number) for number in total]
 
     def every(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return all ranks' names, each once, in rank order."""
+        """Return the names that all ranks pass, each name once, in rank order."""
         mine = list(names)
         if self.size == 1:
             return tuple(dict.fromkeys(mine))
@@ -69,10 +69,10 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Complete the block on all ranks, or raise on all of them.
+        """Complete the block on all ranks, or raise on all ranks.
 
-        Collective: every rank must reach the end of the block. Where some ranks raise, every rank raises the error of the first of
-        them; a NumericsError then names the samples of all of them.
+        Collective: every rank must reach the end of the block. If some ranks raise, every rank raises one of their errors; a
+        NumericsError names the samples of all of these ranks.
         """
         failure: Exception | None = None
         try:

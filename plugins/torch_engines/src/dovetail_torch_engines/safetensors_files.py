@@ -1,4 +1,4 @@
-"""Safetensors in a folder: written file by file as tensors arrive, and read as whole tensors although several ranks wrote pieces."""
+"""Safetensors in a folder: written file by file as tensors arrive, and read as whole tensors even if several ranks wrote shards."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FILE_BYTES = 2 * 2**30
 
 
 class SafetensorsWriter:
-    """One rank's files in a folder, at most one of them in memory.
+    """Writes one rank's safetensors files in a folder, with at most one file's tensors in memory.
 
-    Errors are kept and raised at the end, so that ranks that gather tensors stay in step.
+    Errors are raised at the end, so that ranks that gather tensors stay in step.
     """
 
     def __init__(self, folder: Path, stem: str, file_bytes: int = FILE_BYTES) -> None:
@@ -31,7 +31,7 @@ class SafetensorsWriter:
         self._failure: Exception | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor of any shape; files are written as they fill."""
+        """Add a tensor of any shape; a file is written when it is full."""
         if self._failure is not None:
             return
         size = tensor.numel() * tensor.element_size()
@@ -42,7 +42,7 @@ class SafetensorsWriter:
         self._total += size
 
     def finish(self) -> None:
-        """Write the remaining tensors.
+        """Write the remaining tensors to the last file.
 
         Raises:
             CheckpointError: a file could not be written.
@@ -96,7 +96,7 @@ class SafetensorsWriter:
 
 
 class SafetensorsStore:
-    """The tensors of a folder, whole or in the pieces that torch.distributed.checkpoint writes."""
+    """The safetensors of a folder, whole or in the shards that torch.distributed.checkpoint writes."""
 
     def __init__(self, folder: Path) -> None:
         """Read the files' headers.
@@ -128,7 +128,7 @@ class SafetensorsStore:
         """Check that the folder holds exactly tensors of these names and shapes.
 
         Raises:
-            CheckpointError: the folder does not.
+            CheckpointError: names or shapes differ.
         """
         stored = {name: tuple(entry.size) for name, entry in self._entries.items()}
         shapes = {name: tuple(shape) for name, shape in expected.items()}
@@ -147,7 +147,7 @@ class SafetensorsStore:
             )
 
     def read(self, names: list[str]) -> list[Tensor]:
-        """Return whole tensors on the CPU, float32, in the shapes that they have over all pieces.
+        """Return whole tensors on the CPU, float32, in their unsharded shapes.
 
         Raises:
             CheckpointError: the files can't be read.
@@ -157,10 +157,10 @@ class SafetensorsStore:
         return [room[name] for name in names]
 
     def fill(self, tensors: Mapping[str, Tensor], *, alone: bool = True) -> None:
-        """Read into tensors of any shape and dtype, or into this rank's shards of them.
+        """Read tensors of the folder into given tensors of any shape and dtype, or into this rank's shards.
 
         Args:
-            tensors: the tensors by their names in the folder.
+            tensors: the tensors to fill, by their names in the folder.
             alone: whether this process reads alone; otherwise all ranks read collectively.
 
         Raises:

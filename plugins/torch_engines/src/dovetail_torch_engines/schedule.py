@@ -11,7 +11,7 @@ from dovetail.sections import OptimSection
 
 
 class LearningRate:
-    """Warm-up, then the schedule of an `optim` section."""
+    """The learning rate at a step: warm-up, then the schedule of an `optim` section."""
 
     def __init__(self, section: OptimSection, total_steps: int | None) -> None:
         """Make the schedule that the section names.

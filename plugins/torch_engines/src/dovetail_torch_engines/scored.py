@@ -1,4 +1,4 @@
-"""Which response tokens of a batch are scored, and where the scores of micro-batches lie in the batch.
+"""Which response tokens of a batch are scored, and the positions of a micro-batch's scores in the batch.
 
 Legend: N samples, B of them that hold a scored token, R scored tokens, T response tokens.
 """
@@ -18,19 +18,19 @@ class Scored:
     """The scored tokens of a micro-batch, in the order of their positions."""
 
     active_B: np.ndarray
-    """int64 [B]: samples with a scored token."""
+    """int64 [B]: indices of the samples with a scored token."""
     lengths_B: np.ndarray
     """int64 [B]: number of response tokens of each sample, up to and including the last scored one."""
     token_R: np.ndarray
     """int64 [R]: positions of the scored tokens among the T response tokens."""
     row_R: np.ndarray
-    """int64 [R]: the sample, among the B, of each scored token."""
+    """int64 [R]: the sample of each scored token, as an index into `active_B`."""
     step_R: np.ndarray
     """int64 [R]: position of each scored token in its response."""
 
     @classmethod
     def of(cls, mask: Ragged) -> Scored:
-        """Return the tokens where a mask, ragged [T] of N samples, is 1."""
+        """Return the tokens at which a mask, ragged [T] of N samples, is 1."""
         scored_N = scored_lengths(mask)
         active_B = np.flatnonzero(scored_N)
         token_R = np.flatnonzero(mask.values)
@@ -45,7 +45,7 @@ class Scored:
 
 
 def scored_lengths(mask: Ragged) -> np.ndarray:
-    """Return how many tokens are scored, int64 [N]: up to and including the last token with mask 1."""
+    """Return each response's length up to and including the last token with mask 1, int64 [N]."""
     lengths_N = np.zeros(len(mask), np.int64)
     kept = np.flatnonzero(mask.values)
     row = mask.row_index[kept]
@@ -54,11 +54,11 @@ def scored_lengths(mask: Ragged) -> np.ndarray:
 
 
 def token_places(offsets_N1: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return int64 [T]: the positions of some rows' response tokens in the whole batch.
+    """Return the positions of some samples' response tokens in the whole batch, int64 [T].
 
     Args:
-        offsets_N1: int64 [N + 1], where each sample's tokens begin in the batch.
-        rows: int64, which samples, in any order.
+        offsets_N1: int64 [N + 1], the position at which each sample's tokens begin in the batch.
+        rows: int64, the indices of the samples, in any order.
     """
     rows = np.asarray(rows, np.int64)
     starts, lengths = offsets_N1[rows], np.diff(offsets_N1)[rows]

@@ -1,4 +1,4 @@
-"""The trainer's end of weight updates: which tensors are sent, and through which transport."""
+"""The trainer's side of weight updates: which tensors are sent, and through which transport."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dovetail_torch_engines.ranks import Ranks
 
 
 class Sending(ABC):
-    """One rank's sender, made when it is first needed and kept for all updates.
+    """One rank's sender of weight updates, created at the first update and used for all.
 
-    An engine says what there is to send, in `described`, and gathers it, in `outgoing`.
+    An engine implements `described`, which lists the tensors to send, and `outgoing`, which gathers them.
     """
 
     def __init__(self, context: PluginContext, ranks: Ranks, *, critic: str | None = None) -> None:
@@ -32,14 +32,16 @@ class Sending(ABC):
 
     @abstractmethod
     def described(self, version: int) -> WeightManifest:
-        """Return names, shapes and dtypes of the tensors that `outgoing` yields, in its order, without gathering anything."""
+        """Return names, shapes and dtypes of the tensors that `outgoing` yields, in the same order, without gathering a tensor."""
 
     @abstractmethod
     def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        """Yield the manifest's tensors, in its shapes and dtypes, each gathered on request. Collective, one tensor after another."""
+        """Yield the manifest's tensors in the manifest's shapes and dtypes, each gathered on request. Collective, one tensor after
+        another.
+        """
 
     def manifest(self, version: int) -> WeightManifest:
-        """Return the manifest of an update, with the data that receivers need where there is a transport.
+        """Return the manifest of an update; if there is a transport, with the data that receivers need.
 
         Raises:
             WeightSyncError: the model is a critic.
@@ -54,8 +56,8 @@ class Sending(ABC):
         """Gather and send every tensor of the manifest; collective.
 
         Raises:
-            WeightSyncError: there is no transport, version and manifest differ, the manifest's tensors are not the
-                model's, or the model is a critic; raised on every rank.
+            WeightSyncError: there is no transport, the manifest does not match version or model, or the model is a critic; raised
+                on every rank.
         """
         with self._ranks.together():
             self._check_policy()

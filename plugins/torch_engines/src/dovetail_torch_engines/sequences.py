@@ -1,4 +1,4 @@
-"""Sequences: the boundaries of a pack's sequences, and their padding for kernels that need it.
+"""Sequences: the boundaries of a pack's sequences, and their padding for kernels that need equal lengths.
 
 Legend: T tokens, S sequences, B sequences of a bucket, L their padded length, N padded tokens of all buckets.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 LOOSE = 0.5
-"""A bucket takes sequences of at least this part of its longest one's length: attention is cheap where they are short."""
+"""Smallest ratio of a sequence's length to the longest in its bucket; sequences up to `SHORT` share one bucket anyway."""
 SHORT = 64
-"""Sequences up to this length share one bucket: below it a kernel's call costs more than its work."""
+"""Sequences up to this length share one bucket, since a kernel launch costs more than its work on them."""
 
 
 def sent(array: np.ndarray, device: torch.device) -> Tensor:
@@ -38,10 +38,10 @@ class Sequences:
     """
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
-        """Describe them.
+        """Lay out S sequences end to end.
 
         Args:
-            lengths: S of them, in order.
+            lengths: the lengths of the S sequences, in order.
             device: the device of the tensors that will be attended to.
         """
         self.lengths = lengths
@@ -49,14 +49,14 @@ class Sequences:
         self.even = min(lengths) == self.longest
         offsets_S1 = np.cumsum([0, *lengths], dtype=np.int32)
         self.offsets_S1: Tensor = sent(offsets_S1, device)
-        """int32 [S + 1], where each begins and the last one ends."""
+        """int32 [S + 1], the offsets at which sequences begin, and the end of the last sequence."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @cached_property
     def buckets(self) -> Buckets:
-        """The sequences in padded buckets, for kernels that take no ragged ones; computed once for all layers."""
+        """The sequences in padded buckets, for kernels that take only equal lengths; computed once for all layers."""
         return Buckets(self.lengths, self.offsets_S1.device)
 
 
@@ -82,7 +82,7 @@ class Buckets:
         self._slot_T = None if in_place else sent(slot_T, device)
 
     def spread(self, x_TXD: Tensor) -> list[Tensor]:
-        """Return [T, X, D] as one [B, L, X, D] for each bucket, 0 where there is padding."""
+        """Return tokens [T, X, D] as one padded tensor [B, L, X, D] for each bucket; padding is 0."""
         padded = x_TXD if self._slot_T is None else _Spread.apply(x_TXD, self._slot_T, self._size)  # type: ignore[no-untyped-call]
         parts = torch.split(padded, [rows * longest for rows, longest in self._shapes])
         return [
@@ -90,7 +90,7 @@ class Buckets:
         ]
 
     def gathered(self, x_NXD: Tensor) -> Tensor:
-        """Return [N, X, D], the buckets one after another, back to [T, X, D]."""
+        """Return the tokens [T, X, D] without padding, from the buckets one after another, [N, X, D]."""
         if self._slot_T is None:
             return x_NXD
         return _Gathered.apply(x_NXD, self._slot_T)  # type: ignore[no-untyped-call]

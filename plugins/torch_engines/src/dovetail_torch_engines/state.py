@@ -1,4 +1,4 @@
-"""The form of a training state, which engines share so that each can load another's: its parts, and `training.json`.
+"""The format of a training state. Engines share the format, so that one engine can load the state of another.
 
 training.json            the steps taken, in all and by parameter
 weights/*.safetensors    float32 weights
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from dovetail_torch_engines.ranks import Ranks
 
 FORMAT = 1
-"""The version of the form; it changes when older readers could not read a new state."""
+"""The version of the format; it changes when older readers could not read a new state."""
 TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
 
 
 def emptied(directory: Path, ranks: Ranks) -> None:
-    """Create the directory of a training state, and remove the files of an earlier one. Collective.
+    """Create the directory of a training state, and remove the files of an earlier state. Collective.
 
     Raises:
-        CheckpointError: it can't be created; raised on every rank.
+        CheckpointError: the directory can't be created; raised on every rank.
     """
     with ranks.together():
         try:
@@ -42,12 +42,12 @@ def emptied(directory: Path, ranks: Ranks) -> None:
 
 
 def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | None) -> None:
-    """Write `training.json`.
+    """Write `training.json`: the number of ranks and the optimizer's steps.
 
     Args:
         directory: the directory of the state.
-        ranks: the number of ranks that wrote it.
-        optimizer: `steps`, and `parameters`: the number of steps of each parameter, by name; None where nothing was trained.
+        ranks: the number of ranks that wrote the state.
+        optimizer: `steps`, the total, and `parameters`, the number of steps by parameter name; None if there is no optimizer.
 
     Raises:
         CheckpointError: the file can't be written.
@@ -63,7 +63,7 @@ def read_facts(directory: Path) -> dict[str, Any]:
     """Return the content of `training.json`: `format`, `ranks` and `optimizer`, as given to `write_facts`.
 
     Raises:
-        CheckpointError: the file is missing, can't be read, or is of another format.
+        CheckpointError: the file is missing, unreadable or of another format.
     """
     file = directory / TRAINING
     try:
@@ -85,7 +85,7 @@ def read_facts(directory: Path) -> dict[str, Any]:
 
 
 def was_trained(directory: Path) -> bool:
-    """Return whether a training state holds an optimizer.
+    """Return whether a training state includes an optimizer's state.
 
     Raises:
         CheckpointError: there is no training state.

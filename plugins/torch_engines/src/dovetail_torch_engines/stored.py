@@ -1,4 +1,4 @@
-"""StoredCheckpoint: the tensors of a Hugging Face checkpoint by name, read from their files as they are asked for, also in part."""
+"""StoredCheckpoint: the tensors of a Hugging Face checkpoint by name, read from their files on request, whole or by rows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 class StoredCheckpoint:
-    """A checkpoint on this machine: a directory, or one of the hub's in its cache.
+    """A Hugging Face checkpoint on this machine: a directory, or a hub model in the hub's cache.
 
-    Used in a with-block: files stay open within it.
+    Use it in a with-block; the files are closed at the end.
     """
 
     def __init__(self, section: ModelSection) -> None:
@@ -50,7 +50,7 @@ class StoredCheckpoint:
 
     @property
     def sliceable(self) -> bool:
-        """Whether parts of tensors can be read, as from safetensors but not from pickled files."""
+        """Whether rows of tensors can be read alone: true for safetensors, false for pickled files."""
         return bool(self._files) and all(f.suffix == ".safetensors" for f in self._files.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -58,11 +58,13 @@ class StoredCheckpoint:
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Return the dtype of a tensor in safetensors; None for anything but usual floating point."""
+        """Return the dtype of a tensor in safetensors; None unless it is a usual floating-point dtype."""
         return _DTYPES.get(self._slice(name).get_dtype())
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
-        """Return rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar as a whole. Reads nothing else."""
+        """Return rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …], reading only them. A scalar is
+        returned whole.
+        """
         part = self._slice(name)
         return part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
 
@@ -89,7 +91,7 @@ class StoredCheckpoint:
 
 
 def bad_weight(section: ModelSection, seconds: float) -> tuple[str, Path] | None:
-    """Return the first tensor of a model's files that holds NaN or infinity, and its file; None where none was found within `seconds`."""
+    """Return the name and file of a model's first tensor with NaN or infinity; None if none is found within `seconds`."""
     until = monotonic() + seconds
     with StoredCheckpoint(section) as stored:
         for name in sorted(stored.names):
@@ -135,7 +137,7 @@ def _names(file: Path) -> list[str]:
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Return the part of a checkpoint that holds each tensor, by the tensor's name.
+    """Return the name of the checkpoint file with each tensor, by the tensor's name.
 
     Raises:
         ModelError: the file is not an index.
@@ -154,7 +156,7 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def unpickled(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a pickled file by name, with their shapes and dtypes; no code in it is run.
+    """Return the tensors of a pickled file by name, in their shapes and dtypes, without running code from the file.
 
     Raises:
         ModelError: the file has no tensors, or objects that torch does not unpickle as tensors.

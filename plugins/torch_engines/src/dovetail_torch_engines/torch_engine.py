@@ -1,4 +1,4 @@
-"""TorchEngine: what training engines on torch share."""
+"""TorchEngine: the base class of training engines on torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from dovetail_torch_engines.stored import bad_weight
 
 @attrs.frozen
 class PreparedUpdate:
-    """An objective with the mini-batch that it is computed on."""
+    """An objective and the mini-batch on which the update computes it."""
 
     goal: Objective
     specs: tuple[OutputSpec, ...]
@@ -58,9 +58,9 @@ class PreparedUpdate:
 
 
 class TorchEngine(TrainEngine):
-    """A model that computes every token output, with an optional adapter (`config.lora`), on the ranks of a mesh.
+    """Base of engines whose model computes every token output on the ranks of a mesh, with an optional adapter (`config.lora`).
 
-    A subclass loads and divides the model, runs it, steps, and says how its weights are sent and its checkpoints staged.
+    A subclass loads, shards and runs the model, steps the optimizer, and defines how weights are sent and checkpoints staged.
     """
 
     _ranks: Ranks
@@ -82,7 +82,7 @@ class TorchEngine(TrainEngine):
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
-        """Return `ref_log_probs` with an adapter: the base below it is the reference policy."""
+        """Return `ref_log_probs` if an adapter is trained, since the frozen base is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())
 
@@ -90,7 +90,7 @@ class TorchEngine(TrainEngine):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """Return the interface's outputs, and those of `TOKEN_OUTPUTS` of a language model."""
+        """Return the outputs that every engine has and, for a language model, those of `TOKEN_OUTPUTS`."""
         return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     @classmethod
@@ -109,7 +109,7 @@ class TorchEngine(TrainEngine):
         return self._with_sending().manifest(version)
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
-        """Send the weights; see `TrainEngine.send_weights`.
+        """Send the weights to the rollout; see `TrainEngine.send_weights`.
 
         Raises:
             WeightSyncError: there is no transport, version and manifest differ, or the model is a critic.

@@ -1,12 +1,12 @@
-"""Ranks that share each pack, after Ulysses (arXiv 2309.14509): its tokens everywhere but in attention, and heads there.
+"""Ulysses sequence parallelism (arXiv 2309.14509): ranks divide the tokens of a pack, and in attention the heads.
 
-Each of C ranks takes F / C neighbouring tokens of a pack through the model. Before attention an all-to-all gives it all
-tokens of H / C heads, and after it all heads of its own tokens. Each scores its own tokens; the scores are gathered, so
-that every rank sees them all. The gradient of a gathered score stays with the rank that made it: summed over ranks, the
-parameters' gradients are those of one process.
+Each of C ranks takes F / C neighbouring tokens of a pack through the model. Before attention an all-to-all gives each rank all
+tokens of H / C heads; afterwards another returns all heads of the rank's own tokens. Each rank scores its own tokens, and all ranks
+gather the scores. The gradient of a gathered score goes only to the rank that computed the score. The parameters' gradients, summed
+over ranks, thus equal those of one process.
 
-Legend: C ranks, F tokens of the pack, T = F / C of one rank, H query heads, K key and value heads, D head size, E head size
-of the values, N numbers of a token's scores, R scored tokens of the pack, M scored tokens of the rank that has most.
+Legend: C ranks, F tokens of the pack, T = F / C tokens of one rank, H query heads, K key and value heads, D head size, E head size
+of the values, N numbers of a token's scores, R scored tokens of the pack, M scored tokens of the rank with most.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dovetail_torch_engines.sequences import sent
 def to_heads(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all tokens of this rank's heads, from all heads of its tokens. Collective; carries the gradient.
+    """Convert all heads of this rank's tokens to all tokens of this rank's heads, by an all-to-all. Collective and differentiable.
 
-    Key and value heads are repeated where C does not divide them, each for the query heads that it serves.
+    If C does not divide the key and value heads, they are repeated.
 
     Args:
         query_THD: float [T, H, D]; C divides H.
@@ -58,31 +58,31 @@ def to_heads(
 
 
 def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return all heads of this rank's tokens, [T, H, E], from all tokens of its heads, [F, H / C, E]. Collective; carries the gradient."""
+    """Return all heads of this rank's tokens, [T, H, E], from all tokens of its heads, [F, H / C, E]. Collective and differentiable."""
     by_rank = torch.unflatten(attended_FHE, 0, (dist.get_world_size(group), -1))
     return _exchanged(by_rank, group).transpose(0, 1).flatten(1, 2)
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class ScoredShare:
-    """The scored tokens whose predictions one rank holds: its own, and stand-ins up to M."""
+    """The scored tokens of one rank, padded with stand-ins to M, the largest number of any rank."""
 
     own: np.ndarray
-    """int64: the rank's own tokens among the R, at most M of them."""
+    """int64: indices of the rank's own scored tokens among all R, at most M."""
     source_M: np.ndarray
-    """int64 [M]: where each one's prediction lies among the rank's T tokens; 0 for stand-ins."""
+    """int64 [M]: position, among the rank's T tokens, from which each scored token is predicted; 0 for stand-ins."""
     place_R: np.ndarray
-    """int64 [R]: where each scored token of the pack lies among the ranks' C · M."""
+    """int64 [R]: index of each scored token of the pack among all ranks' C · M entries."""
 
     @classmethod
     def of(cls, source_R: np.ndarray, tokens: int, *, rank: int, ranks: int) -> ScoredShare:
         """Return one rank's share of the scored tokens.
 
         Args:
-            source_R: int64 [R], the position of each prediction among the pack's F tokens.
-            tokens: T.
-            rank: the rank.
-            ranks: C.
+            source_R: int64 [R], the position, among the pack's F tokens, from which each scored token is predicted.
+            tokens: T, the number of tokens of one rank.
+            rank: the rank whose share is returned.
+            ranks: C, the number of ranks.
         """
         owner_R, at_R = np.divmod(source_R, tokens)
         scored_C = np.bincount(owner_R, minlength=ranks)
@@ -96,15 +96,15 @@ class ScoredShare:
         return cls(own=own, source_M=_filled(at_R[own], most, 0), place_R=place_R)
 
     def filled(self, values_R: np.ndarray, stand_in: float) -> np.ndarray:
-        """Return [M, …] in the same dtype: the rank's own of R values, padded with `stand_in`."""
+        """Return the rank's own of R values, padded with `stand_in` to [M, …], in the same dtype."""
         return _filled(values_R[self.own], len(self.source_M), stand_in)
 
     def whole(
         self, scores: Mapping[str, Tensor], group: dist.ProcessGroup | None
     ) -> dict[str, Tensor]:
-        """Return every rank's scores by name, [R, …] each, from this rank's [M, …]; float32, or int32 without a gradient.
+        """Gather the scores of all ranks by name, [R, …] each, from this rank's [M, …]; float32, or int32 without a gradient.
 
-        Collective over the group; None: there are no others.
+        Collective over the group; None for a single rank.
         """
         names = sorted(scores)
         # One message: integers travel as the bits of floats, which nothing computes with.

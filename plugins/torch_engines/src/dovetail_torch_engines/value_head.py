@@ -1,4 +1,4 @@
-"""The value head that a Hugging Face checkpoint brings along. Legend: H hidden size."""
+"""The value head of a Hugging Face checkpoint. Legend: H hidden size."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ VALUE_HEADS = (
     "value_head.summary",
     "classifier",
 )
-"""Names under which checkpoints keep a head of one label: `score` in transformers, the others in value models of RL libraries."""
+"""Names of a head with one label in checkpoints: `score` in transformers, the other names in value models of RL libraries."""
 
 
 def stored_value_head(
     checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
 ) -> dict[str, Tensor]:
-    """Return `weight` [1, H] and, where there is one, `bias` [1] of the checkpoint's own head; empty where it has none.
+    """Return `weight` [1, H] and, if present, `bias` [1] of the checkpoint's own value head; empty if it has no such head.
 
     Raises:
-        ModelError: the head gives more than one number, or is not a linear layer.
+        ModelError: the head has more than one output, or is not a linear layer.
     """
     names = checkpoint.names
     name = next((name for name in VALUE_HEADS if f"{name}.weight" in names), None)

@@ -1,8 +1,8 @@
-"""Causal attention over sequences that lie end to end, by the fastest kernel that the device has.
+"""Causal attention over sequences packed end to end, with the fastest kernel that the device has.
 
-On CUDA in half precision one call of the variable-length flash kernel; sequences of one length, and those long enough
-to fill the device alone, through `scaled_dot_product_attention`. Elsewhere the attention's inputs, and nothing else
-of the model, are padded: sequences of similar length share a bucket.
+On CUDA in half precision, one call of the variable-length flash kernel computes all sequences. `scaled_dot_product_attention`
+computes sequences of equal length and sequences long enough to fill the device. In other cases only the attention's inputs are
+padded: sequences of similar length share a bucket.
 
     out_t = Σ_s softmax_s(scale · q_t · k_s) v_s        over s ≤ t of t's sequence, and s > t − window
 
@@ -28,12 +28,12 @@ HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
 """Largest head size that the flash kernels support; sizes must be multiples of 8."""
 ALONE = 4096
-"""From this mean length on, a sequence fills a GPU: one kernel each, which may then be cuDNN's, is faster. On an H200 that
-makes 370 TFLOP/s forward and backward at 16k and 64k tokens, the flash kernel 230 to 250."""
+"""Mean length from which one sequence fills a GPU, so that one kernel per sequence, such as cuDNN's, is faster. On an H200 this
+reaches 370 TFLOP/s forward and backward at 16k and 64k tokens; the flash kernel reaches 230 to 250."""
 STEP = 256
-"""Lengths of such a sequence are rounded up to a multiple of this, longer ones to a sixteenth of a power of two."""
+"""Lengths of sequences with a kernel each are rounded up to a multiple of this; greater lengths to a sixteenth of a power of two."""
 DENSE_WINDOW = 2
-"""The number of windows from which on a longer bucket is computed window by window."""
+"""A bucket longer than this number of windows is computed window by window."""
 
 
 def attend(
@@ -45,7 +45,7 @@ def attend(
     scale: float,
     window: int | None = None,
 ) -> Float[Tensor, "T H E"]:
-    """Return causal attention within each sequence; carries the gradient.
+    """Return causal attention within each sequence; differentiable.
 
     Args:
         query_THD: float [T, H, D].

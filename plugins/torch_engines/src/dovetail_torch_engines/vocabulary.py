@@ -1,4 +1,4 @@
-"""An output layer whose vocabulary is divided among ranks: each rank's part, and scores of the whole from those of the parts.
+"""An output layer whose vocabulary is divided among ranks: each rank's shard, and scores over the whole vocabulary from the shards' scores.
 
 Legend: R scored tokens, K words at each.
 """
@@ -13,18 +13,18 @@ from torch import Tensor
 
 @attrs.frozen(kw_only=True, eq=False)
 class Vocabulary:
-    """One rank's part of the vocabulary."""
+    """One rank's shard of the vocabulary."""
 
     first: int
-    """The first token id of the part."""
+    """The first token id of the shard."""
     size: int
-    """Number of the model's tokens in the part; further rows of the weight are padding."""
+    """Number of the model's tokens in the shard; further rows of the weight are padding."""
     group: dist.ProcessGroup | None
-    """The ranks that have the other parts; None: there are none."""
+    """The ranks that divide the vocabulary; None for a single rank."""
 
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of targets, int64 of any shape and of the whole vocabulary, in this part, int64 (0 where outside), and
-        whether they are inside, bool.
+        """Convert token ids (int64, any shape) to positions in this shard (int64, 0 for ids outside), and return which ids are
+        inside (bool).
         """
         place = targets - self.first
         mine = (place >= 0) & (place < self.size)
@@ -43,7 +43,7 @@ class Vocabulary:
         return values
 
     def gathered(self, values: Tensor) -> Tensor:
-        """Return every rank's values, [ranks, …] of [...], in the order of ranks; the shape is the same on all ranks. Collective."""
+        """Gather every rank's values [...] as [ranks, …], in the order of ranks; the shape is the same on all ranks. Collective."""
         if self.group is None:
             return values[None]
         parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
@@ -51,15 +51,15 @@ class Vocabulary:
         return torch.stack(parts)
 
     def top_of_part(self, z_RV: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """Return the most likely words of this part.
+        """Return the most likely words of this shard of the vocabulary, and their logits.
 
         Args:
-            z_RV: float [R, V], this part's logits in any scale.
-            top_k: K.
+            z_RV: float [R, V], this shard's logits in any scale.
+            top_k: K, the number of words to return.
 
         Returns:
-            int32 [R, K], of the whole vocabulary, and float32 [R, K]: words, the likeliest first, and their logits; −1 and −∞ where
-            the part has fewer.
+            int32 [R, K], token ids in the whole vocabulary, the likeliest first; and float32 [R, K], their logits. Padded with −1
+            and −∞ if the shard has fewer than K.
         """
         z_RK, place_RK = z_RV.topk(min(top_k, z_RV.shape[1]), dim=-1)
         missing = (0, top_k - z_RK.shape[1])
@@ -68,14 +68,14 @@ class Vocabulary:
         return ids_RK, pad(z_RK.float(), missing, value=-torch.inf)
 
     def merged_top(self, ids_RK: Tensor, z_RK: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the most likely words of the whole vocabulary, and their logits, from those of each part. Collective.
+        """Return the most likely words of the whole vocabulary, and their logits, from those of each shard. Collective.
 
         Args:
             ids_RK: int32 [R, K], as `top_of_part` returns them.
             z_RK: float32 [R, K], their logits.
 
         Returns:
-            The same of the whole, and the same on every rank.
+            int32 [R, K] and float32 [R, K], of the whole vocabulary, the same on every rank.
         """
         if self.group is None:
             return ids_RK, z_RK
@@ -84,18 +84,18 @@ class Vocabulary:
         return ids_RX.gather(-1, place_RK), z_RK
 
     def merged(self, scores_4R: Tensor, mine_R: Tensor) -> Tensor:
-        """Return scores under the softmax over the whole vocabulary, from those under the softmax over each part. Collective.
+        """Convert scores under the softmax over each shard to scores under the softmax over the whole vocabulary. Collective.
 
-        With the part's z, p, H and log Σ e^z = lse, the whole's lse', and w = e^(lse − lse'), which adds up to 1 over parts:
+        With z, p, H and lse = log Σ e^z of a shard, lse' of the whole vocabulary, and w = e^(lse − lse'), which adds up to 1 over shards:
 
             log p'_y = z_y − lse'        H' = Σ w (H + lse' − lse)        Σ p'² = Σ w² Σ p²
 
         Args:
-            scores_4R: float32 [4, R]: log-probabilities, entropies, Σ p² and lse of this part.
-            mine_R: bool [R], whether this part has the target.
+            scores_4R: float32 [4, R]: log-probabilities, entropies, Σ p² and lse of this shard.
+            mine_R: bool [R], whether this shard has the target.
 
         Returns:
-            float32 [4, R], the same of the whole, and the same on every rank.
+            float32 [4, R], the same scores over the whole vocabulary, equal on every rank.
         """
         if self.group is None:
             return scores_4R

@@ -1,1 +1,1 @@
-"""A training engine on PyTorch: one process, on a CPU or one accelerator."""
+"""A training engine on PyTorch, in one process or sharded over several, on CPUs or accelerators."""

@@ -1,8 +1,8 @@
-"""PeftAdapter: LoRA on a model through peft (arXiv 2106.09685). The base stays frozen, and is the reference policy.
+"""PeftAdapter: LoRA on a model through peft (arXiv 2106.09685). The frozen base is the reference policy.
 
-A layer's weight becomes W + s · B A, with A [rank, in] drawn at random, B [out, rank] from 0, and s = alpha / rank
-(alpha / √rank where rank-stabilised, arXiv 2312.03732). With DoRA (arXiv 2402.09353) it becomes
-m ⊙ (W + s · B A) / ‖W + s · B A‖, by rows, with m [out] from ‖W‖. A, B and m are float32; they are all that is trained.
+A layer's weight becomes W + s · B A, with A [rank, in] initialised at random, B [out, rank] with 0, and s = alpha / rank (alpha /
+√rank if rank-stabilised, arXiv 2312.03732). With DoRA (arXiv 2402.09353) the weight becomes m ⊙ (W + s · B A) / ‖W + s · B A‖, by
+rows, with m [out] initialised with ‖W‖. Only A, B and m are trained, in float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BASE = "base_layer."
 
 
 class PeftAdapter:
-    """The low-rank layers that are added to one model.
+    """Adds low-rank layers to one model, and reads, initialises and merges them.
 
     Attributes:
         section: the adapter's settings: rank, scale, layers, and what a weight update sends.
@@ -70,12 +70,13 @@ class PeftAdapter:
             self.reset()
 
     def reset(self) -> None:
-        """Load the section's `adapter_path`, or initialise: A from the seed, the same on any number of ranks, and B as 0. Collective with
-        DoRA.
+        """Load the adapter of `adapter_path`, or initialise A from the seed and B with 0. Collective with DoRA.
+
+        A is the same on any number of ranks.
 
         Raises:
             ConfigError: the adapter does not match the section, or belongs to another model.
-            CheckpointError: its files can't be read.
+            CheckpointError: the adapter's files can't be read.
         """
         if self.section.adapter_path is not None:
             own = self.tensors()
@@ -100,7 +101,7 @@ class PeftAdapter:
                 fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
 
     def to_cpu(self) -> None:
-        """Allocate the adapter's own tensors on the CPU, uninitialised, where the model is on the meta device."""
+        """Allocate uninitialised adapter tensors on the CPU, for a model on the meta device."""
         for layer in self._layers.values():
             for name, module in layer.named_children():
                 if name != BASE.removesuffix("."):
@@ -108,7 +109,7 @@ class PeftAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Turn the adapter off within the block, so that the base model computes. Not for use with gradients."""
+        """Turn the adapter off within the block, so that the base model computes. Not for passes with gradients."""
         # peft's own switch would also freeze and thaw parameters, which sharding must not see.
         for layer in self._layers.values():
             layer._disable_adapters = True  # noqa: SLF001 - see above
@@ -119,7 +120,7 @@ class PeftAdapter:
                 layer._disable_adapters = False  # noqa: SLF001 - see above
 
     def base_name(self, name: str) -> str | None:
-        """Return the name that a tensor of the model has without the adapter; None for the adapter's own tensors."""
+        """Return the name of a tensor in the model without the adapter; None for the adapter's own tensors."""
         for prefix in self._layers:
             if name.startswith(f"{prefix}."):
                 inner = name.removeprefix(f"{prefix}.")
@@ -127,13 +128,13 @@ class PeftAdapter:
         return name
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
-        """Return a weight of the base with its layer's update added, float32; any other tensor as it is.
+        """Return a base weight with the adapter's update added, float32; return any other tensor unchanged.
 
-        Nothing is changed in place. Collective where the adapter is sharded.
+        No tensor is changed in place. Collective if the adapter is sharded.
 
         Args:
             name: the name of the weight in the model without the adapter.
-            weight: the unsharded weight, on any device: [out, in] of an adapted layer, or [in, out] where the model stores it so; else of
+            weight: the unsharded weight, on any device: [out, in] for an adapted layer ([in, out] if the model stores that), else
                 any shape.
         """
         layer = self._by_weight.get(name)
@@ -158,8 +159,9 @@ class PeftAdapter:
         return described(self.section, self._layers)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the adapter's own tensors, A [r, in] and B [out, r] of each layer, possibly in shards, by their names in peft's
-        checkpoints; with DoRA, magnitudes [out] too.
+        """Return the adapter's tensors by their names in peft's checkpoints: A [r, in], B [out, r], and magnitudes [out] with DoRA.
+
+        Tensors of a sharded model are DTensors.
         """
         return {
             wire_name(f"{prefix}.{name}"): tensor
@@ -169,10 +171,12 @@ class PeftAdapter:
 
 
 def narrow_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Keep frozen linear layers in the dtype to which autocast would convert them at every pass, where that loses nothing.
+    """Convert frozen linear layers once to the dtype to which autocast would convert them at every pass.
+
+    Layers with weights that the dtype can't represent exactly are not converted.
 
     Args:
-        model: a model with an adapter, which afterwards computes under autocast only. Its output layer is unchanged.
+        model: a model with an adapter; afterwards, run it under autocast only. Its output layer is unchanged.
         dtype: the compute dtype.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight

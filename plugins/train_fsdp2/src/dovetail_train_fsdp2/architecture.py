@@ -1,4 +1,6 @@
-"""What an architecture allows, found out by running a few tokens rather than from a list of names, and what attention costs it."""
+"""Which optimisations an architecture allows, tested by running a few tokens instead of from a list of names; and the cost of its
+attention.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, N
 
 @torch.no_grad()
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Return whether logits are the product of the output layer with the base model's last hidden states and nothing else.
+    """Return whether logits are exactly the output layer's product with the base model's last hidden states.
 
-    False for architectures that scale or cap their logits, or have no such layer.
+    False for architectures that scale or cap their logits, or have no output layer.
     """
     head, base = model.get_output_embeddings(), model.base_model
     if not isinstance(head, nn.Linear) or base is model:
@@ -49,9 +51,9 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def shares_prompts(model: PreTrainedModel) -> bool:
-    """Return whether responses can attend to the cached keys and values of a prompt that was computed once.
+    """Return whether several responses can attend to one prompt's cached keys and values.
 
-    True where every layer caches plain keys and values: no sliding window, no recurrent state.
+    True if every layer caches plain keys and values: no sliding window, no recurrent state.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
@@ -81,10 +83,10 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 
 
 def quadratic(trunk: PreTrainedModel) -> float:
-    """Return the growth of a token's cost with the length of its sample, relative to the rest of the model: F · H · D / N parameters.
+    """Return attention's cost per token of sample length, relative to the cost of the rest of the model: F · H · D / N.
 
-    A token attends to half of its sample's tokens on average, with two products of 2 · H · D operations each in every one of F layers;
-    the rest of the model takes 2 N operations.
+    On average a token attends to half of its sample's tokens, in two products of 2 · H · D operations in each of F layers. The rest
+    of the model takes 2 N operations, with N parameters. H is the number of heads and D their size.
     """
     config = trunk.config.get_text_config()
     layers, heads = (
@@ -97,7 +99,7 @@ def quadratic(trunk: PreTrainedModel) -> float:
 
 
 def select_prompts(cache: Any, prompt_of_B: Tensor) -> None:
-    """Copy the keys and values of its prompt to every row of the cache; gradients flow back into the prompt's computation."""
+    """Expand the cache of prompts to one row per response: row b gets the keys and values of prompt `prompt_of_B[b]`. Differentiable."""
     for layer in cache.layers:
         layer.keys = layer.keys.index_select(0, prompt_of_B)
         layer.values = layer.values.index_select(0, prompt_of_B)

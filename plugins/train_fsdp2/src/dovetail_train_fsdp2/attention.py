@@ -1,7 +1,7 @@
 """The attention of packed micro-batches, as a custom attention function of transformers.
 
-A model that runs under `PACKED` makes no mask; it hands its queries, keys and values to `packed_attention`, together with
-the `AttentionPack` that its caller passed as the argument `pack`.
+A model whose attention function is `PACKED` builds no mask. It passes queries, keys and values to `packed_attention`, together with
+the `AttentionPack` that the caller passed as `pack`.
 Legend: F tokens of the pack, H query heads, K key and value heads, D head size, E head size of the values.
 """
 
@@ -29,16 +29,16 @@ PACKED = "dovetail_packed"
 
 @attrs.frozen(kw_only=True, eq=False)
 class AttentionPack:
-    """The description of a packed micro-batch that attention needs."""
+    """The boundaries of a packed micro-batch's sequences, as attention needs them."""
 
     sequences: Sequences
-    """The position of each sequence in the pack."""
+    """The boundaries of all sequences in the pack."""
     prompts: Sequences | None = None
-    """The sequences that are prompts, which come first; None where each sequence is a sample."""
+    """The boundaries of the prompts, which precede the responses; None if each sequence is a sample."""
     responses: Sequences | None = None
     """The number of response tokens that attend to each prompt, in the order of `prompts`; None without prompts."""
     parallel: SequenceParallel | None = None
-    """The ranks that share the pack, each of which holds a part of its tokens."""
+    """The ranks among which the pack's tokens are divided; None if this rank holds all tokens."""
 
 
 def packed_attention(
@@ -57,11 +57,11 @@ def packed_attention(
 
     Args:
         module: the layer; `probing` has checked that it needs no other arguments.
-        query: float [1, H, F, D], rotated; where ranks share the pack, this rank's tokens alone.
-        key: float [1, K, F, D], rotated.
+        query: float [1, H, F, D], with rotary positions applied; only this rank's tokens if ranks share the pack.
+        key: float [1, K, F, D], with rotary positions applied.
         value: float [1, K, F, E].
         attention_mask: unused, None.
-        pack: the sequences, which say which tokens attend to which.
+        pack: the sequences; tokens attend within a sequence, and responses also to their prompt.
         scaling: the scale of the scores; None is 1/√D.
         sliding_window: the number of tokens that each token sees, itself included; None for no limit.
 
@@ -105,7 +105,7 @@ def _attended(
 
 
 def register(name: str, attention: object, mask: object = None) -> None:
-    """Register an attention function with transformers, and its mask function (by default none)."""
+    """Register an attention function and its mask function with transformers; by default there is no mask."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
@@ -114,9 +114,9 @@ def register(name: str, attention: object, mask: object = None) -> None:
 
 
 def attend_by(model: PreTrainedModel, name: str) -> None:
-    """Set the attention function of a model, by the function's name.
+    """Set the attention function of a model, by the function's registered name.
 
-    It stays set until the next call, since layers that are recomputed in the backward pass look the name up again.
+    The function stays set until the next call, since layers that are recomputed in the backward pass look up the name again.
     """
     config = model.config
     if config._attn_implementation != name:  # noqa: SLF001 - no public name
@@ -125,7 +125,7 @@ def attend_by(model: PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def attending_by(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Set the attention function of a model within the block, by the function's name."""
+    """Set the attention function of a model within the block, by the function's registered name."""
     before = model.config._attn_implementation  # noqa: SLF001 - no public name
     attend_by(model, name)
     try:
@@ -136,5 +136,5 @@ def attending_by(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @cache
 def make_known() -> None:
-    """Register `packed_attention` with transformers, which is imported only when a model is needed."""
+    """Register `packed_attention` with transformers. Importing transformers is delayed until this call."""
     register(PACKED, packed_attention)

@@ -1,12 +1,12 @@
-"""Saving and loading one model. Checkpoints are elastic: written by any number of ranks, read by any other.
+"""Saving and loading one model. Any number of ranks can read a checkpoint that any other number of ranks wrote.
 
     training.json            the steps taken, in all and by parameter
     weights/*.safetensors    float32 weights, every rank's shards, as torch.distributed.checkpoint writes them
     moments/*.safetensors    the optimizer's moments, likewise
     random-RANK.safetensors  each rank's random state
 
-With an adapter only what is trained is kept: the frozen base is the model that the run starts from. Nothing is
-unpickled. All ranks must see the directory.
+With an adapter only trained tensors are saved: the frozen base is the model from which the run starts. No file is unpickled. All
+ranks must see the directory.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def staged(
     *,
     copy: bool,
 ) -> Callable[[], None]:
-    """Return a function that writes weights, optimizer and random state below the directory, which is created. Collective.
+    """Create the directory, and return a function that writes weights, optimizer and random state there. Collective.
 
-    The returned function is not collective, and raises a CheckpointError where a file of this rank can't be written.
+    The returned function is not collective. It raises a CheckpointError if a file of this rank can't be written.
 
     Args:
         directory: a directory that every rank can access.
         runner: the model.
-        optimizer: the optimizer; None where nothing is trained.
+        optimizer: the optimizer; None without training.
         ranks: the ranks, each of which writes its shards.
         random: the random state of this rank.
-        copy: copy to host memory first, so that training may continue before all is written.
+        copy: whether to copy the state to host memory first, so that training may continue before the function writes.
 
     Raises:
-        CheckpointError: the directory can't be made; on every rank.
+        CheckpointError: the directory can't be created; raised on every rank.
     """
     emptied(directory, ranks)
     moments = optimizer.moments() if optimizer is not None else {}
@@ -101,17 +101,17 @@ def load(
     ranks: Ranks,
     random: RandomState,
 ) -> None:
-    """Restore what `staged` wrote, on as many ranks as there are now. Collective.
+    """Restore the state that `staged` wrote, on the current ranks. Collective.
 
     Args:
         directory: a directory that every rank can access.
         runner: the model, filled in place.
-        optimizer: the optimizer, filled in place; None where the checkpoint has none.
+        optimizer: the optimizer, filled in place; None if the checkpoint has none.
         ranks: the current ranks; their number may differ from that of the checkpoint.
-        random: the random state, restored where the checkpoint has one for this rank.
+        random: the random state, restored if the checkpoint has one for this rank.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+        CheckpointError: a file is missing or unreadable, or of another model; raised on every rank.
     """
     with ranks.together():
         facts = read_facts(directory)
@@ -132,16 +132,16 @@ def load(
 
 
 def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) -> None:
-    """Move the weights towards those that `staged` wrote: w ← (1 − share) · w + share · w_written. Collective.
+    """Move the weights towards the saved weights: w ← (1 − share) · w + share · w_saved. Collective.
 
     Args:
         directory: a directory that every rank can access.
         runner: the model, changed in place, one tensor after another.
         ranks: the current ranks; their number may differ from that of the checkpoint.
-        share: the weight of the written tensors, in (0, 1].
+        share: the weight of the saved tensors, in (0, 1].
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+        CheckpointError: a file is missing or unreadable, or of another model; raised on every rank.
     """
     with ranks.together():
         kept = kept_tensors(runner)
@@ -159,7 +159,7 @@ def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) ->
 
 
 def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
-    """Return every tensor that a checkpoint keeps, once, in its shape in memory (the shard's where it is sharded)."""
+    """Return the tensors that a checkpoint saves, by name, each once, in their shapes in memory (a sharded tensor as its shard)."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in runner.model.state_dict(keep_vars=True).items():

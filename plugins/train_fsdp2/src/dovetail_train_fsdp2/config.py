@@ -1,4 +1,4 @@
-"""Config of the training engine. Nothing here imports torch."""
+"""Config of the training engine. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -41,47 +41,47 @@ class Fsdp2Config(AdaptableSection):
     }
 
     gradient_checkpointing: Recompute = "auto"
-    """Compute activations again in the backward pass instead of keeping them: in no layer (`false`), in every layer
-    (`true`: least memory, a third more time), in every layer, but only what is cheap (`selective`: products and attention are kept), or in
-    as few layers as the free memory of the accelerator allows (`auto`; on the CPU in none)."""
+    """Recompute activations in the backward pass instead of keeping them. `false`: in no layer. `true`: in every layer; least
+    memory, a third more time. `selective`: in every layer, but the results of products and attention are kept. `auto`: in as few
+    layers as the free memory of the accelerator allows; on the CPU in none."""
     memory_limit_gib: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Limit in GiB of what the process allocates on its accelerator, respected by `gradient_checkpointing: auto` and `keep_logits`; None:
-    all that is free."""
+    """Limit in GiB of the process's allocations on its accelerator, for `gradient_checkpointing: auto` and `keep_logits`; None: all
+    free memory."""
     keep_logits: bool = False
-    """Keep the logits of as many tokens as memory allows for the backward pass, in the compute dtype, instead of recomputing them: a few
-    per cent faster for some GiB. On CUDA only; `memory_limit_gib` holds here too."""
+    """Keep the logits of as many tokens as memory allows for the backward pass, in the compute dtype, instead of recomputing them:
+    a few per cent faster for some GiB. On CUDA only; `memory_limit_gib` limits them too."""
     offload_activations: bool = False
     """Keep the inputs of recomputed layers in the host's memory: for long sequences in large models."""
     compile: bool = False
-    """Compile the decoder layers with torch.compile: a fifth faster and leaner, after half a minute at the first update. It pays from
-    about 50 updates on."""
+    """Compile the decoder layers with torch.compile: a fifth faster and with less memory, after half a minute at the first update.
+    Compiling saves time in runs of about 50 updates or more."""
     float8: Literal["rowwise"] | None = None
-    """Multiply in float8 in the decoder layers, each row scaled by its own largest number (extra `float8`): less exact, meant for
-    `compile` on H100s and newer and for wide layers; at 1.5B it is slower than bfloat16. None computes in `model.dtype`."""
+    """Multiply in float8 in the decoder layers, each row scaled by its own maximum (extra `float8`). Less exact; meant for wide
+    layers with `compile` on H100s and newer: a 1.5B model is slower than in bfloat16. None computes in `model.dtype`."""
     liger: bool = False
-    """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` does as much."""
+    """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` gains as much."""
     share_prompts: Share = "auto"
-    """Compute a prompt once for all of its responses: where that saves work, always where the model allows, or never."""
+    """Compute a prompt once for all of its responses: `auto` if that saves work, `always` if the model allows, or `never`."""
     packing: Packing = "auto"
-    """Put the samples of a micro-batch end to end, without padding: where that costs least, always where the architecture allows, or never.
-    It needs `model.attn_implementation: sdpa`, which it replaces by kernels of its own."""
+    """Put the samples of a micro-batch end to end, without padding: `auto` if that costs least, `always` if the architecture
+    allows, or `never`. Packing needs `model.attn_implementation: sdpa`, and replaces that attention by its own kernels."""
     freeze_vision: bool = False
     """Freeze the vision tower of a vision-language model, and the projector of its output."""
     shard_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Number of neighbouring ranks over which parameters, gradients and moments are sharded; each group of that many ranks holds a full
-    copy. It divides the number of ranks; None shards over all of them."""
+    """Number of neighbouring ranks over which parameters, gradients and moments are sharded; each such group holds a full copy. It
+    must divide the number of ranks. None shards over all ranks."""
     reshard_after_forward: bool | None = None
     """Free the gathered parameters of a layer after its forward pass and gather them again for the backward pass: less memory, more
-    communication. None: do so where they are sharded over several accelerators."""
+    communication. None: only if they are sharded over several accelerators."""
     reduce_gradients: Reduce = "once"
-    """Add up gradients over ranks once an update, which keeps a whole float32 gradient on every rank where there are
-    several micro-batches; or after every micro-batch, which keeps only each rank's shard."""
+    """When to add up gradients over ranks. `once`: at the end of an update; with several micro-batches every rank then holds a
+    whole float32 gradient. `every_micro_batch`: each rank holds only its shard."""
     cpu_offload: bool = False
-    """Keep shards, gradients and moments in the host's memory and step there; layers travel to the accelerator as they
-    are needed. For models that fit in no other way: it is slow."""
+    """Keep shards, gradients and moments in host memory and run the optimizer there; layers are copied to the accelerator when
+    needed. Slow: only for models that do not fit otherwise."""
     sequence_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Number of ranks that share each sequence (Ulysses, arXiv 2309.14509). It divides the number of ranks, and the model's
-    attention heads divide by it. Samples are then always packed."""
+    """Number of ranks that share each sequence (Ulysses, arXiv 2309.14509). It must divide the number of ranks and of attention
+    heads. Above 1, samples are always packed."""
 
     def __attrs_post_init__(self) -> None:
         """Refuse what was never tried together."""
@@ -95,7 +95,7 @@ class Fsdp2Config(AdaptableSection):
             )
 
     def mesh_axes(self) -> dict[str, int]:
-        """Return the size of the mesh's inner axis `cp`, along which ranks compute the same samples together."""
+        """Return the size of the mesh's inner axis `cp`, whose ranks share each sequence."""
         return {"cp": self.sequence_parallel_size}
 
     @property
@@ -103,7 +103,7 @@ class Fsdp2Config(AdaptableSection):
         return self.cpu_offload
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """Return the settings that save memory, the cheapest first: sharded gradients, recomputed layers, adapters, optimizer states in
+        """Yield the settings that would save memory, the cheapest first: sharded gradients, recomputed layers, adapters, states in
         host memory.
         """
         if self.reduce_gradients == "once":
@@ -120,7 +120,7 @@ class Fsdp2Config(AdaptableSection):
             yield {"cpu_offload": True}
 
     def shards(self, ranks: int) -> int:
-        """Return `shard_size`, or all ranks.
+        """Return the number of ranks that share one copy of the weights: `shard_size`, or all ranks if unset.
 
         Raises:
             PlanError: `shard_size` does not divide the ranks.

@@ -51,11 +51,10 @@ from dovetail_train_fsdp2.vision import IMAGE_MASK, MEDIA, cut_with_images, has_
 
 
 class Fsdp2Engine(TorchEngine):
-    """One Hugging Face causal language model, or the value model of a critic: float32 weights, compute in
-    `model.dtype`.
+    """Trains one Hugging Face causal language model, or a critic's value model, with float32 weights and compute in `model.dtype`.
 
-    There is no dropout, so that scoring is deterministic and old and new log-probabilities compare. On several ranks
-    every call but `weight_manifest` is collective, and an error on one rank is raised on all of them.
+    There is no dropout, so that scoring is deterministic and old and new log-probabilities are comparable. On several ranks every
+    call but `weight_manifest` is collective, and an error on one rank is raised on all ranks.
     """
 
     name = "fsdp2"
@@ -94,9 +93,9 @@ class Fsdp2Engine(TorchEngine):
 
         Raises:
             ModelError: the model can't be loaded, or can't be trained in its dtype.
-            PluginNeedsError: an adapter is asked for, and peft is not installed.
-            ConfigError: the adapter does not fit the model, or the ranks do not divide as the config says.
-            DispatchError: there is no process group of the mesh's size.
+            PluginNeedsError: the config sets `lora`, and peft is not installed.
+            ConfigError: the adapter does not fit the model, or the config's sizes do not divide the ranks.
+            DispatchError: the process group is missing or differs from the mesh in size.
         """
         use_expandable_segments(torch.device(self.context.device))
         self._ranks = ranks_of(self.config, self.context)
@@ -141,11 +140,11 @@ class Fsdp2Engine(TorchEngine):
         )
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
-        """Update the model as `TrainEngine.update` says. Samples that the column `padding` marks have no effect.
+        """Take one optimizer step; see `TrainEngine.update`. Samples that the column `padding` marks have no effect.
 
         Raises:
-            NumericsError: a column, the loss or the gradient is not finite; no step was taken. The error names the samples.
-            ConfigError: the objective needs a head that the model does not have.
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken, and the error names the samples.
+            ConfigError: the model lacks the head that the objective needs.
         """
         runner = self._ready("update")
         made = self._prepared(mini_batch, objective, also=(MEDIA, IMAGE_MASK))
@@ -224,8 +223,9 @@ class Fsdp2Engine(TorchEngine):
         export(Path(directory), self._started(), self.context.tokenizer, self._ranks)
 
     def export_saved(self, saved: Path, directory: Path) -> None:
-        """Export a saved training state. Where the architecture's tensors have the same form in memory as in its files, at most one file's
-        tensors are in memory.
+        """Export a saved training state as a Hugging Face model.
+
+        If the architecture's tensors have the same names and shapes in memory as in its files, at most one file's tensors are in memory.
         """
         section = self.context.model
         if section is None or not export_saved(
@@ -235,7 +235,9 @@ class Fsdp2Engine(TorchEngine):
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
-        """Return the function that exports a checkpoint of verl's FSDP workers. At most one file's tensors are in memory."""
+        """Return a function that exports a checkpoint of verl's FSDP workers, with at most one file's tensors in memory. None for
+        other paths.
+        """
         folder = checkpoint_in(source)
         return None if folder is None else partial(export_verl, folder)
 

@@ -1,4 +1,4 @@
-"""A model in Hugging Face form, written file by file: from an engine's weights, or straight from a saved training state."""
+"""A model in Hugging Face format, written file by file: from an engine's weights, or from a saved training state without an engine."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 def export(directory: Path, runner: ModelRunner, tokenizer: Tokenizer, ranks: Ranks) -> None:
-    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one.
+    """Write a Hugging Face model: config, safetensors in the compute dtype with adapters merged, and the tokenizer if there is one.
 
-    Collective; tensors are gathered one after the other, and rank 0 keeps those of one file.
+    Collective; tensors are gathered one after another, and rank 0 keeps one file's tensors in memory.
 
     Raises:
         CheckpointError: the files can't be written; raised on every rank.
@@ -55,17 +55,17 @@ def export_saved(
     context: PluginContext,
     section: ModelSection,
 ) -> bool:
-    """Write the model of a training state as `export` would, in this process, with one file's tensors in memory.
+    """Write the model of a saved training state as `export` would, in this process, with one file's tensors in memory.
 
     Args:
-        saved: a training state in the form of `dovetail_torch_engines.state`, written by any number of ranks.
-        directory: the directory of the model.
+        saved: the directory of a training state in the format of `dovetail_torch_engines.state`, written by any number of ranks.
+        directory: the directory to write the model to.
         config: the config of the engine.
-        context: the context, with the head and the tokenizer.
-        section: the section of the model that training started from.
+        context: the plugin's context, with the head and the tokenizer.
+        section: the config section of the model from which training started.
 
     Returns:
-        Whether the model was written: False where the architecture's tensors in memory differ from those in its files.
+        Whether the model was written: False if the architecture's tensors have other names or shapes in memory than in its files.
 
     Raises:
         CheckpointError: the state is damaged or of another model, or the directory can't be written.

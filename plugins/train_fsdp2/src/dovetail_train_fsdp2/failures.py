@@ -1,4 +1,4 @@
-"""Which samples made an update fail: found by scoring each alone after the failure, so that good updates cost no more."""
+"""Which samples made an update fail. Samples are scored one by one only after a failure, so that successful updates cost no more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def all_failing_rows(
     Args:
         runner: the model, whose weights the failed update did not change.
         goal: the objective.
-        spec: the spec of the objective.
+        spec: the specification of the objective.
         mini_batch: the prepared mini-batch.
         denominators: the denominators of the whole mini-batch.
         parts: the update's micro-batches; with a sharded model their number is the same on every rank.

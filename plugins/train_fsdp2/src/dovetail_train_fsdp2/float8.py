@@ -1,4 +1,4 @@
-"""Products of the decoder layers in float8, each row scaled by its own largest number, by torchao."""
+"""Matrix products of the decoder layers in float8 by torchao, each row scaled by its own maximum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from dovetail.errors import ConfigError, PluginNeedsError
 
 MULTIPLE = 16
-"""The number of which a float8 layer's input and output features are multiples."""
+"""The numbers of input and output features of a float8 layer must be multiples of this."""
 _CAPABILITY = (8, 9)
 """The first CUDA devices whose matrix units multiply float8."""
 
@@ -19,8 +19,7 @@ _CAPABILITY = (8, 9)
 def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
     """Replace linear layers by layers that multiply in float8; weights, gradients and results keep their dtypes.
 
-    On a CPU the same roundings are made, and the product is computed in float32. Layers whose features are not a multiple of 16 stay as
-    they are.
+    On a CPU, numbers are rounded in the same way and multiplied in float32. Layers whose features are not multiples of 16 are not replaced.
 
     Args:
         layers: the layers of the decoder.
@@ -28,7 +27,7 @@ def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> Non
 
     Raises:
         PluginNeedsError: torchao is not installed.
-        ConfigError: the device does not multiply float8.
+        ConfigError: the device does not support float8 products.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training

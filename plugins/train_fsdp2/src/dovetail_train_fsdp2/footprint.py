@@ -1,7 +1,7 @@
-"""Footprint: the accelerator memory that an update takes besides weights, gradients and the optimizer's state.
+"""The accelerator memory that an update takes besides weights, gradients and the optimizer's state.
 
-The model runs once on the meta device, where tensors have shapes and no data, and the tensors that autograd keeps for the backward
-pass are counted. This works for any architecture and any adapter.
+The model runs once on the meta device, where tensors have shapes but no data. The tensors that autograd keeps for the backward pass
+are counted. This works for any architecture and any adapter.
 
 Legend: F tokens, H heads, D head size.
 """
@@ -43,7 +43,7 @@ UNTRACEABLE = (
     AttributeError,
     LookupError,
 )
-"""Exceptions of architectures that read data as they run, or don't know an argument."""
+"""Exceptions that a model may raise on the meta device, because it reads data as it runs or lacks an argument."""
 _TOKENS = 256
 """How many are counted; what they take is proportional to them."""
 _MADE = DEAR | {"aten::new_empty"}
@@ -52,19 +52,19 @@ _MADE = DEAR | {"aten::new_empty"}
 
 @attrs.frozen(kw_only=True)
 class TokenBytes:
-    """Bytes a token that one decoder layer keeps until its backward pass, by setting of recomputation."""
+    """Bytes per token that one decoder layer keeps until its backward pass, by setting of recomputation."""
 
     everything: float
-    """Bytes where the layer keeps everything that its backward pass reads."""
+    """Bytes per token if the layer keeps every tensor that its backward pass reads."""
     dear: float
-    """Bytes where the layer keeps its input and the results of products and of attention."""
+    """Bytes per token if the layer keeps its input and the results of products and attention."""
     compiled: float
-    """Bytes where the layer is compiled: those of `dear`, and inputs of products that are wider than the hidden states."""
+    """Bytes per token if the layer is compiled: as `dear`, plus inputs of products that are wider than the hidden states."""
     input: float
-    """Bytes where the layer keeps only its input."""
+    """Bytes per token if the layer keeps only its input."""
 
     def kept(self, how: How, *, compiled: bool) -> float:
-        """Return the bytes that are kept under a setting of recomputation."""
+        """Return the bytes per token that the layer keeps if the activations named by `how` are recomputed."""
         if how == "everything":
             return self.input
         if how == "cheap":
@@ -79,13 +79,13 @@ def working_memory(
 
     Args:
         config: the config of the engine.
-        context: the role's context: model, head, and whether it is trained.
-        ranks: the ranks of the engine.
+        context: the plugin's context, with model, head, and whether the model is trained.
+        ranks: the number of ranks of the engine.
         size: the size of each rank's batch.
 
     Raises:
         DovetailError: the model can't be built from its config.
-        Exception: the model does not run without data; one of `UNTRACEABLE`.
+        Exception: the model can't run without data; one of `UNTRACEABLE`.
     """
     assert context.model is not None
     dtype = getattr(torch, context.model.dtype)
@@ -126,9 +126,9 @@ def working_memory(
 
 
 def micro_batch_tokens(config: Fsdp2Config, size: UpdateSize) -> int:
-    """Return the number of tokens of the largest micro-batch where all prompts and responses have their maximal length.
+    """Return the number of tokens of the largest micro-batch if all prompts and responses have their maximal length.
 
-    Micro-batches hold about equally many whole samples, or whole groups where prompts are shared.
+    Micro-batches hold about equally many samples, or groups if a group's prompt is computed once.
     """
     alone = size.prompt_tokens + size.response_tokens
     group = size.prompt_tokens + size.responses * size.response_tokens

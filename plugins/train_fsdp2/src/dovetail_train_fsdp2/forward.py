@@ -1,4 +1,4 @@
-"""ModelRunner: a laid-out micro-batch through one model, and the scores of its tokens out.
+"""ModelRunner: one model that scores the tokens of laid-out micro-batches.
 
 Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, T response tokens, K words.
 """
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
 
 class ModelRunner(nn.Module):
-    """Runs one model. Tests once which optimisations the architecture allows.
+    """Base class that runs one model and computes outputs for tokens. Tests once which optimisations the architecture allows.
 
-    It is a module so that it can be the root of sharding: the weights that no block owns (embedding, last norm,
-    output layer) are whole within `forward`, and only there.
+    The runner is a module so that it can be the root of sharding: weights outside of decoder layers (embedding, last norm, output
+    layer) are gathered only within `forward`.
 
     Attributes:
         model: the module with all parameters.
         device: the device of computation.
-        sharded: whether the weights are spread over ranks. Then every forward pass is collective, and weights are gathered in the compute
-            dtype, without autocast.
-        can_share_prompts: whether responses can attend to the keys and values of a prompt that was computed once.
-        parallel: the ranks that share each pack with this one. They score the same samples.
+        sharded: whether the weights are sharded over ranks. If so, every forward pass is collective and gathers weights in the
+            compute dtype, without autocast.
+        can_share_prompts: whether several responses can attend to one prompt's keys and values.
+        parallel: the ranks that share each pack with this rank and score the same samples; None if packs are not shared.
         packs: whether samples can be packed end to end.
-        room: returns how many bytes of logits may be kept for the backward pass now.
-        section: the model's section, with the path of its image processor.
+        room: a function that returns the bytes of logits that currently may be kept for the backward pass.
+        section: the model's config section, with the path of its image processor.
         vision_everywhere: whether some rank trains on images, so that every rank must have gradients of the vision
             tower.
     """
 
     head: ClassVar[str]
-    """Description of the model's head, for messages."""
+    """Description of the model's head, for error messages."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, adapter: PeftAdapter | None) -> None:
         super().__init__()
@@ -91,16 +91,16 @@ class ModelRunner(nn.Module):
     @property
     @abstractmethod
     def output_layer(self) -> nn.Module | None:
-        """The layer that computes logits or values from the last hidden states; None where the architecture has none."""
+        """The layer that computes logits or values from the last hidden states; None if the architecture has none."""
 
     def probe(self) -> None:
         """Test which optimisations the architecture allows.
 
-        Called when the runner is made, unless its weights are on the meta device: then again once they are loaded.
-        Collective where the model is sharded.
+        Called when the runner is created, or after its weights are loaded if they were on the meta device. Collective if the model
+        is sharded.
 
         Raises:
-            ConfigError: the config makes ranks share packs, and the architecture does not support packing.
+            ConfigError: `sequence_parallel_size` is above 1, and the architecture does not support packing.
         """
         self(None, ())
         if self.parallel is not None and self.packs.why_not is not None:
@@ -122,7 +122,7 @@ class ModelRunner(nn.Module):
         return self._images
 
     def means(self, config: Fsdp2Config) -> Means:
-        """Return the configured layouts that the model allows."""
+        """Return the layouts of micro-batches that both config and model allow."""
         shares = self.can_share_prompts and not self.sharded
         packing = config.packing if self.parallel is None else "always"
         return Means(
@@ -137,16 +137,16 @@ class ModelRunner(nn.Module):
     def forward(
         self, layout: MicroBatchLayout | None, outputs: Sequence[OutputSpec]
     ) -> dict[str, Shaped[Tensor, "T ..."]]:
-        """Score the micro-batch's tokens.
+        """Compute outputs, such as log-probabilities, for a micro-batch's tokens.
 
         Args:
-            layout: the layout of the micro-batch. None scores nothing, and tests what the architecture allows.
-            outputs: names among those that the engine has for this head, each once.
+            layout: the layout of the micro-batch. None only tests which optimisations the architecture allows.
+            outputs: specs of outputs that the engine has for this head, each once.
 
         Returns:
-            [T, …] for each output, of its dtype and inner shape, aligned with the packed response tokens; masked tokens hold 0.
-            They carry the gradient where gradients are enabled. If the model is sharded they do so even if no token is scored:
-            a backward pass then gives every parameter the gradient 0, and takes part in the collectives.
+            The outputs by name, [T, …] in each output's dtype and inner shape, aligned with the response tokens; masked tokens hold
+            0. Differentiable if gradients are enabled. A sharded model's outputs are differentiable even if no token is scored: the
+            backward pass then gives gradients of 0, and takes part in the collectives.
         """
         if layout is None:
             self._probe()
@@ -188,7 +188,7 @@ def _dummy(layout: MicroBatchLayout) -> MicroBatchLayout:
 
 
 class PolicyRunner(ModelRunner):
-    """Runs a language model: log-probabilities, and other functions of its logits."""
+    """Runs a language model: computes log-probabilities and other functions of its logits."""
 
     head = "a language model's head"
 
@@ -265,7 +265,7 @@ class PolicyRunner(ModelRunner):
 
 
 class ValueRunner(ModelRunner):
-    """Runs a value model: computes the value of the state before each token, from the hidden state that would predict the token."""
+    """Runs a value model: computes the value of the state before each token, from the hidden state that predicts the token."""
 
     head = "a value head"
 

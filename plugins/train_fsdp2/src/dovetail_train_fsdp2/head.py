@@ -1,6 +1,6 @@
-"""From hidden states to log-probabilities and entropies, without ever holding all logits in float32.
+"""Log-probabilities and entropies from hidden states, without holding all logits in float32.
 
-Logits are made a chunk of rows at a time. The backward pass makes them again, unless all of them together are small.
+Logits are computed one chunk of rows at a time. The backward pass recomputes the logits, unless all of them together are small.
 With z = logits / temperature and p = softmax(z), for the token y:
 
     log p_y                      d log p_y / dz = 1_y − p
@@ -22,10 +22,11 @@ from dovetail_torch_engines import fused_scores, fuses
 CHUNK_ELEMENTS = {"cpu": 2**19}
 """The number of logits in one chunk on a CPU, chosen to fit its cache."""
 CHUNK_ELEMENTS_ELSEWHERE = 2**28
-"""The number of logits in one chunk on an accelerator: 1 GiB of float32, since every chunk adds to the whole weight gradient once."""
+"""The number of logits in one chunk on an accelerator, 1 GiB of float32. Large, since every chunk adds to the whole weight gradient
+once."""
 CHUNK_ROWS_AT_LEAST = 64
 KEPT_ELEMENTS = 2**24
-"""The largest number of logits of a micro-batch that are always kept for the backward pass: 64 MiB."""
+"""The number of logits, 64 MiB, up to which a micro-batch's logits are always kept for the backward pass."""
 
 
 def score_tokens(
@@ -41,23 +42,22 @@ def score_tokens(
     ids_RK: Int64[Tensor, "R K"] | None = None,
     top_k: int = 0,
 ) -> dict[str, Shaped[Tensor, "R ..."]]:
-    """Score tokens under an output layer.
+    """Compute log-probabilities and other scores of tokens from hidden states and an output layer.
 
     Args:
         hidden_RH: float [R, H], the hidden state that predicts each token.
         weight_VH: float [V, H], the output layer.
         bias_V: float [V] or None.
-        targets_R: int64 [R].
+        targets_R: int64 [R], the scored token ids.
         temperature_R: float32 [R]; None means 1.
-        outputs: among `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`,
-            `top_ids`, `top_log_probs`.
+        outputs: any of `log_probs`, `log_probs_at` and `entropies` (differentiable), `sum_pi_squared`, `top_ids` and `top_log_probs`.
         dtype: the dtype in which the output layer multiplies; softmax is float32.
         room: bytes of logits that may be kept for the backward pass, on accelerators.
         ids_RK: int64 [R, K], the token ids of `log_probs_at`.
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
-        float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`.
+        The outputs by name: float32 [R], or [R, K] for K words, in nats; int32 [R, K] for `top_ids`.
     """
     if fuses(hidden_RH):
         return fused_scores(
@@ -103,11 +103,11 @@ def scores_of_logits(
     ids_CK: Int64[Tensor, "C K"] | None = None,
     top_k: int = 0,
 ) -> dict[str, Shaped[Tensor, "C ..."]]:
-    """Score tokens under logits that are divided by the temperature already; carries the gradient.
+    """Compute scores of tokens from logits already divided by the temperature; differentiable.
 
     Args:
         logits_CV: float [C, V].
-        targets_C: int64 [C].
+        targets_C: int64 [C], the scored token ids.
         outputs: as in `score_tokens`.
         ids_CK: int64 [C, K], the token ids of `log_probs_at`.
         top_k: the number of tokens in `top_ids` and `top_log_probs`.

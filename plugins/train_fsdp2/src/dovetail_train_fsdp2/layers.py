@@ -1,4 +1,4 @@
-"""The decoder layers of a model, made ready to train: Liger's kernels, compiled, their activations computed again."""
+"""Preparing a model's decoder layers for training: Liger's kernels, compilation, and recomputation of activations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 BACKEND = "inductor"
 """The backend of torch.compile."""
 TOKENS_AT_LEAST = 64
-"""The smallest number of tokens that runs compiled."""
+"""The smallest number of tokens for which compiled code is used."""
 RECOMPILES = 64
-"""Versions of one layer's code that may live side by side: one for each kind of layer, mask and layout."""
+"""The limit of compiled versions of one layer's code: one for each kind of layer, mask and layout."""
 HEAD_BYTES_A_WEIGHT = 12
-"""Bytes of gradients a weight of the largest matrix, the output layer's or the embedding's: float32 sums over chunks and over
-micro-batches, and twice the compute dtype where both layers share the matrix."""
+"""Bytes of gradients per weight of the output layer's or the embedding's matrix: float32 sums over chunks and over micro-batches,
+and twice the compute dtype if both layers share the matrix."""
 
 
 def prepare_layers(
@@ -36,20 +36,20 @@ def prepare_layers(
     device: torch.device,
     agreed: Callable[[int], int] | None = None,
 ) -> Recompute | None:
-    """Replace the decoder layers' `forward` as the config asks. Call it before they are sharded.
+    """Compile, recompute or replace parts of the decoder layers as configured. Call it before the layers are sharded.
 
     Args:
-        trunk: the model of the layers.
+        trunk: the model with the layers.
         config: the config of the engine.
         device: the device of the layers.
-        agreed: a collective function that returns the smallest of all ranks' numbers. Needed where layers communicate.
+        agreed: a collective function that returns the smallest of all ranks' numbers; needed if layers communicate.
 
     Returns:
-        The object that decides which activations are kept; None where all are.
+        The object that decides which activations are kept; None if all activations are kept.
 
     Raises:
-        PluginNeedsError: Liger is asked for and missing.
-        ConfigError: Liger is asked for where it can't run.
+        PluginNeedsError: the config sets `liger`, and Liger is not installed.
+        ConfigError: the config sets `liger`, and Liger can't run.
         ModelError: the model's decoder layers can't be found.
     """
     accelerated = device.type != "cpu"
@@ -76,7 +76,7 @@ def prepare_layers(
 def room_for_logits(
     trunk: PreTrainedModel, config: Fsdp2Config, device: torch.device
 ) -> Callable[[], int]:
-    """Return a function for the number of bytes of logits that fit beside the layers' activations; 0 where none are to be kept."""
+    """Return a function for the bytes of logits that fit beside the layers' activations; it returns 0 if no logits are to be kept."""
     if device.type == "cpu" or not config.keep_logits:
         return lambda: 0
     memory, outside = MemoryBudget(device, config.memory_limit_gib), _outside(trunk)
@@ -90,7 +90,7 @@ def _outside(trunk: PreTrainedModel) -> int:
 
 
 def how_of(config: Fsdp2Config, *, accelerated: bool) -> How | None:
-    """Return the setting of `gradient_checkpointing` for every layer; None to decide by memory."""
+    """Return which activations every layer recomputes under `gradient_checkpointing`; None to decide by free memory."""
     match config.gradient_checkpointing:
         case False:
             return "nothing"
@@ -106,7 +106,7 @@ def how_of(config: Fsdp2Config, *, accelerated: bool) -> How | None:
 def compile_layers(layers: list[nn.Module]) -> None:
     """Compile each layer's `forward`, for any number of tokens.
 
-    Layers of one class share the code that is made for the first of them.
+    Layers of one class share the code that is compiled for the first such layer.
     """
     # The limit counts all versions of a function, and the models of one process share functions.
     dynamo = torch._dynamo.config  # noqa: SLF001 - its public name

@@ -1,10 +1,10 @@
-"""From ragged samples to a model's input. NumPy only; the one place with padding.
+"""Conversion of ragged samples to a model's input, padded or packed. NumPy only.
 
-There are three layouts, and prompts can be computed once in two of them. Padded: a row is a prompt and its response, or
-a response alone beside the prompts that several rows share. Packed: all tokens end to end in one row, without padding.
-The last scored token of a response is never fed, since nothing after it is predicted.
-Legend: N samples, B rows of a micro-batch that hold a scored token, G distinct prompts, L padded length, P padded prompt
-length, F fed tokens of a pack, S sequences of a pack, R scored tokens, T response tokens.
+There are three layouts. Padded: a row is a prompt and its response. Shared: rows of responses beside rows of the distinct prompts.
+Packed: all tokens end to end in one row, without padding; a prompt may also occur once for all its responses. The last scored token
+of a response is never fed to the model, since no token after it is predicted.
+Legend: N samples, B rows of a micro-batch that hold a scored token, G distinct prompts, L padded length, P padded prompt length, F
+fed tokens of a pack, S sequences of a pack, R scored tokens, T response tokens.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Images:
     media_B: tuple[tuple[MediaRef, ...], ...]
     """References to each row's images, in the order of their tokens."""
     shown_BL: np.ndarray
-    """bool [B, L]: where a token may stand for an image: in the prompt of a row with images, and where a response has some."""
+    """bool [B, L]: whether a token may stand for an image: in prompts of rows with images, and in responses at image tokens."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Padded:
-    """A row is a prompt and its response."""
+    """Layout in which a row is a prompt and its response, padded on the right."""
 
     ids_BL: np.ndarray
-    """int64 [B, L], padded with 0 on the right, where causal attention never looks."""
+    """int64 [B, L], token ids; padded with 0 on the right, to which causal attention never attends."""
     images: Images | None = None
-    """The images of the rows; None where there are none."""
+    """The images of the rows; None if no row has images."""
 
     @property
     def tokens(self) -> int:
@@ -49,13 +49,13 @@ class Shared:
     """Layout that computes each distinct prompt once; a row is a response, which attends to its prompt's keys and values."""
 
     prompts_GP: np.ndarray
-    """int64 [G, P], right-padded with 0."""
+    """int64 [G, P], token ids of the distinct prompts, right-padded with 0."""
     ids_BL: np.ndarray
-    """int64 [B, L], right-padded with 0."""
+    """int64 [B, L], token ids of the responses, right-padded with 0."""
     prompt_of_B: np.ndarray
-    """int64 [B]: which prompt each row answers."""
+    """int64 [B]: index of the prompt that each row answers."""
     prompt_lengths_B: np.ndarray
-    """int64 [B]."""
+    """int64 [B]: number of tokens of each row's prompt."""
 
     @property
     def tokens(self) -> int:
@@ -65,17 +65,17 @@ class Shared:
 
 @attrs.frozen(kw_only=True, eq=False)
 class PackedSequences:
-    """S sequences end to end, each attending to itself alone."""
+    """Layout of S sequences end to end, without padding; tokens attend within their own sequence."""
 
     ids_F: np.ndarray
-    """int64 [F]."""
+    """int64 [F], token ids of all sequences."""
     positions_F: np.ndarray
-    """int64 [F], counted from the start of each token's own sample."""
+    """int64 [F], position of each token, counted from the start of the token's own sample."""
     lengths_S: np.ndarray
-    """int64 [S], all ≥ 1."""
+    """int64 [S], lengths of the sequences, all ≥ 1."""
     responses_G: np.ndarray | None = None
-    """int64 [G] where prompts are computed once: the first G sequences are prompts, and the others responses, those to
-    the first prompt first; so many tokens of responses attend to each prompt as well. None: a sequence is a sample."""
+    """int64 [G], number of response tokens that attend to each prompt, if prompts are computed once: the first G sequences are then
+    prompts, and the responses follow in the order of their prompts. None: a sequence is a sample."""
 
     @property
     def tokens(self) -> int:
@@ -90,12 +90,12 @@ class MicroBatchLayout:
     fed: Padded | Shared | PackedSequences
     """The model's input. Rows without a scored token are left out."""
     source_R: np.ndarray
-    """int64 [R]: where the hidden state that predicts each scored token lies: an index into the flattened [B, L]
-    (padded), into the flattened [G, P] followed by the flattened [B, L] (shared), or into [F] (packed)."""
+    """int64 [R]: index of the hidden state that predicts each scored token, in the flattened [B, L] (padded), in the flattened [G,
+    P] followed by the flattened [B, L] (shared), or in [F] (packed)."""
     targets_R: np.ndarray
-    """int64 [R]: the scored tokens."""
+    """int64 [R]: ids of the scored tokens."""
     temperature_R: np.ndarray | None
-    """float32 [R]; None where all are 1."""
+    """float32 [R]: temperature of each scored token; None if all are 1."""
     token_R: np.ndarray
     """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
     tokens: int
@@ -103,7 +103,7 @@ class MicroBatchLayout:
     padding: int = 0
     """Number of tokens in `fed` that are padding."""
     read: Mapping[str, np.ndarray] = attrs.field(factory=dict)
-    """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
+    """[R, …] by name: values at the scored tokens of the columns that outputs read; integers as int64."""
 
 
 DUMMY = MicroBatchLayout(
@@ -114,7 +114,7 @@ DUMMY = MicroBatchLayout(
     token_R=np.zeros(1, np.int64),
     tokens=1,
 )
-"""A layout of one token, for a model that must run although there is nothing to score."""
+"""A layout of one token, for a rank that must run the model without tokens to score."""
 
 
 def lay_out(
@@ -124,14 +124,14 @@ def lay_out(
     shared: bool = False,
     packed: bool = False,
 ) -> MicroBatchLayout:
-    """Lay out a micro-batch, and compute the position of each scored token's prediction.
+    """Convert a micro-batch to a model's input, and locate the hidden state that predicts each scored token.
 
     Args:
-        micro_batch: the samples, with the columns in `dovetail.interfaces.READS`; with `media`, and `image_mask` where responses have
-            images too (padded layouts only).
-        outputs: the outputs to compute; the columns that they read are included.
-        shared: compute each distinct prompt once.
-        packed: put all tokens into one row, without padding.
+        micro_batch: the samples, with the columns in `dovetail.interfaces.READS`; samples with images also need `media`, and
+            `image_mask` if responses have images (padded layouts only).
+        outputs: the outputs to compute; the layout includes the columns that these outputs read.
+        shared: whether to compute each distinct prompt once.
+        packed: whether to put all tokens into one row, without padding.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
     scored = Scored.of(mask)

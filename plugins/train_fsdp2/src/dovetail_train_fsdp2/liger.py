@@ -1,4 +1,4 @@
-"""Liger's kernels in one model (arXiv 2410.10989): norms, rotary positions, gated layers; the output layer is our own."""
+"""Liger's kernels in one model (arXiv 2410.10989): norms, rotary positions and gated layers, but not Liger's output layer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROTARY = "apply_rotary_pos_emb"
-"""The name of the function for rotary positions in every architecture's module of transformers."""
+"""The name of the function for rotary positions in transformers' module of any architecture."""
 WANTED = frozenset({"rope", "rms_norm", "layer_norm", "swiglu", "geglu"})
-"""The switches of Liger that are turned on; the others belong to losses, which Dovetail computes itself."""
+"""The switches of Liger that are turned on; Liger's other switches belong to losses, which Dovetail computes itself."""
 
 _logger = logging.getLogger(__name__)
 
 
 def apply_liger(trunk: PreTrainedModel, device: str) -> None:
-    """Apply Liger's kernels to this model, which will run on a device of this type.
+    """Replace parts of the model by Liger's kernels. `device` is the type of the device that runs the model.
 
-    Liger also replaces names in the architecture's module, for every model of the process. These are restored, except for the
-    rotary positions, which can't be set for one model: there, tensors that are not on CUDA still use the original function.
+    Liger also replaces functions in the architecture's module, for every model of the process. All but the function for rotary
+    positions are restored. That function can't be set for one model; tensors outside CUDA still use the original.
 
     Raises:
         PluginNeedsError: liger-kernel is not installed.
-        ConfigError: Liger does not support the architecture, or the device.
+        ConfigError: Liger does not support the architecture or the device.
     """
     if device != "cuda":
         raise ConfigError(

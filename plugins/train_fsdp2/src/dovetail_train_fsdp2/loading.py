@@ -1,8 +1,7 @@
-"""Weights into a sharded model: each rank reads its own rows from safetensors, so that no rank ever holds the whole.
+"""Loading weights into a sharded model: each rank reads its own rows from safetensors, so that no rank holds the whole model.
 
-Where the names in memory are not those of the checkpoint (architectures that transformers converts as it loads, .bin
-files), rank 0 loads the model as transformers does, into its host's memory, and sends it to the others tensor by tensor: slower, and the
-model must fit there once.
+Some architectures have other tensor names in memory than in the checkpoint, and .bin files can't be read by rows. Rank 0 then loads the
+model with transformers and sends every tensor to the other ranks. This is slower, and the model must fit into the host memory of rank 0.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> dict[str, Tensor]:
-    """Return every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
+    """Return the parameters and persistent buffers of a model, each once, by name in memory.
 
-    Each has its shape in memory (the shard's where it is sharded). A tied weight has its first name. With an adapter these are the tensors
-    of the base, by their names without the adapter.
+    A sharded tensor has the shape of its shard. A tied weight has the first of its names. With an adapter only the base's tensors
+    are returned, by their names without the adapter.
     """
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
@@ -45,8 +44,7 @@ def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> di
 def stored_places(
     model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: StoredCheckpoint
 ) -> dict[str, str] | None:
-    """Return the name of each of the trunk's tensors in the checkpoint, where the checkpoint stores all of them in the form that they have
-    in memory.
+    """Return the trunk's tensor names in a checkpoint, if the checkpoint stores every tensor as it is in memory.
 
     Args:
         model: the language model, without an adapter.
@@ -54,8 +52,8 @@ def stored_places(
         checkpoint: the checkpoint to search.
 
     Returns:
-        Names in the checkpoint by the names of `tensors_of`; None where a tensor is missing, has another shape or
-        another form, or can't be read in part.
+        Names in the checkpoint by the names of `tensors_of`; None if a tensor is missing, has another shape or form, or can't be
+        read by rows.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -82,7 +80,7 @@ def stored_places(
 def read_shards(
     tensors: Mapping[str, Tensor], places: Mapping[str, str], section: ModelSection
 ) -> None:
-    """Fill this rank's shards from the checkpoint's files, which hold unsharded tensors, in their unsharded shapes.
+    """Fill this rank's shards from the checkpoint's files, which hold the tensors in their unsharded shapes.
 
     Raises:
         ModelError: a file can't be read.
@@ -113,12 +111,12 @@ def give_out(
     """Load the model on rank 0, and send every rank its shards; collective.
 
     Args:
-        trunk: the sharded module; transformers' record of the stored form is copied to it from rank 0.
-        tensors: the result of `tensors_of`, in the shapes of this rank's shards.
-        section: the section with the checkpoint's path.
+        trunk: the sharded module; it gets transformers' record of the stored form from rank 0.
+        tensors: the tensors to fill, as `tensors_of` returns them, in the shapes of this rank's shards.
+        section: the config section with the checkpoint's path.
         ranks: all ranks.
         device: the device for transfers.
-        base_only: whether the trunk is only the base below the model's head.
+        base_only: whether the trunk is the model without its head.
 
     Raises:
         ModelError: the model can't be loaded, or differs from its config. Raised on every rank.

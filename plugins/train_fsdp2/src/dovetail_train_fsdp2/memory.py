@@ -1,4 +1,4 @@
-"""An accelerator's memory: how much of it is free, and offloading to the host's memory what is needed much later."""
+"""An accelerator's memory: how much is free, and offloading of tensors that are needed much later to host memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 GIB = 2**30
 OFFLOAD_AT_LEAST = 2**20
-"""Bytes of the smallest tensor that is offloaded; moving a smaller one is not worth its cost."""
+"""Smallest size in bytes of a tensor that is offloaded; moving smaller tensors costs more than it saves."""
 
 
 class MemoryBudget:
@@ -19,20 +19,20 @@ class MemoryBudget:
 
     Args:
         device: the accelerator.
-        limit_gib: the limit of this process's allocations there, GiB; None for all memory.
+        limit_gib: the limit in GiB of this process's allocations on the accelerator; None for all memory.
     """
 
     def __init__(self, device: torch.device, limit_gib: float | None = None) -> None:
         self._device, self._limit = device, limit_gib
 
     def allocated(self) -> int:
-        """Return the number of bytes that tensors hold."""
+        """Return the number of bytes that tensors hold on the accelerator."""
         return int(torch.accelerator.memory_allocated(self._device))
 
     def free(self) -> int:
         """Return the bytes still available to tensors: free memory of the device, and unused memory of the allocator.
 
-        Unused parts of blocks that are in use are not counted, since only small tensors fit there.
+        Unused parts of the allocator's partly used blocks are not counted, since only small tensors fit into them.
         """
         of_device, _ = torch.accelerator.get_memory_info(self._device)
         allocated = self.allocated()
@@ -47,10 +47,10 @@ class MemoryBudget:
 
 
 def use_expandable_segments(device: torch.device) -> None:
-    """Enable expandable segments of CUDA's allocator, since tensors of varying sizes fragment its memory.
+    """Enable expandable segments in CUDA's allocator, since tensors of varying sizes fragment memory.
 
-    Only this process uses them: an environment variable would be inherited by an inference engine's server, and vLLM's sleep mode
-    refuses them. A setting that the environment already has is kept.
+    The setting applies to this process only: an inference engine's server would inherit an environment variable, and vLLM's sleep
+    mode refuses expandable segments. A setting already in the environment is kept.
     """
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if device.type == "cuda" and "expandable_segments" not in settings:
@@ -60,9 +60,9 @@ def use_expandable_segments(device: torch.device) -> None:
 
 
 def offloading() -> AbstractContextManager[Any]:
-    """Keep large tensors that the backward pass of the block needs in pinned host memory.
+    """Move large tensors that the block saves for its backward pass to pinned host memory.
 
-    They are copied on a separate stream; the backward pass waits for each one that it needs.
+    Tensors are copied on a separate stream; the backward pass waits for each tensor that it needs.
     """
     return torch.autograd.graph.saved_tensors_hooks(_to_host, _to_device)
 

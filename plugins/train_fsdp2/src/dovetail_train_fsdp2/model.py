@@ -22,11 +22,10 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
 def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
-    """Load any Hugging Face causal language model, or vision-language model: float32 weights, no dropout.
+    """Load any Hugging Face causal language model or vision-language model, with float32 weights and without dropout.
 
     Raises:
-        ModelError: the directory does not exist or lacks config or weights, the hub can't be reached, or the
-            model is not a causal language model.
+        ModelError: the model's files can't be found or downloaded, or the model is not a causal language model.
     """
     model, missing = _from_pretrained(section)
     _check_complete(section, missing)
@@ -35,10 +34,10 @@ def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
 
 def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
-    """Load the base below the head of a causal language model, or of a classifier of its family.
+    """Load a causal language model, or a classifier of the same family, without its head.
 
     Raises:
-        ModelError: as for `load_model`; a missing head is not an error here.
+        ModelError: the model can't be loaded, as for `load_model`; a missing head is no error.
     """
     model, missing = _from_pretrained(section)
     trunk = base_of(model)
@@ -48,7 +47,7 @@ def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the base below the head of a causal language model.
+    """Return the part of a causal language model that computes hidden states, without the head.
 
     Raises:
         ModelError: the base can't be identified.
@@ -68,18 +67,18 @@ def empty_model(section: ModelSection) -> PreTrainedModel:
     Buffers (rotary frequencies, masks) are real, on the CPU: checkpoints do not hold them.
 
     Raises:
-        ModelError: as for `load_model`, except for errors in the weights.
+        ModelError: the config can't be found or downloaded, or is not of a causal language model.
     """
     _check_directory(section.path)
     return described_model(section)
 
 
 def described_model(section: ModelSection, *, classifier: bool = False) -> PreTrainedModel:
-    """Build the model that a directory's config describes, without weights, as `empty_model` does.
+    """Build the model of a directory's config without weights, as `empty_model` does.
 
     Args:
-        section: the section with the directory.
-        classifier: whether it is a token classifier; else a causal language model.
+        section: the config section with the directory.
+        classifier: whether to build a token classifier instead of a causal language model.
 
     Raises:
         ModelError: the model can't be built.
@@ -161,9 +160,9 @@ def _check_complete(section: ModelSection, missing: list[str]) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Suppress transformers' progress bar and load report, where the run has a display of its own.
+    """Suppress transformers' progress bar and load report within the block, if the run has its own display.
 
-    The problems that the report warns of are checked after loading.
+    The problems of which the report warns are checked after loading.
     """
     from transformers.utils import logging
 

@@ -1,5 +1,5 @@
-"""The optimizer that the role's section names, over float32 weights; a schedule that is a function of the step, and gradient
-clipping; on shards where the model is sharded.
+"""The optimizer that the model's `optim` section names, over float32 weights or their shards, with a schedule that is a function of
+the step, and gradient clipping.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dovetail_train_fsdp2.shards import local
 
 
 class ShardedOptimizer:
-    """One optimizer with its place in the schedule."""
+    """An optimizer over full or sharded parameters, with its learning-rate schedule and step counter."""
 
     def __init__(
         self,
@@ -59,17 +59,16 @@ class ShardedOptimizer:
         self._peaks = learning_rates(self._torch)
 
     def step(self, finite: Tensor) -> tuple[float, float]:
-        """Take exactly one step with the accumulated gradients, and drop them. Collective.
+        """Take one optimizer step with the accumulated gradients, then drop the gradients. Collective.
 
         Args:
-            finite: bool [], whether the losses that they come from are finite. It is fetched with the norm.
+            finite: bool [], whether the losses of these gradients are finite. Copied to the host together with the norm.
 
         Returns:
-            The gradient's norm before clipping, over all shards, and the learning rate `optim.lr` as scheduled; the same on every rank.
+            The gradient's norm over all shards before clipping, and the scheduled learning rate; the same on every rank.
 
         Raises:
-            NumericsError: the losses or the norm are not finite, on some rank; on every rank weights and optimizer are
-                as before.
+            NumericsError: the losses or the norm are not finite on some rank; weights and optimizer are unchanged on every rank.
         """
         lr = self._rate(self.steps)
         norm, finite_everywhere = self._clip(finite)
@@ -114,15 +113,16 @@ class ShardedOptimizer:
             optimizer.zero_grad()
 
     def move(self, device: torch.device) -> None:
-        """Move the moments to a device."""
+        """Move the optimizer's moments to a device."""
         for state in (state for o in self._torch for state in o.state.values()):
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     state[key] = value.to(device)
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the state, without counters, by `kind.parameter`, such as `exp_avg.model.norm.weight`; tensors that share the optimizer's
-        memory, most often float32 and of their parameter's shape.
+        """Return the optimizer's state tensors by name, such as `exp_avg.model.norm.weight`, without step counters.
+
+        The tensors share the optimizer's memory. Most are float32 and have their parameter's shape.
         """
         found: dict[str, Tensor] = {}
         for name, parameter in self._named.items():
@@ -135,8 +135,9 @@ class ShardedOptimizer:
         return found
 
     def parameter_steps(self) -> dict[str, float]:
-        """Return the number of steps that each parameter with a state has taken; optimizers that count by parameter count those with a
-        gradient.
+        """Return the number of steps of each parameter with a state.
+
+        Optimizers that count by parameter count only steps with a gradient.
         """
         states = {name: self._state(parameter) for name, parameter in self._named.items()}
         return {
@@ -144,7 +145,7 @@ class ShardedOptimizer:
         }
 
     def restore(self, steps: int, parameter_steps: Mapping[str, float]) -> None:
-        """Restore a step, with a state of 0 that the caller fills through `moments`. Weights must be read afterwards.
+        """Restore the step counters, and create a state of zeros for the caller to fill through `moments`. Load the weights afterwards.
 
         Raises:
             CheckpointError: the state belongs to another model or optimizer.

@@ -1,7 +1,7 @@
-"""Cutting a batch into micro-batches within a token budget, in the layout that costs least.
+"""Dividing a batch into micro-batches within a token budget, in the layout that costs least.
 
-Padded micro-batches hold samples of similar lengths, since padding is what they waste. Packed ones waste nothing: they are
-balanced by cost instead, including attention's, which grows with the square of a sample's length.
+Padded micro-batches hold samples of similar lengths, to save padding. Packed micro-batches have no padding and are balanced by
+cost, including attention's, which grows with the square of a sample's length.
 Legend: N samples, B rows of a micro-batch.
 """
 
@@ -25,25 +25,26 @@ from dovetail_torch_engines import (
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}
-"""The largest share of tokens left at which `auto` shares prompts of padded micro-batches, which costs a second forward pass; by device."""
+"""`auto` shares prompts of padded micro-batches if at most this fraction of tokens remains, by device. Sharing costs a second
+forward pass."""
 WORTHWHILE_ELSEWHERE = 0.7
-"""The same on accelerators, where sharing also rules out the fastest attention, which takes no mask."""
+"""The fraction of `WORTHWHILE` on accelerators, where sharing also rules out the fastest attention, which takes no mask."""
 WORTHWHILE_PACKED = 0.9
-"""The same for packed micro-batches, where sharing costs a second attention."""
+"""The fraction of `WORTHWHILE` for packed micro-batches, where sharing costs a second attention call."""
 
 
 @attrs.frozen(kw_only=True)
 class Means:
-    """The layouts that a model allows, and the criteria for choosing between them."""
+    """The allowed layouts of micro-batches, and the criteria for choosing between them."""
 
     packing: Packing = "never"
-    """Whether to pack; `never` where the architecture does not allow it."""
+    """Whether to pack samples; `never` if the architecture does not support packing."""
     share: Share = "never"
-    """Whether to compute prompts once in padded micro-batches."""
+    """Whether to compute each distinct prompt once in padded micro-batches."""
     share_packed: Share = "never"
-    """Whether to compute prompts once in packed ones."""
+    """Whether to compute each distinct prompt once in packed micro-batches."""
     device: str = "cpu"
-    """Type of the device that computes: `auto` weighs its costs."""
+    """Type of the device that runs the model, by which `auto` weighs costs."""
     quadratic: float = 0.0
     """The relative cost that attention adds to a token for each token of its sample: a sample of n tokens costs n · (1 + quadratic · n)."""
 
@@ -53,24 +54,24 @@ class MicroBatchPlan:
     """The samples of one micro-batch, and their layout."""
 
     rows_B: np.ndarray
-    """int64 [B], positions in the batch that was cut."""
+    """int64 [B], positions of the samples in the whole batch."""
     shared: bool
-    """Whether prompts are computed once."""
+    """Whether each distinct prompt is computed once."""
     packed: bool
-    """Whether all tokens go into one row."""
+    """Whether all tokens are in one row, without padding."""
 
 
 def cut(
     batch: Batch, budget: int, means: Means, at_least: int = 1, unit: Unit = "sample"
 ) -> list[MicroBatchPlan]:
-    """Cut a batch into micro-batches of balanced cost, each within the budget.
+    """Divide a batch into micro-batches of balanced cost, each within the token budget.
 
     Args:
         batch: the samples, with the columns in `dovetail.interfaces.READS`.
-        budget: the token limit of a micro-batch, padding included; a longer sample gets one to itself.
+        budget: the token limit of a micro-batch, padding included; a longer sample gets a micro-batch to itself.
         means: the allowed layouts.
-        at_least: the minimum number of micro-batches, since ranks must run equally many; empty ones are added.
-        unit: the unit whose samples stay together. Prompts are shared only where the unit is one sample.
+        at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
+        unit: the kind of samples that stay in one micro-batch, such as `group`. Prompts are computed once only if the unit is `sample`.
 
     Returns:
         Every sample in exactly one micro-batch, the most expensive one first.

@@ -1,8 +1,8 @@
-"""Partial attention, to some of a query's keys: its output, and the sum of exponentials that merges it with the rest.
+"""Partial attention, to some of a query's keys: the output, and the sum of exponentials to merge it with attention to the other keys.
 
-Forward and backward are separate functions, since the gradient needs output and sums of the whole softmax. They use the
-variable-length flash kernel on CUDA in half precision, torch's flash kernel over padded batches on the CPU, and plain products elsewhere.
-With S = scale · Q Kᵀ, P = e^(S − l) and the whole softmax's output O and l:
+Forward and backward are separate functions, since the gradient needs output and sums of the whole softmax. Both functions use the
+variable-length flash kernel on CUDA in half precision, torch's flash kernel over padded batches on the CPU, and plain products
+otherwise. With S = scale · Q Kᵀ, P = e^(S − l) and the whole softmax's output O and l:
 
     dV = Pᵀ dO        dS = P (dO Vᵀ − Σ dO · O)        dQ = scale · dS K        dK = scale · dSᵀ Q
 
@@ -44,7 +44,7 @@ def partial(
     """Return the partial attention of queries to their spans of keys, without a gradient.
 
     Returns:
-        [T, H, D], and the log of each query's sum of exponentials, float32 [H, T].
+        The output, [Tq, H, D], and the log of each query's sum of exponentials, float32 [H, Tq].
     """
     if has_flash(query_THD, value_TKD):
         out, lse, *_ = aten._flash_attention_forward(  # noqa: SLF001 - the only way to the sums
@@ -78,7 +78,7 @@ def partial_backward(
     spans: Spans,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of queries [Tq, H, D], keys [Tk, K, D] and values [Tk, K, D], from output and sums of the whole softmax."""
+    """Return gradients of queries [Tq, H, D], keys [Tk, K, D] and values [Tk, K, D], from output and log-sum-exp of the whole softmax."""
     if has_flash(query_THD, value_TKD):
         nothing = torch.empty(0, device=query_THD.device)
         seed = torch.zeros(2, dtype=torch.uint64, device=query_THD.device)

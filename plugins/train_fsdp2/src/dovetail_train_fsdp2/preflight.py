@@ -1,4 +1,4 @@
-"""Preflight rules: configs that the engine would refuse when it starts, and shards on more machines than necessary."""
+"""Preflight rules: configs that the engine would refuse at its start, and shards on more machines than necessary."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ _ROOM_GB = 40.0
 
 
 def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
-    """The engine `fsdp2` can't make its model as the config asks: with an attention, adapters, 4-bit layers or kernels that are not
-    installed or do not fit the model, a vision tower to freeze where there is none, or ranks that do not divide its heads.
+    """The engine `fsdp2` can't build its model as configured.
 
-    The model is built from its config, without weights. A model that is not in a directory on this machine is checked by the engine when it
-    starts.
+    The attention, adapter, 4-bit layers or kernels are not installed or do not fit the model; there is no vision tower to freeze;
+    or `sequence_parallel_size` does not divide the attention heads.
+
+    The rule builds the model from its config, without weights. If the model is not in a local directory, only the engine checks it,
+    at its start.
     """
     judged: list[Any] = []
     for model in plan.models if plan is not None else ():
@@ -51,11 +53,11 @@ def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def shards_span_machines(config: Any, plan: Any) -> Iterator[Finding]:
-    """Parameters are sharded over several machines, though the accelerators of one hold the model's states.
+    """Parameters are sharded over several machines, although the accelerators of one machine hold the model's states.
 
-    Every layer is then gathered over the network, in each pass and in each update of the rollout's weights. States are 16 bytes a
-    parameter (weights, gradients and two moments in float32); a machine holds them where they take at most half of accelerators
-    of 80 GB. `shard_size`, also one of all ranks, silences the rule.
+    Every layer is gathered over the network in each pass and in each update of the rollout's weights. States take 16 bytes a
+    parameter (weights, gradients and two moments in float32). A machine holds them if they fit into half the memory of accelerators
+    of 80 GB. Any `shard_size`, even of all ranks, turns the rule off.
     """
     for model in plan.models if plan is not None else ():
         pool, engine = plan.placement.pool(model.role), model.engine.config

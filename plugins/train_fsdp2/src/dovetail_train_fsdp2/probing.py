@@ -1,5 +1,4 @@
-"""Whether an architecture supports packing, found out by running it: which arguments its layers pass to attention, and whether
-anything else in it mixes tokens.
+"""Tests whether an architecture supports packing: which arguments its layers pass to attention, and whether anything else mixes tokens.
 
 Legend: B sequences, L length, H hidden size.
 """
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 PROBE = "dovetail_probe"
 REPLACED = "sdpa"
-"""The attention implementation that packing may replace; any other one that the config names is used as it is."""
+"""The attention implementation that packing may replace; any other configured implementation is used unchanged."""
 FAR = 2**17
 """The number of tokens over which a mask is probed; longer windows count as unlimited."""
 _LENGTH = 6
@@ -36,7 +35,7 @@ _HARMLESS = frozenset(
 
 
 class Reach:
-    """Placeholder for a mask: how many tokens each token sees, itself included; `FAR` is all, None no window."""
+    """Placeholder for a mask: the number of tokens that each token sees, itself included; `FAR` for all, None for no window."""
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens
@@ -53,19 +52,19 @@ class _Notes:
 
 @attrs.frozen(kw_only=True)
 class PackingSupport:
-    """Which kinds of packing a model supports."""
+    """Whether a model supports packing, and packing with shared prompts."""
 
     why_not: str | None = None
-    """The reason why the model can't be packed; None where it can."""
+    """The reason why samples of the model can't be packed; None if they can."""
     with_shared_prompts: bool = False
-    """Whether each prompt of a pack can be computed once, which takes layers without a window."""
+    """Whether each prompt of a pack can be computed once; False if a layer has a sliding window."""
 
 
 def probe_packing(model: PreTrainedModel) -> PackingSupport:
     """Test whether a model supports packing.
 
-    It does where every layer mixes tokens only by causal attention, with or without a sliding window, through transformers' attention
-    interface, and where the output of a packed test run confirms this.
+    Every layer must mix tokens only by causal attention through transformers' attention interface, with or without a sliding
+    window. The output of a packed test run must confirm this.
     """
     notes = _Notes()
     why_not = _why_not(model, notes)

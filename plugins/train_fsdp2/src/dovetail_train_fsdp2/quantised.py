@@ -1,7 +1,8 @@
 """Linear layers in 4-bit NormalFloat below an adapter (QLoRA, arXiv 2305.14314), by torchao's NF4Tensor.
 
 Each block of 64 weights has a scale of 8 bits, and each block of 256 scales has a scale of its own: 4.13 bits a weight. A pass
-dequantises each layer's weights to the compute dtype and keeps none of them. They are frozen and not sharded: every rank holds all of them.
+dequantises each layer's weights to the compute dtype and then frees the result. The 4-bit weights are frozen and not sharded: every
+rank holds all of them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from dovetail.errors import ConfigError, PluginNeedsError
 
 BLOCK, SCALES = 64, 256
-"""The numbers of weights in a block that shares a scale, and of scales in a block that shares one."""
+"""The number of weights that share a scale, and the number of scales that share a scale of their own."""
 
 
 class Nf4Linear(nn.Module):
-    """x ↦ x Wᵀ + b with W [out, in] in 4 bits in the buffer `weight`, which is None until `fill`."""
+    """Linear layer x Wᵀ + b with W [out, in] in 4 bits in the buffer `weight`, which is None until `fill`."""
 
     weight: Tensor | None
 
@@ -31,11 +32,11 @@ class Nf4Linear(nn.Module):
         self.register_buffer("weight", None)
 
     def fill(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-        """Quantise a weight [out, in] of any dtype on a device; it is dequantised to `dtype`."""
+        """Quantise a weight [out, in] of any dtype on a device, and store it; passes dequantise it to `dtype`."""
         self.weight = quantised(weight.to(device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, […, out] of x […, in], in the dtype of x."""
+        """Return x Wᵀ + b, […, out], for x […, in], in the dtype of x."""
         from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import linear_nf4
 
         y = cast("Tensor", linear_nf4(x, self.weight))
@@ -47,7 +48,7 @@ def quantised(weight: Tensor) -> Tensor:
 
     Raises:
         PluginNeedsError: torchao is not installed.
-        ConfigError: the weight can't be divided into whole blocks.
+        ConfigError: the weight's size is not a multiple of the block size.
     """
     try:
         from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
@@ -75,7 +76,7 @@ def dequantised(tensor: Tensor) -> Tensor:
 
 
 def quantisable(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield frozen linear layers of a model with an adapter, by the names of their modules; the output layer is not quantised.
+    """Yield name and module of each frozen linear layer of a model with an adapter, except the output layer.
 
     Args:
         model: the model with its adapter.

@@ -1,8 +1,8 @@
-"""Recompute: which decoder layers keep their activations for the backward pass, and which compute them again.
+"""Recompute: which decoder layers keep their activations for the backward pass, and which recompute them.
 
-A layer's `forward` is replaced, so that hooks on the layer, such as fully_shard's, run outside it: weights are gathered before
-the layer is recomputed. Under `auto` the free memory is read anew for every micro-batch; the layers nearest to the output are
-the first to keep their activations, because these are freed first.
+A layer's `forward` is replaced, so that hooks on the layer, such as fully_shard's, run outside it: weights are gathered before the
+layer is recomputed. Under `auto` the free memory is read for every micro-batch. Layers nearest to the output keep their activations
+first, because the backward pass frees these first.
 
 Legend: B rows, L padded length, H hidden size.
 """
@@ -44,15 +44,15 @@ DEAR = frozenset(
 
 
 class Recompute:
-    """The decoder layers of one model, and how each handles its activations.
+    """Decides for each decoder layer of a model which activations are kept and which are recomputed.
 
     Args:
         layers: the layers in order of execution; their `forward` is replaced.
-        how: the setting for every layer, or None to decide by memory.
-        memory: the memory of the device; read only where `how` is None.
-        outside: bytes of the rest of the model while all activations exist.
-        offload: keep the inputs of recomputed layers in host memory.
-        agreed: a function that makes the number of layers without recomputation equal on ranks whose layers communicate.
+        how: the setting of recomputation for every layer; None to decide by free memory.
+        memory: the memory of the device; read only if `how` is None.
+        outside: bytes that the rest of the model needs while all activations exist.
+        offload: whether to keep the inputs of recomputed layers in host memory.
+        agreed: a collective function that returns the smallest of all ranks' numbers, so that ranks recompute the same layers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The sender of this engine's weight updates, from the runner's tensors."""
+"""The sender of this engine's weight updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_train_fsdp2.weights import manifest_of, outgoing
 
 
 class RunnerSending(Sending):
-    """One rank's sender of a runner's weights, or of its adapter's."""
+    """One rank's sender of the runner's weights to the rollout: all merged weights, or only the adapter's."""
 
     def __init__(self, context: PluginContext, ranks: Ranks, runner: ModelRunner) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
 """Sharding one runner over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
 
-Every decoder layer is a unit and the runner is the root: within the runner's forward pass the weights outside of layers
-(embedding, last norm, output layer) are gathered. Weights, gradients and moments are sharded in float32; layers compute in the
-compute dtype. Gradients are sums over all ranks, not means, since objectives are divided already.
+fully_shard wraps every decoder layer, and the runner as the root. Weights outside of decoder layers (embedding, last norm, output layer)
+are gathered during the runner's forward pass. Weights, gradients and moments are sharded in float32; layers compute in the compute dtype.
+Gradients are sums over all ranks, not means, since each rank's loss is already divided by the denominator of the whole mini-batch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """The sharding of one runner, and the switches of its communication.
+    """Shards one runner with fully_shard, and controls when gradients are reduced and weights freed.
 
     Attributes:
-        replicas: groups of ranks that each hold all shards.
+        replicas: the number of groups of ranks that each hold all shards.
         state_device: the device of shards, gradients and moments while the model computes.
     """
 
@@ -86,7 +86,7 @@ class Sharding:
             buffer.data = buffers[name].to(self._device)
 
     def before_backward(self, *, last: bool) -> None:
-        """Prepare for the backward pass of an update's next micro-batch, which may be its last."""
+        """Set up communication for the backward pass of the next micro-batch; `last` marks the last micro-batch of an update."""
         root = cast("FSDPModule", self._sharded())
         root.set_requires_gradient_sync(last or self._config.reduce_gradients != "once")
         root.set_is_last_backward(last)
@@ -95,13 +95,13 @@ class Sharding:
             root.set_reshard_after_backward(last)
 
     def free(self) -> None:
-        """Free gathered weights that a forward pass without a backward pass has left."""
+        """Free the gathered weights that remain after a forward pass without a backward pass."""
         for module in self._sharded().modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def recover(self) -> None:
-        """Reset the state of a pass that an error interrupted, and drop its gradients. Not collective."""
+        """Reset fully_shard's state after an error in a pass, and drop the pass's gradients. Not collective."""
         root = self._sharded()
         if (reset := getattr(root, "reset_iter_state", None)) is not None:  # since torch 2.13
             cast("Callable[[], None]", reset)()
@@ -147,12 +147,13 @@ def _drop_gathered_gradients(module: FSDPModule) -> None:
 
 
 def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder layers, outermost ones only.
+    """Return the decoder layers of a model, outermost modules only.
 
-    They are the modules of the classes in the model's `_no_split_modules`; failing that, the longest list of modules of one class.
+    Decoder layers are the modules of the classes in the model's `_no_split_modules`. If there are none, they are the longest list
+    of modules of one class.
 
     Raises:
-        ModelError: the model has none.
+        ModelError: the model has no decoder layers.
     """
     names = set(trunk._no_split_modules or ())  # noqa: SLF001 - the field's only name for them
     blocks: list[nn.Module] = []
@@ -183,9 +184,9 @@ def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
 
 
 def join_alone(device: torch.device) -> None:
-    """Make this process the one rank of torch's default process group, unless there is a group already.
+    """Create torch's default process group with this process as its only rank, unless a group exists.
 
-    fully_shard needs a group; no other process is contacted and no port is opened.
+    fully_shard needs a group. No port is opened and no other process is contacted.
     """
     if dist.is_initialized():
         return

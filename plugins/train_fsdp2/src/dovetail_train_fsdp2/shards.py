@@ -1,4 +1,4 @@
-"""Tensors that may be sharded over ranks (DTensor): reading this rank's shard, filling it, and gathering the whole tensor.
+"""Tensors that may be sharded over ranks (DTensor): reading and filling this rank's shard, and gathering the whole tensor.
 
 A tensor that is not sharded counts as its only shard, so that callers need not distinguish.
 """
@@ -21,13 +21,13 @@ BLOCK_BYTES = 2**27
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard, [rows here, …] of [rows, …], sharing the tensor's memory; outside autograd."""
+    """Return this rank's shard, [rows of this rank, …] of [rows, …], sharing the tensor's memory; outside autograd."""
     shard = tensor.detach()
     return shard.to_local() if isinstance(shard, DTensor) else shard
 
 
 def rows_here(tensor: Tensor) -> tuple[int, int]:
-    """Return the first row of this rank's shard of a tensor [rows, …], and the one after its last."""
+    """Return the first row (inclusive) and the last row (exclusive) of this rank's shard of a tensor [rows, …]."""
     rows = tensor.shape[0]
     if not isinstance(tensor, DTensor):
         return 0, rows
@@ -39,7 +39,7 @@ def rows_here(tensor: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
-    """Write this rank's shard in place.
+    """Write this rank's shard in place, from rows of the whole tensor.
 
     Args:
         tensor: the tensor, changed in place; of any number of dimensions.
@@ -55,12 +55,13 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
 
 
 def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """Return the whole tensor, in its unsharded shape, outside autograd; a quantised one dequantised. Collective for a sharded tensor:
-    every rank of its mesh must call it.
+    """Return the whole tensor, in its unsharded shape, outside autograd; a quantised tensor is dequantised.
+
+    Collective for a sharded tensor: every rank of the tensor's mesh must call this function.
 
     Args:
         tensor: any tensor.
-        device: the device of gathering and of the result; by default the tensor's own.
+        device: the device of gathering and of the result; by default the tensor's device.
     """
     tensor = dequantised(tensor)
     here = tensor.detach() if device is None else tensor.detach().to(device)
@@ -77,15 +78,15 @@ def wholes(
 ) -> Iterator[tuple[str, Tensor]]:
     """Gather tensors, sharded or not, several at once, outside autograd. Collective: every rank must iterate over all of them.
 
-    One collective carries several tensors, since one for each would be slow; shards are cast before they are gathered.
+    One collective carries several tensors, since one collective per tensor would be slow. Shards are cast before they are gathered.
 
     Args:
         tensors: names and tensors, the same on every rank.
         device: the device of gathering and of the results.
-        cast: the dtype of the gathered tensor.
+        cast: a function that returns the dtype in which to gather a tensor.
 
     Yields:
-        Each name with the whole tensor, in its unsharded shape.
+        Each tensor's name and the whole tensor, in its unsharded shape.
     """
     block: list[tuple[str, Tensor]] = []
     size = 0

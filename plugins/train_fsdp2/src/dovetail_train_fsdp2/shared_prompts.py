@@ -1,15 +1,15 @@
 """Attention over packs that hold each prompt once: a response attends to itself, and to the prompt that it shares.
 
-Prompts come first, then all responses, those to one prompt next to each other. One causal call computes attention within every
-sequence; a second one, without a mask, that of the responses to each prompt to that prompt. The softmax over both sets of keys
-is the two outputs weighted by their sums of exponentials:
+Prompts come first, then all responses; responses to one prompt are adjacent. One causal call computes attention within every
+sequence. A second call, without a mask, computes attention of responses to their prompt. The two outputs, weighted by their sums of
+exponentials, give the softmax over both sets of keys:
 
     l = log(e^l₁ + e^l₂)        o = e^(l₁ − l) o₁ + e^(l₂ − l) o₂
 
-The gradient is exact: each call's backward pass uses o and l of the whole softmax in place of its own.
+The gradient is exact: each call's backward pass uses o and l of the whole softmax instead of that call's.
 
-Legend: F tokens of the pack, P of them prompts' and Q responses', G prompts, H query heads, K key and value heads,
-D head size, E head size of the values.
+Legend: F tokens of the pack, P tokens of prompts, Q tokens of responses, G prompts, H query heads, K key and value heads, D head
+size, E head size of the values.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def attend_shared(
     *,
     scale: float,
 ) -> Float[Tensor, "F H E"]:
-    """Return causal attention within each sequence, and of each response to its whole prompt; carries the gradient.
+    """Return causal attention within each sequence, and of each response to its whole prompt; differentiable.
 
     Args:
         query_FHD: float [F, H, D].
         key_FKD: float [F, K, D].
         value_FKE: float [F, K, E], with E ≤ D.
-        sequences: all sequences, the G prompts first.
-        prompts: the G prompts, P tokens together.
-        responses: the number of response tokens of each prompt, Q together.
+        sequences: the boundaries of all sequences, the G prompts first.
+        prompts: the boundaries of the G prompts, P tokens in total.
+        responses: the number of response tokens of each prompt, Q in total.
         scale: the scale of the scores.
 
     Returns:

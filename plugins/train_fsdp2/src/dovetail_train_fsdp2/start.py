@@ -1,4 +1,4 @@
-"""From a context to a ModelRunner: the model of a role, its head, its adapter, its shards, and checks of these."""
+"""Building a ModelRunner from a plugin's context: model, head, adapter and shards, with checks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
-    """Return the engine's ranks; on an accelerator, one process becomes a group of one.
+    """Return the engine's ranks; on an accelerator, a single process creates a group of one rank.
 
     Raises:
-        DispatchError: the process group does not have the mesh's ranks.
-        ConfigError: the mesh's axis cp is not `sequence_parallel_size`.
+        DispatchError: the process group is missing or differs from the mesh in size.
+        ConfigError: the size of the mesh's axis `cp` is not `sequence_parallel_size`.
     """
     mesh, device = context.mesh, torch.device(context.device)
     if device.type != "cpu" and (mesh is None or mesh.size == 1):
@@ -57,14 +57,15 @@ def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
 def load_runner(
     config: Fsdp2Config, context: PluginContext, ranks: Ranks
 ) -> tuple[ModelRunner, Sharding | None]:
-    """Load the context's model onto its device. A model that is not trained gets no adapter.
+    """Load the context's model onto the context's device. An untrained model gets no adapter.
 
-    One process on the CPU holds the whole model; several processes, and accelerators, hold shards, and loading is then collective.
+    A single process on the CPU holds the whole model. Otherwise the model is sharded, and loading is collective.
 
     Raises:
         ModelError: the model can't be loaded.
-        PluginNeedsError, ConfigError: an adapter is asked for, and peft is missing or it does not fit the model; or
-            `shard_size` does not divide the ranks, or the model can't share sequences between ranks.
+        PluginNeedsError: the config sets `lora`, and peft is not installed.
+        ConfigError: the adapter does not fit the model, or the model can't share sequences between ranks.
+        PlanError: `shard_size` does not divide the ranks.
     """
     section = context.model
     if section is None:
@@ -82,7 +83,7 @@ def load_runner(
 def empty_runner(
     model: PreTrainedModel, config: Fsdp2Config, context: PluginContext, dtype: torch.dtype
 ) -> ModelRunner:
-    """Return a runner, with the context's head and the config's adapter, of a language model whose weights are on the meta device."""
+    """Return a runner with the context's head and the config's adapter, for a language model on the meta device."""
     if context.head == "value":
         value_model = empty_value_model(model)
         return ValueRunner(value_model, dtype, _adapter(value_model.trunk, config, context))

@@ -1,4 +1,4 @@
-"""Trunk: a laid-out micro-batch through a model's base, up to the hidden states.
+"""Trunk: the model without its head, which computes hidden states of laid-out micro-batches.
 
 Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, H hidden size.
 """
@@ -30,7 +30,7 @@ ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 
 
 class Trunk:
-    """Runs the base of a runner's model, in the compute dtype."""
+    """Runs a runner's model without its head, in the compute dtype."""
 
     def __init__(self, runner: ModelRunner) -> None:
         make_known()
@@ -39,7 +39,7 @@ class Trunk:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that transformers built."""
+        """The transformers model without a value head: a language model, or the base of a value model."""
         return self._runner.trunk
 
     @property
@@ -48,7 +48,7 @@ class Trunk:
         return self._runner.device
 
     def states(self, layout: MicroBatchLayout) -> Tensor:
-        """Return the hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared), [F, H] (packed)."""
+        """Return the last hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared) or [F, H] (packed)."""
         with self.autocast():
             if isinstance(layout.fed, Shared):
                 return self._shared(layout.fed)
@@ -57,7 +57,7 @@ class Trunk:
             return self.owing_vision(flat(output.last_hidden_state))
 
     def owing_vision(self, output: Tensor) -> Tensor:
-        """Return the output, whatever its shape, with zero gradients for the vision tower where some rank has images.
+        """Add gradients of 0 for the vision tower to an output of any shape, if some rank has images.
 
         Ranks reduce the tower's gradients together, so a rank without an image contributes zeros.
         """
@@ -68,8 +68,9 @@ class Trunk:
 
     @contextmanager
     def inputs(self, fed: Padded | PackedSequences) -> Iterator[dict[str, Any]]:
-        """Set the model's inputs within the block: ids [B, L] with its images' inputs; or ids [1, F] with positions [1, F] and an
-        `AttentionPack`.
+        """Set the model's attention function, and yield the model's keyword arguments.
+
+        Padded: ids [B, L] and inputs of images. Packed: ids [1, F], positions [1, F] and an `AttentionPack`.
         """
         if isinstance(fed, PackedSequences):
             yield self._packed(fed)
@@ -108,13 +109,13 @@ class Trunk:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast to the compute dtype; without effect where the weights are sharded, which are gathered in that dtype."""
+        """Return the autocast to the compute dtype; without effect if the weights are sharded, since they are gathered in that dtype."""
         dtype = self._runner.dtype
         enabled = dtype != torch.float32 and not self._runner.sharded
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """Return an array as a tensor of its shape and dtype on the model's device."""
+        """Copy an array to the model's device, as a tensor of the same shape and dtype."""
         return sent(array, self.device)
 
     def _shared(self, fed: Shared) -> Tensor:
@@ -170,5 +171,5 @@ class Trunk:
 
 
 def flat(states_BLH: Tensor) -> Tensor:
-    """Return [B, L, H] as [B · L, H]."""
+    """Return hidden states [B, L, H] as [B · L, H]."""
     return states_BLH.reshape(-1, states_BLH.shape[-1])

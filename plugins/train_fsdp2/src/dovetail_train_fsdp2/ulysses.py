@@ -1,6 +1,6 @@
-"""Ranks that share each pack: their parts of a layout. The exchange between them is in `dovetail_torch_engines.ulysses`.
+"""Sequence parallelism: dividing a packed layout among ranks. `dovetail_torch_engines.ulysses` has the exchange between ranks.
 
-Legend: C ranks, F tokens of the pack, R scored tokens, M scored tokens of the rank that has most.
+Legend: C ranks, F tokens of the pack, R scored tokens, M scored tokens of the rank with most.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 AXIS = "cp"
-"""The mesh's axis of ranks that share each pack."""
+"""The name of the mesh's axis along which ranks share each pack."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class RankLayout:
-    """One rank's part of a packed layout."""
+    """One rank's share of a packed layout."""
 
     layout: MicroBatchLayout
-    """The layout of the rank's F / C tokens, with the lengths of all sequences and M scored tokens: its own, then stand-ins."""
+    """The layout of the rank's F / C tokens, with the lengths of all sequences and M scored tokens: the rank's own, then stand-ins."""
     share: ScoredShare
     """The rank's share of the pack's scored tokens."""
 
 
 class SequenceParallel:
-    """The ranks that share each pack.
+    """The ranks that divide each pack's tokens among them.
 
     Attributes:
         size: the number of ranks, C.
-        index: this rank's place among them.
+        index: this rank's index among these ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -48,7 +48,7 @@ class SequenceParallel:
         self.index = dist.get_rank(group)
 
     def part(self, layout: MicroBatchLayout) -> RankLayout:
-        """Return this rank's part of a packed layout; where C does not divide F a last sequence of padding is added."""
+        """Return this rank's share of a packed layout; if C does not divide F, a last sequence of padding is added."""
         fed = layout.fed
         assert isinstance(fed, PackedSequences)
         count = -(-len(fed.ids_F) // self.size)
@@ -79,15 +79,15 @@ class SequenceParallel:
         )
 
     def whole(self, scores: dict[str, Tensor], part: RankLayout) -> dict[str, Tensor]:
-        """Return every rank's scores, [R, …] each, from this rank's [M, …]. Collective."""
+        """Gather the scores of the whole pack by name, [R, …] each, from each rank's [M, …]. Collective."""
         return part.share.whole(scores, self.group)
 
 
 def check_heads(trunk: PreTrainedModel, degree: int) -> None:
-    """Check that `degree` ranks can divide a model's attention heads.
+    """Check that `degree` ranks can divide a model's attention heads evenly.
 
     Raises:
-        ConfigError: there are more ranks than attention heads, or the heads are not divisible.
+        ConfigError: `degree` does not divide the number of attention heads.
     """
     heads = int(trunk.config.get_text_config().num_attention_heads)
     if heads % degree:
@@ -101,12 +101,12 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
-    """Return the ranks that share packs with this one along the mesh's axis cp; None where packs are not shared.
+    """Return the ranks that share packs with this rank along the mesh's axis `cp`; None if packs are not shared.
 
-    Collective over all ranks of the mesh, which are those of torch's default process group.
+    Collective over all ranks of the mesh, which must be torch's default process group.
 
     Raises:
-        ConfigError: see `check_heads`.
+        ConfigError: the ranks do not divide the attention heads; see `check_heads`.
     """
     degree = 1 if mesh is None else mesh.axis_size(AXIS)
     if mesh is None or degree == 1:

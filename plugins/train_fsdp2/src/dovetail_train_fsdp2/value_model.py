@@ -1,7 +1,7 @@
-"""ValueModel: a language model's base with a head of one value a token; loading it, and the form in which it is exported.
+"""ValueModel: a language model's base with a head of one value a token; its loading, and its format in exports.
 
-The head is loaded from a checkpoint of a reward or classification model with one label; with any other checkpoint it starts
-at 0, so that every value is 0 until the first update.
+The head is loaded from the checkpoint of a reward or classification model with one label. With other checkpoints the head starts at
+0, so that every value is 0 until the first update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ValueModel(nn.Module):
-    """V(state) = w · h + b, with h the base's last hidden state, in float32."""
+    """Value model V(state) = w · h + b, with h the base's last hidden state, in float32."""
 
     def __init__(self, trunk: PreTrainedModel, head: nn.Linear) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class ValueModel(nn.Module):
 
 
 def load_value_model(section: ModelSection, device: torch.device, logger: Logger) -> ValueModel:
-    """Load the base of any Hugging Face causal language model, or of a classifier of its family, and a value head.
+    """Load the base of a Hugging Face causal language model, or of a classifier of the same family, with a value head.
 
     Raises:
-        ModelError: the base can't be loaded (see `load_model`), or the checkpoint's head gives more than one number.
+        ModelError: the base can't be loaded (see `load_model`), or the checkpoint's head has more than one output.
     """
     trunk = load_trunk(section, device)
     head = _head(trunk)
@@ -44,7 +44,7 @@ def load_value_model(section: ModelSection, device: torch.device, logger: Logger
 
 
 def empty_value_model(model: PreTrainedModel) -> ValueModel:
-    """Return a value model over the base of a language model whose weights are on the meta device.
+    """Return a value model over the base of a language model on the meta device.
 
     Raises:
         ModelError: the base can't be identified.
@@ -55,15 +55,15 @@ def empty_value_model(model: PreTrainedModel) -> ValueModel:
 
 
 def fill_head(head: nn.Linear, section: ModelSection, logger: Logger) -> None:
-    """Fill a value head with the checkpoint's own weights, or with 0 and a log message where it has none.
+    """Fill a value head with the checkpoint's weights; if the checkpoint has no value head, fill it with 0 and log that.
 
     Args:
         head: the head's `weight` [1, H] and `bias` [1], possibly sharded.
-        section: the section with the checkpoint's path.
-        logger: the logger of the message, which logs once.
+        section: the config section with the checkpoint's path.
+        logger: the logger of the message.
 
     Raises:
-        ModelError: the checkpoint holds a head that gives more than one number.
+        ModelError: the checkpoint's head has more than one output.
     """
     with StoredCheckpoint(section) as checkpoint:
         stored = stored_value_head(checkpoint, section, head.in_features)
@@ -79,10 +79,10 @@ def _head(trunk: PreTrainedModel) -> nn.Linear:
 
 
 def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
-    """Return the form in which to save a value model: an empty model, the prefix of the base's weights in it, and its head's name.
+    """Return the empty model in whose format a value model is saved, the prefix of the base's weights in it, and the head's name.
 
-    The form is a token classifier of one label, which transformers and `load_value_model` read; where the architecture has no such class,
-    it is the base, with `value_head` beside it.
+    The empty model is a token classifier of one label, which transformers and `load_value_model` read. If the architecture has no
+    such class, it is the base, with `value_head` beside it.
     """
     from transformers import AutoModelForTokenClassification
 

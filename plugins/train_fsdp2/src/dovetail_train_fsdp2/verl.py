@@ -1,8 +1,7 @@
-"""A model in Hugging Face form out of a checkpoint that verl's FSDP workers saved, tensor by tensor and without a process group.
+"""Conversion of a checkpoint of verl's FSDP workers to a Hugging Face model, tensor by tensor and without a process group.
 
-    model_world_size_W_rank_R.pt   each rank's part of the state dict: DTensors, or plain tensors where nothing is sharded
-    huggingface/                   config, generation config, tokenizer
-    lora_adapter/                  adapter_config.json of a LoRA run; its matrices are in the state dicts as well
+    model_world_size_W_rank_R.pt each rank's part of the state dict: DTensors, or plain tensors if unsharded huggingface/ config,
+    generation config, tokenizer lora_adapter/ adapter_config.json of a LoRA run; its matrices are in the state dicts as well
 
 Only tensors are unpickled. Stand-ins record the meshes and placements of DTensors; every other class is refused.
 """
@@ -50,10 +49,10 @@ _PEFT = "base_model.model."
 
 
 def checkpoint_in(path: Path) -> Path | None:
-    """Return the folder with the ranks' files: the path, its `actor`, or that of the latest step; None where there is none.
+    """Return the folder with verl's rank files: the path itself, its `actor`, or the latest step's; None if there is no such folder.
 
     Raises:
-        CheckpointError: the latest step that the path names does not exist.
+        CheckpointError: the path names a latest step that does not exist.
     """
     if (path / LATEST).is_file():
         step = (path / LATEST).read_text().strip()
@@ -71,16 +70,17 @@ def checkpoint_in(path: Path) -> Path | None:
 
 
 def export_verl(folder: Path, directory: Path) -> None:
-    """Write the model in the dtype of its saved weights, LoRA merged, with the files of `huggingface/`. At most one file's tensors are in
-    memory.
+    """Write verl's model in Hugging Face format, in the dtype of its saved weights, with LoRA merged and the files of `huggingface/`.
+
+    At most one file's tensors are in memory.
 
     Args:
         folder: the result of `checkpoint_in`.
         directory: the directory of the model.
 
     Raises:
-        CheckpointError: a file is missing, damaged or holds something else than tensors, or the directory can't be written.
-        ModelError: `huggingface/` describes no model that can be built.
+        CheckpointError: a file is missing, damaged or not a file of tensors, or the directory can't be written.
+        ModelError: the model that `huggingface/` describes can't be built.
     """
     described = folder / "huggingface"
     if not (described / "config.json").is_file():

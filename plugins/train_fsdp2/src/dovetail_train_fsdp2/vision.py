@@ -1,7 +1,8 @@
-"""Samples with images: laying them out, and the vision part of a model.
+"""Samples with images: their micro-batches, and the vision part of a model.
 
-Samples with images are padded, in micro-batches of their own: they are not packed, and prompts are computed for every sample. The vision
-tower runs within the model's forward pass, on the images of the micro-batch. Legend: N samples, B some of them.
+Samples with images are padded, in micro-batches of their own. They are not packed, and their prompts are computed for every sample.
+The vision tower runs within the model's forward pass, on the images of the micro-batch.
+Legend: N samples of a batch, B samples of a micro-batch.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ if TYPE_CHECKING:
 MEDIA = "media"
 """The column that names a sample's images."""
 IMAGE_MASK = "image_mask"
-"""The column that marks a response's tokens which stand for images."""
+"""The column that marks the response tokens that stand for images."""
 
 
 def has_images(batch: Batch) -> bool:
-    """Return whether a sample of the batch has an image."""
+    """Return whether any sample of the batch has an image."""
     return MEDIA in batch and any(batch[MEDIA])
 
 
 def cut_with_images(
     batch: Batch, budget: int, means: Means, at_least: int, unit: Unit, *, together: int
 ) -> list[MicroBatchPlan]:
-    """Cut a batch in which samples have images: these are padded, the others laid out as text.
+    """Divide a batch with images into micro-batches: samples with images are padded, other samples are laid out as text.
 
     Args:
-        batch: the samples; see `cut`, also for the arguments below.
+        batch: the samples, with the columns that `cut` needs.
         budget: the token limit of a micro-batch.
         means: the layouts for text.
         at_least: the minimum number of micro-batches.
-        unit: the unit whose samples stay together; an image of one sample makes the whole unit padded.
+        unit: the kind of samples that stay together, such as `group`; one image makes all samples of a unit padded.
         together: the number of ranks that share each sequence.
 
     Raises:
-        ConfigError: `together` is more than 1, which is only possible with packs.
+        ConfigError: `together` is above 1, which needs packing.
     """
     if together > 1:
         raise ConfigError(
@@ -71,7 +72,7 @@ def cut_with_images(
 
 
 def language_of(trunk: PreTrainedModel) -> nn.Module:
-    """Return the language model inside a vision-language model; the model itself where it has no other part."""
+    """Return the language model inside a vision-language model; any other model itself."""
     language = getattr(getattr(trunk, "base_model", trunk), "language_model", None)
     return language if isinstance(language, nn.Module) else trunk
 
@@ -79,7 +80,7 @@ def language_of(trunk: PreTrainedModel) -> nn.Module:
 def vision_parameters(trunk: PreTrainedModel) -> list[Tensor]:
     """Return the parameters of the vision part, of any shape: all but those of the language model and its head.
 
-    They are looked up at every call, since sharding replaces them.
+    The parameters are looked up at every call, since sharding replaces them.
     """
     language, head = language_of(trunk), trunk.get_output_embeddings()
     if language is trunk:
@@ -89,7 +90,7 @@ def vision_parameters(trunk: PreTrainedModel) -> list[Tensor]:
 
 
 def freeze_vision(trunk: PreTrainedModel) -> None:
-    """Freeze the vision tower and its projector.
+    """Freeze the parameters of the vision tower and its projector.
 
     Raises:
         ConfigError: the model has no vision tower.

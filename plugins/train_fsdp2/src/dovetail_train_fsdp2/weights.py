@@ -1,7 +1,7 @@
-"""Weights to send or export: their Hugging Face names, a manifest, and the tensors in the dtype of the transfer.
+"""Weights to send or export: Hugging Face names, a manifest, and the tensors in the dtype of the transfer.
 
-Legend: *in memory* are the tensors as the model holds them, *stored* as checkpoints of its architecture do: some store as several tensors
-what is fused in memory.
+Legend: *in memory* means tensors as the model holds them, *stored* means tensors as checkpoints of the architecture hold them. A
+fused tensor in memory may be several stored tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
-    """Return names, shapes and dtypes of the tensors that `outgoing` yields, in its order, without gathering anything."""
+    """Return names, shapes and dtypes of the tensors that `outgoing` yields, in the same order, without gathering a tensor."""
     adapter = runner.adapter
     alone = adapter is not None and adapter.section.sync == "adapter"
     if adapter is not None and alone:
@@ -46,10 +46,10 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 
 
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """Yield the manifest's tensors, in its shapes, each gathered, merged with its adapter and cast on request.
+    """Yield the manifest's tensors in the manifest's shapes. Each is gathered, merged with the adapter and cast on request.
 
-    Collective where the model is sharded, block by block: a rank that stops early keeps the others waiting. Every rank holds one block
-    of tensors at a time, or all that the architecture stores together.
+    Collective, block by block, if the model is sharded: all ranks must iterate to the end. Every rank holds one block of tensors at
+    a time, or all tensors that the architecture stores together.
     """
     adapter, dtype = runner.adapter, runner.dtype
     if manifest.kind == "adapter":
@@ -74,12 +74,12 @@ def merged(
     dtype: torch.dtype,
     read: Callable[[str, Tensor], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield whole tensors, in their unsharded shapes, by their names in memory, merged in float32 and then cast.
+    """Yield names in memory and whole tensors, in their unsharded shapes, merged with the adapter in float32 and then cast.
 
     Args:
         trunk: the model, or its base.
-        adapter: the model's adapter.
-        dtype: the dtype of the result, where it is floating point.
+        adapter: the model's adapter; None if it has none.
+        dtype: the dtype of floating-point results.
         read: a function that returns a whole base tensor, given its name and the tensor in memory; called sequentially.
     """
     for name, tensor in tensors_of(trunk, adapter).items():
@@ -93,12 +93,12 @@ def stored(
     tensors: Iterable[tuple[str, Tensor]],
     empty: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in the form of the checkpoint, from whole tensors in memory in any shape: one by one where the form allows.
+    """Convert whole tensors in memory, of any shape, to the names and shapes of the architecture's checkpoints; one by one if possible.
 
     Args:
-        model: the model, which records the stored form of its weights.
+        model: the model, with transformers' record of the stored form of its weights.
         tensors: the tensors in the order of `empty`.
-        empty: the same tensors on the meta device.
+        empty: the tensors by name on the meta device.
     """
     from transformers.core_model_loading import revert_weight_conversion
 

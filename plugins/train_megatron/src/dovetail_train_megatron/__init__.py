@@ -1,1 +1,1 @@
-"""Training for Dovetail on Megatron-Core."""
+"""A training engine for Dovetail on Megatron-Core."""

@@ -1,7 +1,7 @@
-"""MegatronAdapter: low-rank adapters over a divided model. The base stays frozen, and is the reference policy.
+"""MegatronAdapter: low-rank adapters over a model divided among ranks. The frozen base is the reference policy.
 
-Names, shapes and initial values (A at random from the seed, layer by layer, B as 0) equal those of the engine `fsdp2`, so that either
-engine reads the other's states and tensors.
+Names, shapes and initial values equal those of the engine `fsdp2`, so that either engine reads the other's states and tensors. A is
+drawn from the seed, layer by layer; the initial B is 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MegatronAdapter:
-    """The LoRA layers in the modules of one rank.
+    """The low-rank adapter of one rank's modules.
 
     Attributes:
         section: the adapter's settings: rank, scale, layers, and what a weight update sends.
@@ -83,7 +83,7 @@ class MegatronAdapter:
         self._draw(network, every, seed)
 
     def start(self) -> None:
-        """Take the initial magnitudes, where they are learnt, from the base's weights, which must be loaded. Collective."""
+        """Set DoRA's initial magnitudes from the base's weights, after these are loaded; without DoRA, do nothing. Collective."""
         for magnitudes in self._magnitudes.values():
             magnitudes.start()
 
@@ -99,10 +99,9 @@ class MegatronAdapter:
                 updates.on = True
 
     def merged(self, parameter: nn.Parameter) -> Tensor:
-        """Return this rank's part of a weight, [out, in], with the adapter's update added in float32, in the weight's dtype; parameters
-        without an adapter unchanged.
+        """Return this rank's shard of a weight, [out, in], with the adapter's update added; return parameters without an adapter unchanged.
 
-        Collective over tensor-parallel ranks where magnitudes are learnt.
+        The sum is computed in float32 and returned in the weight's dtype. Collective over tensor-parallel ranks with DoRA.
         """
         updates = self._updates.get(id(parameter))
         weight = parameter.detach()
@@ -114,7 +113,7 @@ class MegatronAdapter:
         return merged.detach().to(weight.dtype)
 
     def tensors(self) -> Mapping[str, nn.Parameter]:
-        """Return this rank's parts of A, B and magnitudes, by their names in training states."""
+        """Return this rank's shards of A, B and magnitudes, by their names in training states."""
         vectors = {
             state_name(name, MAGNITUDE): vector
             for magnitudes in self._magnitudes.values()

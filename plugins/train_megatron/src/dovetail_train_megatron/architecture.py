@@ -24,8 +24,8 @@ class Architecture:
     Attributes:
         hf: the model's Hugging Face config.
         bridge: mbridge's object for the model, with names and formats but no weights.
-        transformer: Megatron's config of the layers.
-        uses_transformer_engine: whether the layers are those of Transformer Engine.
+        transformer: Megatron's `TransformerConfig` of the layers.
+        uses_transformer_engine: whether the layers are Transformer Engine's modules.
         padded_vocabulary: the number of rows of embedding and output layer over all ranks.
     """
 
@@ -39,7 +39,7 @@ class Architecture:
         """Read the model's config.
 
         Raises:
-            ModelError: it can't be read, or Megatron has no such architecture.
+            ModelError: the config can't be read, or Megatron lacks the architecture.
             ConfigError: the layout does not divide the model.
             PluginNeedsError: megatron-core, mbridge, or what `layers` asks for is not installed.
         """
@@ -84,7 +84,7 @@ class Architecture:
         return int(size or self.hf.hidden_size // self.hf.num_attention_heads)
 
     def quadratic(self) -> float:
-        """Return the growth of a token's cost with the length of its sample, relative to the rest of the model."""
+        """Return attention's cost per token of sample length, relative to the cost of the rest of the model."""
         hf = self.hf
         heads, layers, hidden = hf.num_attention_heads, hf.num_hidden_layers, hf.hidden_size
         inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size

@@ -1,9 +1,9 @@
-"""Causal attention over packs, with rotary positions, as a module that replaces Megatron's own.
+"""Causal attention over packs, with rotary positions, as a module that replaces Megatron's attention.
 
-Megatron passes every layer an `attention_mask`; here that is the number of a pack, by which attention looks the pack up. A number
-survives activation recomputation, which runs after later packs have been added. Rotary angles depend only on the pack: their
-cosines and sines are computed once for all layers.
-Context-parallel ranks exchange tokens for heads before attention and back after it (`dovetail_torch_engines.ulysses`).
+Megatron passes every layer an `attention_mask`. This engine passes the number of a pack instead, and attention looks up the pack by
+this number. The number stays valid in activation recomputation, which runs after later packs have been added. Rotary angles depend
+only on the pack: their cosines and sines are computed once for all layers. Context-parallel ranks exchange tokens for heads before
+attention, and heads for tokens afterwards (`dovetail_torch_engines.ulysses`).
 
 Legend: T tokens of this rank, H query heads, K key and value heads, D head size.
 """
@@ -28,18 +28,19 @@ Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Fed:
-    """The description of a pack that attention needs."""
+    """Sequences and rotary angles of one pack, as attention needs them."""
 
     sequences: Sequences
-    """The sequences of the whole pack, over all ranks that share it."""
+    """The boundaries of the whole pack's sequences, over all ranks that share the pack."""
     cos_T1D: Tensor
-    """Cosines of the rotary angles of this rank's tokens, in the model's dtype [T, 1, D]; each angle twice, for both halves of a head."""
+    """Cosines of the rotary angles of this rank's tokens, [T, 1, D] in the model's dtype; each angle occurs twice, for both halves
+    of a head."""
     sin_T1D: Tensor
-    """Sines, in the same dtype, shape and order [T, 1, D]."""
+    """Sines of the rotary angles, [T, 1, D], as `cos_T1D`."""
 
 
 class PackRegistry:
-    """The packs that one model is computing, by number."""
+    """The packs in a model's current forward and backward passes, by number."""
 
     def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
         """None so far.
@@ -53,11 +54,11 @@ class PackRegistry:
         self._fed: dict[int, Fed] = {}
 
     def add(self, pack: PackedMicroBatch, mine: slice) -> Tensor:
-        """Keep a pack until `clear`, and return its number, int64 [1] on the CPU, to be passed in place of a mask.
+        """Store a pack until `clear`, and return its number, int64 [1] on the CPU, to be passed in place of a mask.
 
         Args:
-            pack: the pack, the same on all ranks that share it.
-            mine: the tokens of the pack on this rank.
+            pack: the pack, the same on all context-parallel ranks.
+            mine: the range of the pack's tokens on this rank.
         """
         number = len(self._fed)
         positions_T = sent(pack.positions_F[mine], self._device).float()
@@ -79,9 +80,9 @@ class PackRegistry:
 
 
 class PackedAttention(nn.Module):
-    """Attention of one layer. It has no weights and no dropout.
+    """Attention of one layer over a pack, without weights or dropout.
 
-    Megatron constructs it with arguments of its own; `packs` and `cp_group` are set after the model is built.
+    Megatron constructs this module with Megatron's arguments; `packs` and `cp_group` are set after the model is built.
     """
 
     packs: PackRegistry
@@ -98,13 +99,13 @@ class PackedAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any
     ) -> Tensor:
-        """Attend within each sequence of the pack.
+        """Return causal attention within each sequence of the pack.
 
         Args:
-            query: float [T, 1, H, D], not yet rotated.
-            key: float [T, 1, K, D], not yet rotated.
+            query: float [T, 1, H, D], without rotary positions.
+            key: float [T, 1, K, D], without rotary positions.
             value: float [T, 1, K, D].
-            attention_mask: int64 [1], the pack's number.
+            attention_mask: int64 [1], the pack's number in the `PackRegistry`.
 
         Returns:
             float [T, 1, H · D].
@@ -124,13 +125,13 @@ class PackedAttention(nn.Module):
 def rotated(
     query_THD: Tensor, key_TKD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys rotated by the angles of their positions: x cos + (−x₂, x₁) sin for the halves x₁ and x₂ of a head.
+    """Return queries and keys with rotary positions applied: x cos + (−x₂, x₁) sin for the halves x₁ and x₂ of a head.
 
     Args:
         query_THD: float [T, H, D].
         key_TKD: float [T, K, D].
-        cos_T1D: the cosines in the same dtype [T, 1, D].
-        sin_T1D: the sines in the same dtype and shape.
+        cos_T1D: the cosines of the angles, [T, 1, D] in the same dtype.
+        sin_T1D: the sines of the angles, in the same dtype and shape.
     """
 
     def turned(x: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
-"""Saving and loading one model's training state: the form that the engine `fsdp2` writes and reads too.
+"""Saving and loading one model's training state, in the format that the engine `fsdp2` also writes and reads.
 
-    training.json            the steps taken, in all and by parameter
-    weights/*.safetensors    float32 weights under Hugging Face's names, each from the rank that has its first part
-    moments/*.safetensors    the optimizer's moments, likewise, as `KIND.NAME`
-    random-RANK.safetensors  each rank's random state
+    training.json the steps taken, in all and by parameter weights/*.safetensors float32 weights under Hugging Face's names, each
+    from the rank with its first shard moments/*.safetensors the optimizer's moments, likewise, as `KIND.NAME`
+    random-RANK.safetensors each rank's random state
 
-With an adapter only what is trained is kept: the frozen base is the model that the run starts from. The files don't depend on the parallel
-layout, so that any other layout can read them; nothing is unpickled. All ranks must see the directory.
+With an adapter only trained tensors are saved: the frozen base is the model from which the run starts. The files don't depend on
+the parallel layout, so that any other layout can read them. No file is unpickled. All ranks must see the directory.
 """
 
 from __future__ import annotations
@@ -53,21 +52,22 @@ def staged(
     *,
     copy: bool,
 ) -> Callable[[], None]:
-    """Return a function that writes weights, optimizer and random state below the directory, which is created. Collective.
+    """Create the directory, and return a function that writes weights, optimizer and random state there. Collective.
 
-    The returned function is not collective, and raises a CheckpointError where a file of this rank can't be written.
+    The returned function is not collective. It raises a CheckpointError if a file of this rank can't be written.
 
     Args:
         directory: a directory that every rank can access.
         network: the network with the weights.
-        table: the table of its tensors.
-        optimizer: the optimizer; None where nothing is trained.
+        table: the table of the network's tensors.
+        optimizer: the optimizer; None without training.
         ranks: the ranks, each of which writes some tensors.
         random: the random state of this rank.
-        copy: whether to copy all tensors to host memory first, so that training may continue; else files are written as they fill.
+        copy: whether to copy all tensors to host memory, so that training may continue before the function writes; else this call
+            writes files as they fill.
 
     Raises:
-        CheckpointError: the directory can't be made; on every rank.
+        CheckpointError: the directory can't be created; raised on every rank.
     """
     emptied(directory, ranks)
     writers = []
@@ -122,10 +122,10 @@ def load(
     ranks: Ranks,
     random: RandomState,
 ) -> None:
-    """Restore a state that `staged` wrote in any layout, or that the engine fsdp2 wrote. Collective.
+    """Restore a training state that `staged` wrote in any layout, or that the engine `fsdp2` wrote. Collective.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or belongs to another model; on every rank.
+        CheckpointError: a file is missing or unreadable, or belongs to another model; raised on every rank.
     """
     with ranks.together():
         facts = read_facts(directory)
@@ -172,11 +172,11 @@ def load(
 
 @torch.no_grad()
 def start_adapter(network: Network, table: TensorTable, section: LoraSection) -> None:
-    """Load this rank's parts of the adapter at the section's `adapter_path`.
+    """Load this rank's shards of the adapter at `adapter_path`.
 
     Raises:
         ConfigError: the adapter does not match the section, or belongs to another model.
-        CheckpointError: its files can't be read.
+        CheckpointError: the adapter's files can't be read.
     """
     expected = _expected(network, table).items()
     stored = adapter_tensors(
@@ -189,7 +189,7 @@ def start_adapter(network: Network, table: TensorTable, section: LoraSection) ->
 
 
 def kept_name(name: str, network: Network) -> str:
-    """Return a tensor's name in a checkpoint: its name in the language model, or in a critic's trunk and head."""
+    """Return the name of a tensor in checkpoints; for a critic, names have the prefixes of trunk and head."""
     if network.head == "lm" or name.startswith(VALUE_HEAD):
         return name
     return f"trunk.{name.removeprefix('model.')}"

@@ -1,4 +1,4 @@
-"""Config of the training engine. Nothing here imports torch or Megatron."""
+"""Config of the training engine. This module imports neither torch nor Megatron."""
 
 from __future__ import annotations
 
@@ -37,41 +37,39 @@ class MegatronConfig(AdaptableSection):
     }
 
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Number of ranks over which every weight matrix is divided (axis `tp`). It divides the model's query heads and its key and value
-    heads."""
+    """Number of ranks over which every weight matrix is divided (axis `tp`). It must divide the numbers of query heads and of key
+    and value heads."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of stages over which the layers are divided (axis `pp`), at most the number of layers."""
     last_stage_layers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Number of layers in the last stage, which also has the output layer; the other stages share the rest evenly. None: the number with
-    which all stages take about the same time. It has no effect without pipeline parallelism."""
+    """Number of layers in the last stage, which also has the output layer; the other stages divide the remaining layers evenly.
+    None: the number with which all stages take about the same time. Without pipeline parallelism this has no effect."""
     context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Number of ranks that share each pack of sequences (axis `cp`), divided by heads in attention and by tokens elsewhere (Ulysses,
-    arXiv 2309.14509). With `tensor_parallel_size` it divides the query heads."""
+    """Number of ranks that share each pack of sequences (axis `cp`): attention is divided by heads, all other layers by tokens
+    (Ulysses, arXiv 2309.14509). Its product with `tensor_parallel_size` must divide the number of query heads."""
     expert_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Number of ranks over which the experts of a mixture are divided. They are data-parallel ranks, whose number it divides.
-    With several stages it must be 1."""
+    """Number of data-parallel ranks over which a mixture's experts are divided. It must divide the number of data-parallel ranks,
+    and be 1 if there are several pipeline stages."""
     sequence_parallel: bool = True
-    """Divide activations between tensor-parallel regions by tokens (arXiv 2205.05198): less memory for the same
-    communication. It has no effect without tensor parallelism."""
+    """Divide activations between tensor-parallel regions by tokens (arXiv 2205.05198): less memory for the same communication.
+    Without tensor parallelism this has no effect."""
     layers: Layers = "auto"
-    """Implementation of the layers: plain modules of Megatron-Core (`local`), Transformer Engine's fused ones
-    (`transformer_engine`), or Transformer Engine where it is installed (`auto`)."""
+    """Implementation of the layers: `local`, plain modules of Megatron-Core; `transformer_engine`, Transformer Engine's fused
+    modules; `auto`, Transformer Engine if installed, else `local`."""
     gradient_checkpointing: Recompute = False
-    """Compute activations again in the backward pass: all of a layer's (`true`), attention's alone (`selective`), or none."""
+    """Activations to recompute in the backward pass: all of a layer's (`true`), only attention's (`selective`), or none (`false`)."""
     fused_activations: bool = False
     """Compile the gated activation and the residual addition to one kernel each."""
     overlap_gradients: bool = False
-    """Reduce the gradients of some layers over data-parallel ranks while those of other layers are still computed."""
+    """Reduce the gradients of finished layers over data-parallel ranks while other layers' gradients are still computed."""
     lora: LoraSection | None = attrs.field(default=None, validator=_can_adapt)
-    """Train low-rank adapters on the linear layers of attention and dense inner networks, and freeze everything else, which
-    then is the reference policy too; None trains all. `layers: auto` means `local` then."""
+    """Train low-rank adapters on the linear layers of attention and dense MLPs, and freeze all other weights, which are also the
+    reference policy. `layers: auto` then means `local`. None trains all weights."""
     logits_chunk: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Number of tokens whose logits exist at once; None: as many as fill 1 GiB in float32."""
+    """Number of tokens whose logits are computed at once; None: as many as fill 1 GiB in float32."""
 
     def mesh_axes(self) -> dict[str, int]:
-        """Return the sizes of the mesh's inner axes, `pp` outermost and `tp` innermost, so that a tensor-parallel group's ranks are
-        neighbours.
-        """
+        """Return the sizes of the mesh's inner axes in order, `tp` last, so that tensor-parallel ranks are neighbours."""
         return {
             "pp": self.pipeline_parallel_size,
             "cp": self.context_parallel_size,
@@ -79,8 +77,9 @@ class MegatronConfig(AdaptableSection):
         }
 
     def shards(self, ranks: int) -> int:
-        """Return the number of ranks over which a parameter is divided: tensor-parallel ranks times stages; optimizer states are further
-        divided over data-parallel ranks.
+        """Return the number of ranks that together hold one copy of the model: tensor-parallel ranks times pipeline stages.
+
+        Optimizer states are also divided over data-parallel ranks.
 
         Raises:
             PlanError: the layout does not divide the ranks.

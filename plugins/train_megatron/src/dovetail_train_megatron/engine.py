@@ -1,4 +1,4 @@
-"""MegatronEngine: the training engine on Megatron-Core, over dp × tp × pp × cp (× ep)."""
+"""MegatronEngine: the training engine on Megatron-Core, with data, tensor, pipeline, context and expert parallelism."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from dovetail_train_megatron.weights import Receiving, manifest_of, outgoing, re
 
 
 class MegatronEngine(TorchEngine):
-    """One language model, or the value model of a critic, divided as the config says.
+    """Trains one language model, or a critic's value model, divided over ranks as configured.
 
-    All ranks of a group that shares samples (tp, pp, cp) get the same samples; scores and metrics are those of the last
-    stage's first rank. Every call but `weight_manifest` is collective, and an error on one rank is raised on all.
+    All ranks of a group that shares samples (tp, pp, cp) get the same samples; scores and metrics are taken from the last stage's
+    first rank. Every call but `weight_manifest` is collective, and an error on one rank is raised on all ranks.
     """
 
     name = "megatron"
@@ -63,14 +63,13 @@ class MegatronEngine(TorchEngine):
     _sending: NetworkSending | None = None
 
     def start(self) -> None:
-        """Load this rank's part of the model onto the context's device.
+        """Load this rank's shard of the model onto the context's device.
 
         Raises:
-            ModelError: the model can't be loaded, or Megatron has no such architecture.
+            ModelError: the model can't be loaded, or Megatron lacks its architecture.
             PluginNeedsError: megatron-core or mbridge is missing, or there is no CUDA device.
-            ConfigError: the layout does not divide the model, or differs from the mesh; or an adapter does not fit the
-                model.
-            DispatchError: there is no process group of the mesh's size.
+            ConfigError: the parallel sizes do not divide the model or differ from the mesh, or the adapter does not fit the model.
+            DispatchError: the process group is missing or differs from the mesh in size.
         """
         section = self.context.model
         if section is None:
@@ -100,7 +99,7 @@ class MegatronEngine(TorchEngine):
             torch.accelerator.empty_cache()
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
-        """Score tokens on the last stage, see `TrainEngine.forward`; on other stages the columns hold 0."""
+        """Compute outputs for every response token; see `TrainEngine.forward`. On stages before the last the columns hold 0."""
         network = self._ready("forward")
         with self._ranks.together():
             specs = self._check_outputs(outputs, batch)
@@ -109,11 +108,11 @@ class MegatronEngine(TorchEngine):
             return scored(network, batch, self._packed(network, batch, specs), specs)
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
-        """Update the model as `TrainEngine.update` says. Samples that the column `padding` marks have no effect.
+        """Take one optimizer step; see `TrainEngine.update`. Samples that the column `padding` marks have no effect.
 
         Raises:
-            NumericsError: a column, the loss or the gradient is not finite; no step was taken. The error names the samples.
-            ConfigError: the objective needs a head that the model does not have.
+            NumericsError: a column, the loss or the gradient is not finite; no step was taken, and the error names the samples.
+            ConfigError: the model lacks the head that the objective needs.
         """
         network = self._ready("update")
         made = self._prepared(mini_batch, objective)
@@ -156,7 +155,7 @@ class MegatronEngine(TorchEngine):
         self._offloader.onload(self._optimizer)
 
     def load(self, directory: Path) -> None:
-        """Load a training state, which another layout or the engine fsdp2 may have written; see `TrainEngine.load`.
+        """Load a training state, written in any layout or by the engine `fsdp2`; see `TrainEngine.load`.
 
         Raises:
             CheckpointError: a file is missing or unreadable, or belongs to another model.
@@ -268,7 +267,7 @@ class MegatronEngine(TorchEngine):
 
 
 class NetworkSending(Sending):
-    """One rank's sender of a network's weights; all weights are sent by rank 0, or by the first rank of each machine."""
+    """One rank's part in sending a network's weights. Rank 0 sends all weights, or the first rank of each machine does."""
 
     def __init__(
         self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable
@@ -287,7 +286,7 @@ class NetworkSending(Sending):
 
 
 def check_device(context: PluginContext) -> None:
-    """Check that Megatron can compute on the context's device.
+    """Check that the context's device is a CUDA device, which Megatron needs.
 
     Raises:
         PluginNeedsError: the device is not a CUDA device.
@@ -307,14 +306,14 @@ def load_network(
     ranks: Ranks,
     seed: int,
 ) -> tuple[Network, TensorTable]:
-    """Return this rank's part of the model, loaded, and the table of its tensors. Collective. A model that is not trained gets no adapter.
+    """Load this rank's shard of the model, and return it with the table of its tensors. Collective. An untrained model gets no adapter.
 
-    The seed is used for torch's generator of the device, and for Megatron's generators for tensor and expert parallelism.
+    The seed initialises torch's generator of the device, and Megatron's generators for tensor and expert parallelism.
 
     Raises:
-        ModelError: the model can't be loaded, or Megatron has no such architecture.
+        ModelError: the model can't be loaded, or Megatron lacks its architecture.
         PluginNeedsError: megatron-core or mbridge is missing.
-        ConfigError: the layout does not divide the model, or an adapter does not fit it.
+        ConfigError: the parallel sizes do not divide the model, or the adapter does not fit the model.
     """
     quieten()
     # Megatron asks its generators in sequence parallelism, where there is no dropout either.

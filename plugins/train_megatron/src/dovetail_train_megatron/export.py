@@ -1,4 +1,4 @@
-"""Exporting a model in Hugging Face form: rank 0 writes tensors as it receives them, one by one."""
+"""Exporting a model in Hugging Face format: rank 0 receives tensors one by one and writes them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def export(
     tokenizer: Tokenizer,
     ranks: Ranks,
 ) -> None:
-    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one. Collective.
+    """Write a Hugging Face model: config, safetensors in the compute dtype with adapters merged, and any tokenizer. Collective.
 
-    A critic becomes a token classifier of one label.
+    A critic is written as a token classifier with one label.
 
     Raises:
         CheckpointError: the files can't be written; raised on every rank.

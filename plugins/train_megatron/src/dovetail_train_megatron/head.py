@@ -1,13 +1,12 @@
-"""From hidden states to log-probabilities and entropies, over an output layer whose vocabulary is divided among ranks.
+"""Log-probabilities and entropies from hidden states, over an output layer whose vocabulary is divided among ranks.
 
-Logits are made a chunk of rows at a time, each rank's own part of the vocabulary, and never gathered: ranks exchange a
-maximum and a few sums for every token. The backward pass makes the logits again. With z = logits / temperature and
-p = softmax(z), for the token y:
+Each rank computes logits of its vocabulary shard, one chunk of rows at a time. Logits are not gathered: ranks exchange a maximum and a few
+sums for every token. The backward pass recomputes the logits. With z = logits / temperature and p = softmax(z), for the token y:
 
     log p_y                      d log p_y / dz = 1_y − p
     H = −Σ p log p               dH / dz        = −p (log p + H)
 
-Legend: R scored tokens, H hidden size, V this rank's part of the vocabulary, C rows of a chunk, K words, J = 1 + K.
+Legend: R scored tokens, H hidden size, V this rank's shard of the vocabulary, C rows of a chunk, K words, J = 1 + K.
 """
 
 from __future__ import annotations
@@ -37,23 +36,21 @@ def score_tokens(
     ids_RK: Int64[Tensor, "R K"] | None = None,
     top_k: int = 0,
 ) -> dict[str, Shaped[Tensor, "R ..."]]:
-    """Score tokens under an output layer. Collective over the vocabulary's ranks, which hold the same hidden states.
+    """Compute log-probabilities and other scores of tokens. Collective over the vocabulary's ranks, which must hold the same hidden states.
 
     Args:
-        hidden_RH: float [R, H], the hidden state that predicts each token. Its gradient is this rank's part of a sum over
-            the ranks.
+        hidden_RH: float [R, H], the hidden state that predicts each token. Its gradient is this rank's summand of a sum over the ranks.
         weight: float [≥ V, H], this rank's rows of the output layer.
         targets_R: int64 [R], token ids in the whole vocabulary.
-        temperature_R: float32 [R].
-        vocabulary: this rank's part of the vocabulary.
-        outputs: among `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`,
-            `top_ids`, `top_log_probs`.
-        chunk: the number of rows in a chunk; None: as many as fill 1 GiB.
+        temperature_R: float32 [R], the sampling temperatures.
+        vocabulary: this rank's shard of the vocabulary.
+        outputs: any of `log_probs`, `log_probs_at` and `entropies` (differentiable), `sum_pi_squared`, `top_ids` and `top_log_probs`.
+        chunk: the number of rows in a chunk; None for as many as fill 1 GiB.
         ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary.
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
-        float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`; the same on every rank.
+        The outputs by name, the same on every rank: float32 [R], or [R, K] for K words, in nats; int32 [R, K] for `top_ids`.
     """
     if fuses(hidden_RH) and vocabulary.size:
         return fused_scores(

@@ -1,4 +1,4 @@
-"""Which models Megatron can train, and in which layouts: known from a model's config, without Megatron or a GPU."""
+"""Which models Megatron can train, and in which parallel layouts; read from a model's config, without Megatron or a GPU."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
     """Check that Megatron computes the same as transformers for this model.
 
     Raises:
-        ModelError: Megatron does not have the architecture (the error names the nearest one), or lacks a part of it.
+        ModelError: Megatron lacks the architecture (the error names the nearest one), or a part of it.
     """
     kind = str(hf.model_type)
     if kind not in MODEL_TYPES:
@@ -88,10 +88,10 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
 
 
 def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
-    """Check that a layout divides the model.
+    """Check that the config's parallel sizes fit the model.
 
     Raises:
-        ConfigError: the layout does not; the error names the dimension, and the sizes that divide it.
+        ConfigError: a size does not divide its dimension of the model, or the model does not support it.
     """
     tp, cp, ep = (
         config.tensor_parallel_size,

@@ -1,13 +1,13 @@
-"""LowRankUpdate: the low-rank updates of one of Megatron's linear layers, divided as that layer is (arXiv 2106.09685).
+"""LowRankUpdate: the low-rank updates of one of Megatron's linear layers (arXiv 2106.09685), divided over ranks like the layer.
 
-A layer of Megatron may fuse several layers of Hugging Face (queries, keys and values; gate and up). Each of these has an A and a B of
-its own, as in peft, so that adapters are interchangeable between engines:
+A layer of Megatron may fuse several layers of Hugging Face (queries, keys and values; gate and up). Each Hugging Face layer has its
+own A and B, as in peft, so that adapters are interchangeable between engines:
 
     y = W x + s · fused(B_1 A_1 x, B_2 A_2 x, …)
 
-Where tensor-parallel ranks divide a layer by rows, each has the whole A and its rows of B; where they divide it by columns, each has
-its columns of A and the whole B. Ranks exchange only A x, whose width is the adapter's rank. A whole matrix that sees only this rank's
-share of the tokens (sequence parallelism) is marked as Megatron marks its norms, so that its gradients are summed over ranks.
+If tensor-parallel ranks divide a layer by rows, each rank has the whole A and its rows of B. If they divide the layer by columns, each rank
+has its columns of A and the whole B. Ranks exchange only A x, whose width is the adapter's rank. With sequence parallelism an undivided
+matrix sees only this rank's tokens. Such a matrix is marked as Megatron marks its norms, so that its gradients are summed over ranks.
 
 Legend: T tokens of this rank, I input and O output features of this rank, r rank of an update.
 """
@@ -24,7 +24,7 @@ from torch.nn import functional
 from dovetail_train_megatron.needs import imported
 
 Fuse = Callable[[Sequence[Tensor]], Tensor]
-"""A function that arranges the outputs of Hugging Face's layers, […, O_i] each, in the order of Megatron's fused layer, […, O]."""
+"""A function that combines the outputs of Hugging Face's layers, […, O_i] each, in the order of Megatron's fused layer, […, O]."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,13 +40,13 @@ class LinearSlice:
 
 
 class LowRankUpdate(nn.Module):
-    """The adapter of one of Megatron's linear layers, called after the layer.
+    """The adapter of one of Megatron's linear layers, run after the layer.
 
     Attributes:
         on: whether the adapter is applied.
-        fuse: the function that arranges outputs of Hugging Face's layers as in Megatron's.
-        by_rows: whether the base's rows are divided, not its columns.
-        sequence_parallel: whether ranks share tokens between tensor-parallel regions.
+        fuse: the function that combines the outputs of Hugging Face's layers in the order of Megatron's layer.
+        by_rows: whether tensor parallelism divides the base weight by rows; else by columns.
+        sequence_parallel: whether activations between tensor-parallel regions are divided by tokens.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LowRankUpdate(nn.Module):
             scale: s.
             divided: the dimension of the base's weight that is divided: 0 rows, 1 columns.
             ranks: tensor-parallel ones.
-            sequence_parallel: whether ranks share tokens between tensor-parallel regions.
+            sequence_parallel: whether activations between tensor-parallel regions are divided by tokens.
             device: the device of the parameters.
         """
         super().__init__()
@@ -100,11 +100,11 @@ class LowRankUpdate(nn.Module):
             self.a[key], self.b[key] = a, b
 
     def matrices(self) -> Mapping[str, tuple[nn.Parameter, nn.Parameter]]:
-        """Return this rank's A [r, I] and B [O, r] of every adapted layer, by its Hugging Face name."""
+        """Return this rank's A [r, I] and B [O, r] of every adapted layer, by the layer's Hugging Face name."""
         return {name: (self.a[key], self.b[key]) for name, key in self._keys.items()}
 
     def update(self) -> Tensor:
-        """Return the adapter's addition to this rank's part of the base weight, float32 [O, I], without communication."""
+        """Return the adapter's addition to this rank's shard of the base weight, float32 [O, I], without communication."""
         parts = [
             (self.b[key] @ self.a[key]).t() if key is not None else self._nothing(linear)
             for linear, key in self.pieces()
@@ -119,7 +119,7 @@ class LowRankUpdate(nn.Module):
 
         Returns:
             [T, 1, O], for the same tokens as the base layer's output. With sequence parallelism these are the tokens of all ranks
-                where rows are divided, and this rank's share of them where columns are.
+            if `by_rows`, else this rank's tokens.
         """
         keys = list(self._keys.values())
         a = torch.cat([self.a[key] for key in keys]).to(x.dtype)
@@ -150,7 +150,7 @@ class LowRankUpdate(nn.Module):
         return exchange(low)
 
     def pieces(self) -> list[tuple[LinearSlice, str | None]]:
-        """Return Hugging Face's layers in Megatron's order, each with the last part of its name, or None where it has no update."""
+        """Return Hugging Face's layers in Megatron's order, each with the last component of its name, or with None if it has no update."""
         return [(linear, self._keys.get(linear.name)) for linear in self._linears]
 
     def _nothing(self, linear: LinearSlice) -> Tensor:
@@ -159,12 +159,12 @@ class LowRankUpdate(nn.Module):
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """Return outputs […, O] concatenated along the last dimension: gate and up, or a single layer."""
+    """Concatenate outputs along the last dimension to […, O], for gate and up, or for a single layer."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 
 def by_groups(groups: int) -> Fuse:
-    """Return the function that arranges queries, keys and values by attention group: a group's queries, then its key and its value.
+    """Return a function that orders queries, keys and values by attention group: each group's queries, then its key and value.
 
     Args:
         groups: the number of key and value heads on this rank.

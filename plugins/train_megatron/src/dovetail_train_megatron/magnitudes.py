@@ -1,11 +1,11 @@
-"""Magnitudes: the norms of a weight's rows, learnt apart from their directions (DoRA, arXiv 2402.09353).
+"""Magnitudes: the norms of a weight's rows, trained apart from the rows' directions (DoRA, arXiv 2402.09353).
 
 The rows of W + s · B A are scaled to the norms m, which start as the norms of the rows of W:
 
     y = g ⊙ (W + s · B A) x + bias,        g = m / ‖W + s · B A‖
 
-As in peft the gradient treats the norm as a constant. Where the layer is divided by rows, each rank has whole rows and their part
-of m; where it is divided by columns, ranks add up their squares, and each has the whole m.
+As in peft the gradient treats the norm as a constant. If the layer is divided by rows, each rank has whole rows and their part of
+m. If it is divided by columns, ranks add up the squares of their columns, and each rank has the whole m.
 
 Legend: O output features of this rank, I input features of this rank.
 """
@@ -23,10 +23,10 @@ from dovetail_train_megatron.low_rank import LowRankUpdate
 
 
 class Magnitudes(nn.Module):
-    """Magnitudes of one of Megatron's linear layers, for every adapted layer of Hugging Face's within it.
+    """Magnitudes for the adapted Hugging Face layers within one of Megatron's linear layers.
 
     Attributes:
-        m: the magnitudes, float32, by the last part of the layer's name.
+        m: the magnitudes, float32 [O] each, by the last component of the layer's name.
     """
 
     def __init__(self, updates: LowRankUpdate, base: Any, group: dist.ProcessGroup | None) -> None:
@@ -55,18 +55,20 @@ class Magnitudes(nn.Module):
 
     @torch.no_grad()
     def start(self) -> None:
-        """Set the magnitudes to the current norms of the rows. Collective over tensor-parallel ranks."""
+        """Set the magnitudes to the current norms of the weight's rows. Collective over tensor-parallel ranks."""
         for key, norms in self._split(self._norms()).items():
             if key in self.m:
                 self.m[key].copy_(norms)
 
     def vectors(self) -> Mapping[str, nn.Parameter]:
-        """Return this rank's m [O] of every adapted layer, by its Hugging Face name."""
+        """Return this rank's m [O] of every adapted layer, by the layer's Hugging Face name."""
         updates, _ = self._of
         return {linear.name: self.m[key] for linear, key in updates.pieces() if key is not None}
 
     def factor(self) -> Tensor:
-        """Return g, float32 [O] in the order of Megatron's layer; 1 for layers without an update. Collective over tensor-parallel ranks."""
+        """Return the factor g of each row, float32 [O] in Megatron's order; 1 for layers without an update. Collective over
+        tensor-parallel ranks.
+        """
         updates, _ = self._of
         with torch.no_grad():
             norms = self._norms()
@@ -75,7 +77,7 @@ class Magnitudes(nn.Module):
         return updates.fuse([self.m[n] if n in self.m else own[n] for n in names]) / norms
 
     def applied(self, output: Tensor, update: Tensor) -> Tensor:
-        """Return the base's output [T, 1, O] and its update, with the rows scaled."""
+        """Return the layer's output [T, 1, O]: the base's output and the update, scaled by g."""
         _, base = self._of
         g = self.factor()
         inside = base.bias is not None and not base.skip_bias_add

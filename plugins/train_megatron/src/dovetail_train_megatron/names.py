@@ -1,6 +1,6 @@
-"""TensorTable: which rank holds which part of which tensor, under Megatron's names and Hugging Face's.
+"""TensorTable: which ranks hold the shards of each tensor, and its names in Megatron and Hugging Face.
 
-Every rank has the whole table, which is combined once from descriptions of each rank's parameters.
+Every rank has the whole table. It is built once from all ranks' descriptions of their parameters.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _Told = tuple[str, tuple[int, ...], int | None, bool]
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One tensor of Megatron, with the ranks that hold its parts."""
+    """One tensor of Megatron, with the ranks that hold its shards."""
 
     name: str
-    """Name in mbridge, with the layer's and the expert's number in the whole model."""
+    """Name of the tensor in mbridge, with layer and expert numbers of the whole model."""
     holders: tuple[int, ...]
-    """The ranks that hold the parts of the tensor's first copy, in the order of the parts; one rank where it is not divided."""
+    """The ranks that hold the shards of the tensor's first copy, in the order of the shards; one rank if the tensor is not divided."""
     shape: tuple[int, ...]
-    """Shape of one part of the tensor."""
+    """Shape of one shard of the tensor."""
     dim: int | None
-    """The dimension that is divided; None: every rank has the whole tensor."""
+    """The dimension that is divided; None if the tensor is not divided."""
     adapted: bool = False
-    """Whether the tensor belongs to an adapter; its name and form are then the same in Megatron and elsewhere."""
+    """Whether the tensor belongs to an adapter. Adapters have the same names and shapes in Megatron and in peft."""
 
     @property
     def expert(self) -> bool:
-        """Whether the entry is divided over the ranks of experts."""
+        """Whether the tensor belongs to an expert, so that expert-parallel ranks divide it."""
         return ".mlp.experts." in self.name
 
 
 class TensorTable:
-    """The tensors of one model.
+    """The table of one model's tensors.
 
     Attributes:
         entries: the entries of the model without its adapter, each once, in the order of the model's layers.
-        adapter: the entries of the adapter, likewise; empty where there is none.
+        adapter: the entries of the adapter, each once; empty without an adapter.
         parameters: this rank's parameters, by entry name.
     """
 
@@ -78,19 +78,19 @@ class TensorTable:
 
     @property
     def kept(self) -> list[Entry]:
-        """The tensors that a training state holds: all of them, or the adapter and a value head above a frozen base."""
+        """The entries that a training state holds: all entries, or with an adapter only those of the adapter and a value head."""
         if not self.adapter:
             return self.entries
         return self.adapter + [e for e in self.entries if e.name.startswith(VALUE_HEAD)]
 
     def hf_names(self, entry: Entry) -> list[str]:
-        """Return the names of the Hugging Face tensors of an entry."""
+        """Return the names of the Hugging Face tensors that an entry consists of."""
         if entry.adapted or entry.name.startswith(VALUE_HEAD):
             return [entry.name]
         return self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
 
     def to_hf(self, entry: Entry, parts: list[Tensor]) -> list[tuple[str, Tensor]]:
-        """Combine the parts of all tensor-parallel ranks, and split them into Hugging Face's tensors, in its shapes."""
+        """Combine the shards of all tensor-parallel ranks, and split the whole tensor into Hugging Face's tensors and shapes."""
         if entry.name.startswith(VALUE_HEAD):
             return [(entry.name, parts[0])]
         if entry.adapted:
@@ -105,7 +105,7 @@ class TensorTable:
         return list(zip(names, (tensor.contiguous() for tensor in tensors), strict=True))
 
     def from_hf(self, entry: Entry, tensors: list[Tensor], tp: int, tp_rank: int) -> Tensor:
-        """Return this rank's part of an entry, in its parameter's shape, from Hugging Face's whole tensors in the order of `hf_names`."""
+        """Return a rank's shard of an entry, in the parameter's shape, from Hugging Face's whole tensors in the order of `hf_names`."""
         if entry.name.startswith(VALUE_HEAD):
             return tensors[0]
         if entry.adapted:

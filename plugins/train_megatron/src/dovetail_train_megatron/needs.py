@@ -1,4 +1,4 @@
-"""Importing Megatron-Core and mbridge: on first use, without their warnings, and with an error that says how to install them."""
+"""Importing Megatron-Core and mbridge on first use, without their warnings; an error names the command that installs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ITS_OWN = ("full scope is deprecated", "TypedStorage is deprecated")
 
 
 def quieten() -> None:
-    """Ignore Megatron-Core's warnings about its own internals in this process; warnings for users stay."""
+    """Ignore Megatron-Core's warnings about its internals in this process, but not its warnings for users."""
     for beginning in _ITS_OWN:
         warnings.filterwarnings("ignore", message=beginning, module=r"megatron\.core")
 

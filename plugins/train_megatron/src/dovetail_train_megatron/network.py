@@ -1,6 +1,7 @@
-"""Network: this rank's part of a model as Megatron's modules, without loaded weights, and its scores.
+"""Network: this rank's shard of a model as Megatron's modules, without loaded weights, and its scoring of tokens.
 
-Legend: T fed tokens of this rank, H hidden size, R scored tokens, M scored tokens of the context-parallel rank with most.
+Legend: T tokens of this rank that are fed to the model, H hidden size, R scored tokens, M scored tokens of the context-parallel
+rank with most.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HEADS = {"lm": "a language model's head", "value": "a value head"}
 
 
 class Norm(nn.Module):
-    """Root mean square norm (arXiv 1910.07467) for layers without Transformer Engine; its weight is marked for sequence parallelism."""
+    """RMSNorm (arXiv 1910.07467) for layers without Transformer Engine, with its weight marked for sequence parallelism."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
@@ -38,18 +39,18 @@ class Norm(nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension of […, D]; the shape stays."""
+        """Normalise the last dimension of x, and return the same shape […, D]."""
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Network:
-    """One rank's modules.
+    """One rank's shard of a model, as Megatron's modules.
 
     Attributes:
         module: Megatron's GPTModel for this stage, whose output is hidden states; on a critic's last stage it has `value_head`.
         device: the device of computation.
         head: "lm" or "value".
-        adapter: the trained adapter, where there is one.
+        adapter: the trained adapter; None without one.
     """
 
     adapter: MegatronAdapter | None = None
@@ -76,16 +77,15 @@ class Network:
 
     @property
     def tied(self) -> bool:
-        """Whether the output layer is the embedding."""
+        """Whether the output layer shares its weight with the embedding."""
         return self.architecture.tied and self.head == "lm"
 
     def run(self, module: nn.Module, pack: PackedMicroBatch) -> Tensor:
-        """Run this stage on a pack, and return hidden states, float [T, 1, H], with T / tp in place of T where sequence parallelism shares
-        tokens.
+        """Run this stage on a pack, and return hidden states, float [T, 1, H]; [T / tp, 1, H] with sequence parallelism.
 
         Args:
-            module: the attribute `module`, possibly within wrappers.
-            pack: the pack, the same on all ranks that share it.
+            module: the attribute `module`, possibly within Megatron's wrappers.
+            pack: the pack, the same on all context-parallel ranks.
         """
         mine = pack.on(self.parallel.cp_rank, self.parallel.cp)
         number = self._packs.add(pack, mine)
@@ -95,11 +95,11 @@ class Network:
     def scores(
         self, hidden: Tensor, pack: PackedMicroBatch, outputs: Sequence[OutputSpec]
     ) -> dict[str, Tensor]:
-        """Score a pack from the last stage's hidden states. Collective over tensor- and context-parallel ranks.
+        """Compute outputs of a pack's tokens from the last stage's hidden states. Collective over tensor- and context-parallel ranks.
 
         Returns:
-            [T, …] for each output, of its dtype and inner shape, aligned with the micro-batch's response tokens; masked tokens hold 0.
-            They are the same on all ranks, and carry the gradient even if no token is scored.
+            The outputs by name, [T, …] in each output's dtype and inner shape, aligned with the micro-batch's T response tokens;
+            masked tokens hold 0. They are the same on all ranks, and differentiable even if no token is scored.
         """
         parallel = self.parallel
         share = ScoredShare.of(
@@ -129,7 +129,7 @@ class Network:
         return [len(pack.ids_F) // self.multiple, 1, int(self.architecture.hf.hidden_size)]
 
     def forget(self) -> None:
-        """Drop all packs from the registry."""
+        """Drop all packs from the `PackRegistry`."""
         self._packs.clear()
 
     def _whole(self, hidden: Tensor) -> Tensor:

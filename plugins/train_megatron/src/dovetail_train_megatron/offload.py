@@ -12,7 +12,9 @@ from dovetail_train_megatron.optim import MegatronOptimizer
 
 
 class TensorOffloader:
-    """Moves a rank's tensors. Modules and optimizer keep their references to the same storages, which are empty while offloaded."""
+    """Moves a rank's tensors to host memory and back. Modules and optimizer keep their references to the same storages, which are
+    empty meanwhile.
+    """
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -20,7 +22,7 @@ class TensorOffloader:
         self.offloaded = False
 
     def offload(self, optimizer: MegatronOptimizer | None) -> None:
-        """Move everything to host memory, and free the accelerator's."""
+        """Move parameters, gradients and optimizer states to host memory, and free the accelerator's memory."""
         if self.offloaded or self._network.device.type == "cpu":
             return
         if optimizer is None:
@@ -45,7 +47,7 @@ class TensorOffloader:
         torch.accelerator.empty_cache()
 
     def onload(self, optimizer: MegatronOptimizer | None) -> None:
-        """Move everything back to the accelerator."""
+        """Move parameters, gradients and optimizer states back to the accelerator."""
         if not self.offloaded:
             return
         if optimizer is None:

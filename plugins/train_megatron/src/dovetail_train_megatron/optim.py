@@ -1,5 +1,5 @@
-"""The optimizer: Megatron's distributed one. Float32 weights and moments are divided over the ranks that hold copies of a
-parameter; gradients are reduced to the rank that owns a piece, and stepped weights gathered from there.
+"""Megatron's distributed optimizer. Float32 weights and moments are divided over the ranks that hold copies of a parameter.
+Gradients are reduced to the rank that owns a shard, and updated weights are gathered from that rank.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
 
 OPTIMIZERS = frozenset({"adamw", "sgd"})
-"""The optimizers that can be used: those that update each element by itself, since Megatron divides parameters at any element."""
+"""The supported optimizers. They must update each element independently, since Megatron divides parameters at any element."""
 
 
 class MegatronOptimizer:
-    """One optimizer with its place in the schedule.
+    """Megatron's distributed optimizer of one network, with its learning-rate schedule and step counter.
 
     Attributes:
-        module: the network's module within Megatron's wrapper, which gathers gradients.
+        module: the network's module in Megatron's wrapper for distributed data parallelism.
         steps: the number of steps taken so far.
     """
 
@@ -81,22 +81,21 @@ class MegatronOptimizer:
                 part.optimizer = _descent(part.optimizer.param_groups, self._optim)
 
     def begin(self) -> None:
-        """Start a mini-batch with gradients of 0."""
+        """Set all gradients to 0 before a mini-batch."""
         self.module.zero_grad_buffer()
         self._megatron.zero_grad()
 
     def step(self, finite: bool) -> tuple[float, float]:
-        """Take exactly one step with the accumulated gradients. Collective over all ranks.
+        """Take one optimizer step with the accumulated gradients. Collective over all ranks.
 
         Args:
             finite: whether the losses on this rank are finite.
 
         Returns:
-            The gradient's norm before clipping, over all ranks, each parameter once; and the learning rate.
+            The gradient's norm over all ranks before clipping, with each parameter counted once, and the learning rate.
 
         Raises:
-            NumericsError: the losses or the norm are not finite, on some rank; on every rank weights and optimizer are as
-                before.
+            NumericsError: the losses or the norm are not finite on some rank; weights and optimizer are unchanged on every rank.
         """
         lr = self._rate(self.steps)
         self._megatron.prepare_grads()
@@ -128,9 +127,9 @@ class MegatronOptimizer:
         self.begin()
 
     def masters(self, parameter: nn.Parameter) -> tuple[Tensor, dict[str, Tensor], slice] | None:
-        """Return this rank's piece of a parameter: float32 weights and moments, [n] each, and its range in the flattened parameter.
+        """Return this rank's shard of a parameter: float32 weights and moments, [n] each, and their range in the flattened parameter.
 
-        None where the rank owns no piece.
+        None if the rank owns no shard of the parameter.
         """
         for part in self._parts():
             if parameter in part.model_param_group_index_map:
@@ -141,7 +140,7 @@ class MegatronOptimizer:
         return None
 
     def whole(self, parameter: nn.Parameter, kind: str, *, expert: bool) -> Tensor:
-        """Return a parameter's float32 weights (`weight`) or one of its moments, shaped like it. Collective over its copies."""
+        """Return a parameter's float32 weights (`weight`) or one of its moments, in the parameter's shape. Collective over its copies."""
         flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if (found := self.masters(parameter)) is not None:
             main, state, place = found
@@ -155,7 +154,7 @@ class MegatronOptimizer:
 
     @torch.no_grad()
     def fill(self, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
-        """Restore this rank's piece from a tensor that `whole` returned, in the parameter's shape."""
+        """Restore this rank's shard of weights or moments from a tensor that `whole` returned, in the parameter's shape."""
         if (found := self.masters(parameter)) is None:
             return
         main, state, place = found
@@ -166,7 +165,7 @@ class MegatronOptimizer:
             state[kind] = piece.clone()
 
     def restore(self, steps: int) -> None:
-        """Restore the step counter; the moments are filled through `fill` afterwards."""
+        """Restore the step counter, and set all moments to 0; call `fill` afterwards to restore the moments."""
         self.steps = steps
         for part in self._parts():
             part.optimizer.state.clear()
@@ -187,11 +186,11 @@ class MegatronOptimizer:
 
     @property
     def half(self) -> bool:
-        """Whether the modules hold narrower copies of the float32 weights."""
+        """Whether the modules hold copies of the float32 weights in half precision."""
         return self._half
 
     def states(self) -> Iterator[tuple[Any, Tensor]]:
-        """Yield every inner optimizer with each of its float32 weights, [n] of this rank's piece, for moving them."""
+        """Yield each float32 weight of this rank's shards, [n], with the inner optimizer that holds its state."""
         for part in self._parts():
             for group in part.optimizer.param_groups:
                 for main in group["params"]:

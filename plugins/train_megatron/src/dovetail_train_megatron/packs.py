@@ -1,7 +1,7 @@
-"""From ragged samples to the input of one rank: all tokens of a micro-batch end to end, without padding.
+"""Conversion of ragged samples to a model's input: all tokens of a micro-batch end to end, without padding.
 
-Context-parallel ranks take equal runs of neighbouring tokens. The pack ends in a sequence of padding, so that context and sequence
-parallelism divide its length. The last scored token of a response is never fed, since nothing after it is predicted.
+Context-parallel ranks take equal ranges of neighbouring tokens. The pack ends in a sequence of padding, so that context and sequence
+parallelism divide its length. The last scored token of a response is never fed to the model, since no token after it is predicted.
 Legend: N samples, B rows that hold a scored token, S sequences, F fed tokens of the pack, R scored tokens, T response tokens.
 """
 
@@ -20,29 +20,29 @@ from dovetail_torch_engines import Samples, Scored, packed_parts, read_at, rows_
 
 @attrs.frozen(kw_only=True, eq=False)
 class PackedMicroBatch:
-    """One micro-batch, the same on all ranks that share it."""
+    """One micro-batch, with all tokens end to end; the same on all tensor-, pipeline- and context-parallel ranks."""
 
     ids_F: np.ndarray
-    """int64 [F]."""
+    """int64 [F], token ids of all sequences."""
     positions_F: np.ndarray
-    """int64 [F], counted from the start of each token's own sequence."""
+    """int64 [F], position of each token, counted from the start of the token's own sequence."""
     lengths_S: np.ndarray
-    """int64 [S], all ≥ 1."""
+    """int64 [S], lengths of the sequences, all ≥ 1."""
     source_R: np.ndarray
-    """int64 [R]: which fed token's hidden state predicts each scored token."""
+    """int64 [R]: index, among the F tokens, of the hidden state that predicts each scored token."""
     targets_R: np.ndarray
-    """int64 [R]: the scored tokens."""
+    """int64 [R]: ids of the scored tokens."""
     temperature_R: np.ndarray
-    """float32 [R]."""
+    """float32 [R]: sampling temperature of each scored token."""
     token_R: np.ndarray
     """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
     tokens: int
     """Number of response tokens T, masked tokens and rows without a scored token included."""
     read: Mapping[str, np.ndarray]
-    """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
+    """[R, …] by name: values at the scored tokens of the columns that outputs read; integers as int64."""
 
     def on(self, rank: int, ranks: int) -> slice:
-        """Return the input tokens of one context-parallel rank."""
+        """Return the range of input tokens of one context-parallel rank."""
         count = len(self.ids_F) // ranks
         return slice(rank * count, (rank + 1) * count)
 
@@ -50,12 +50,12 @@ class PackedMicroBatch:
 def make_pack(
     micro_batch: Batch, multiple: int, outputs: Iterable[OutputSpec] = ()
 ) -> PackedMicroBatch:
-    """Concatenate samples to a pack.
+    """Concatenate a micro-batch's samples to a pack.
 
     Args:
         micro_batch: the samples, with the columns in `dovetail.interfaces.READS`.
-        multiple: the number of which F becomes a multiple by padding.
-        outputs: the outputs to compute; the columns that they read are included.
+        multiple: the number of which the pack's length F becomes a multiple by padding.
+        outputs: the outputs to compute; the pack includes the columns that these outputs read.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
     prompts = micro_batch["prompt_ids"]
@@ -87,14 +87,14 @@ def make_pack(
 def cut(
     batch: Batch, budget: int, quadratic: float, at_least: int = 1, unit: Unit = "sample"
 ) -> list[np.ndarray]:
-    """Return the rows of each micro-batch, int64 [B] each: within the budget, with balanced cost, and every sample in exactly one.
+    """Divide a batch into micro-batches of balanced cost within the budget, and return their row indices, int64 [B] each.
 
     Args:
         batch: the samples, with the columns in `dovetail.interfaces.READS`.
-        budget: the token limit of a micro-batch; a longer sample gets one to itself.
-        quadratic: the growth of a token's cost; a sample of n tokens costs n · (1 + quadratic · n).
-        at_least: the minimum number of micro-batches, since ranks must run equally many; empty ones are added.
-        unit: the unit whose samples stay together.
+        budget: the token limit of a micro-batch; a longer sample gets a micro-batch to itself.
+        quadratic: the relative cost of attention: a sample of n tokens costs n · (1 + quadratic · n).
+        at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
+        unit: the kind of samples that stay in one micro-batch, such as `group`.
     """
     samples = Samples.of(batch, unit)
     parts = (

@@ -1,7 +1,7 @@
-"""Parallel: this rank's coordinates in Megatron's layout, and its process groups.
+"""Parallel: this rank's coordinates in Megatron's parallel layout, and Megatron's process groups.
 
-Ranks have the order of the mesh: dp outermost, then pp, cp, and tp, whose ranks are neighbours. Expert parallelism divides
-the data-parallel ranks. Megatron allows one layout a process.
+Ranks are in the order of the mesh: dp outermost, then pp, cp, and tp; tensor-parallel ranks are neighbours. Expert parallelism
+divides the data-parallel ranks. Megatron allows one layout per process.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.needs import imported
 
 ORDER = "tp-cp-ep-pp-dp"
-"""The order of axes in Megatron's notation, the fastest varying one first."""
+"""The order of axes in Megatron's notation; the first axis varies fastest."""
 _users = 0
 
 
 class Parallel:
-    """One rank's coordinates and groups.
+    """One rank's coordinates and process groups.
 
     Attributes:
         tp, pp, cp, ep: the sizes of the axes.
         tp_rank, pp_rank, cp_rank, ep_rank: this rank's coordinates.
-        dp_rank: this rank's place among the ranks with different samples.
-        state: Megatron's module with the groups.
+        dp_rank: this rank's index among the data-parallel ranks.
+        state: Megatron's module `parallel_state`, with the process groups.
     """
 
     def __init__(self, config: MegatronConfig, context: PluginContext) -> None:
@@ -55,7 +55,7 @@ class Parallel:
         self._joined = True
 
     def leave(self) -> None:
-        """Release the layout. Once no engine of this process uses it, a new engine may have a different one."""
+        """Release the layout. A new engine may have another layout once no engine of this process uses this layout."""
         global _users  # noqa: PLW0603 - Megatron's own layout is one a process
         if self._joined:
             self._joined = False
@@ -65,12 +65,12 @@ class Parallel:
 
     @property
     def first_stage(self) -> bool:
-        """Whether this rank embeds tokens."""
+        """Whether this rank belongs to the first pipeline stage, which embeds tokens."""
         return self.pp_rank == 0
 
     @property
     def last_stage(self) -> bool:
-        """Whether this rank scores tokens."""
+        """Whether this rank belongs to the last pipeline stage, which scores tokens."""
         return self.pp_rank == self.pp - 1
 
     @property
@@ -98,7 +98,7 @@ class Parallel:
         return groups
 
     def replicas(self, *, expert: bool) -> Any:
-        """Return the group of ranks that hold copies of a parameter, over which its gradients are summed."""
+        """Return the group of ranks that hold copies of a parameter, over which the parameter's gradients are summed."""
         if expert:
             return self.state.get_expert_data_parallel_group()
         return self.state.get_data_parallel_group(with_context_parallel=True)

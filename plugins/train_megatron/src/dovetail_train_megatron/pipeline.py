@@ -1,4 +1,4 @@
-"""Running micro-batches through the stages of a model, by Megatron's schedules: forward only, or alternating forward and backward."""
+"""Running micro-batches through a model's pipeline stages with Megatron's schedules: forward only, or forward and backward."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def score(
     outputs: Sequence[OutputSpec],
     module: object,
 ) -> list[Scores]:
-    """Return scores of every pack, [T, …] each, in order. Collective.
+    """Return the outputs of every pack by name, [T, …] each, in the order of packs. Collective.
 
     Returns:
-        The scores on ranks of the last stage; an empty list on others.
+        The outputs on ranks of the last stage; an empty list on other ranks.
     """
 
     def collect(hidden: Tensor, pack: PackedMicroBatch) -> Any:
@@ -45,17 +45,17 @@ def descend(
     term_of: Callable[[int, Scores], ObjectiveTerm],
     module: object,
 ) -> list[ObjectiveTerm]:
-    """Gather the gradients of a mini-batch's micro-batches, summed over all ranks that share weights. Collective.
+    """Run forward and backward passes of all packs, and accumulate gradients, summed over the ranks that share weights. Collective.
 
     Args:
-        network: the stage.
+        network: this rank's stage of the model.
         packs: the packs, equally many on every rank.
-        outputs: the scores that are needed.
-        term_of: a function that returns the objective's term of the i-th pack, from its scores.
+        outputs: the outputs that the objective reads.
+        term_of: a function that returns the objective's term of the i-th pack from i and the pack's outputs.
         module: the network's module, within Megatron's wrapper.
 
     Returns:
-        Every pack's term on ranks of the last stage; an empty list on others.
+        Every pack's term on ranks of the last stage; an empty list on other ranks.
     """
     numbers = {id(pack): i for i, pack in enumerate(packs)}
 

@@ -1,4 +1,4 @@
-"""A preflight rule: `dovetail check` reports what the engine would refuse when it starts, without a GPU or Megatron."""
+"""A preflight rule: `dovetail check` reports configs that the engine would refuse at its start, without a GPU or Megatron."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _SIZES = (
 
 
 def megatron_layout(config: Any, plan: Any) -> Iterator[Finding]:
-    """The engine `megatron` can't train the model at all, in the configured layout, or on the role's devices.
+    """The engine `megatron` does not support the model, the configured parallel sizes, or the role's devices.
 
-    The rule reads only configs: the architecture, the numbers that the parallel sizes must divide, one layout a pool, and CUDA devices.
+    The rule reads only configs. It checks the architecture, the numbers that the parallel sizes must divide, that models of one
+    pool have one layout, and that devices are CUDA devices.
     """
     if plan is None:
         return

@@ -1,4 +1,4 @@
-"""Scores of a batch through the stages, in the batch's order, and which samples are not finite."""
+"""Outputs of a batch through the pipeline stages, in the batch's order; and which samples have outputs or losses that are not finite."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from dovetail_train_megatron.packs import PackedMicroBatch, cut, make_pack
 from dovetail_train_megatron.pipeline import Scores
 
 REFERENCE = "ref_log_probs"
-"""The output with log-probabilities of the base below an adapter."""
+"""The output with log-probabilities of the frozen base without its adapter."""
 
 
 @attrs.frozen(kw_only=True)
 class PackedMicroBatches:
-    """A batch as micro-batches, equally many on every rank, since stages and the ranks of experts wait for each other."""
+    """A batch divided into micro-batches, equally many on every rank, since pipeline stages and expert-parallel ranks wait for each
+    other.
+    """
 
     rows: Sequence[np.ndarray]
-    """The rows of every micro-batch's samples, int64 each."""
+    """The row indices of every micro-batch's samples in the batch, int64 each."""
     packs: Sequence[PackedMicroBatch]
     """The micro-batches, each with its samples end to end."""
 
@@ -40,7 +42,7 @@ def packed(
     outputs: Sequence[OutputSpec],
     unit: Unit = "sample",
 ) -> PackedMicroBatches:
-    """Cut a batch into packs of at most `budget` tokens, or one sample. Collective."""
+    """Divide a batch into packs of at most `budget` tokens; a longer sample gets a pack to itself. Collective."""
     quadratic = network.architecture.quadratic()
     rows = cut(batch, budget, quadratic, unit=unit)
     most = ranks.largest(len(rows))
@@ -53,7 +55,7 @@ def packed(
 def scored(
     network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Batch:
-    """Return the outputs as ragged columns over response tokens; they are 0 on all stages but the last. Collective."""
+    """Return the outputs as ragged columns over response tokens; on stages before the last the columns hold 0. Collective."""
     mask = batch["response_mask"]
     columns = empty_columns(len(mask.values), outputs)
     for rows, scores in _all_scores(network, cuts, outputs):
@@ -73,7 +75,7 @@ def all_failing_rows(
     denominators: Mapping[str, float],
     cuts: PackedMicroBatches,
 ) -> list[int]:
-    """Return positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
+    """Return the positions of samples whose outputs or loss are not finite, by scoring the batch again. Collective."""
     failing: list[int] = []
     for rows, scores in _all_scores(network, cuts, spec.outputs):
         micro_batch = batch.take(rows)

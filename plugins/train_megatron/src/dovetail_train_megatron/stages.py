@@ -1,4 +1,4 @@
-"""How many layers each pipeline stage has: the last one, which also has the output layer, has fewer."""
+"""How many layers each pipeline stage has. The last stage has fewer, since it also has the output layer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from dovetail.errors import ConfigError
 
 OUTPUT = 0.6
-"""The cost of a parameter of the output layer, softmax included, relative to one of a decoder layer: less, since its products are large and
-only scored tokens reach it."""
+"""Cost per parameter of the output layer with softmax, relative to a decoder layer. Below 1, since its products are large and only
+scored tokens need it."""
 
 
 def last_stage_layers(layers: int, stages: int, output: float) -> int:
-    """Return the number of layers of the last stage that makes the slowest stage fastest; the other stages have equally many.
+    """Return how many layers the last stage needs to minimise the slowest stage's time; other stages have equally many layers.
 
     Args:
-        layers: the layers of the model.
+        layers: the number of layers of the model.
         stages: the number of stages, from 2 to `layers`.
-        output: the cost of the output layer, in layers.
+        output: the cost of the output layer, in units of one decoder layer.
 
     Raises:
         ConfigError: there are more stages than layers.
@@ -26,7 +26,7 @@ def last_stage_layers(layers: int, stages: int, output: float) -> int:
 
 
 def output_cost(hf: Any, head_size: int) -> float:
-    """Return the cost of a model's output layer, in layers; a layer of a mixture of experts counts with its active part."""
+    """Return the cost of a model's output layer, in units of one decoder layer; for a mixture of experts, only active parameters count."""
     hidden, heads = hf.hidden_size, hf.num_attention_heads + hf.num_key_value_heads
     inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size
     active = getattr(hf, "num_experts_per_tok", None) or 1
@@ -35,7 +35,9 @@ def output_cost(hf: Any, head_size: int) -> float:
 
 
 def check_stages(layers: int, stages: int) -> None:
-    """Check that every stage gets a layer. The stages need not divide the layers: the last stage may have more or fewer than the others.
+    """Check that every stage gets at least one layer.
+
+    The number of stages need not divide the layers: the last stage may have more or fewer than other stages.
 
     Raises:
         ConfigError: there are more stages than layers.
@@ -51,7 +53,7 @@ def check_last_stage(last: int, layers: int, stages: int) -> None:
     """Check that the layers outside the last stage can be divided evenly over the other stages.
 
     Raises:
-        ConfigError: they can't (the error names values that fit), or there are more stages than layers.
+        ConfigError: the layers can't be divided (the error names values that fit), or there are more stages than layers.
     """
     fitting, others = _fitting(layers, stages), stages - 1
     if last not in fitting:

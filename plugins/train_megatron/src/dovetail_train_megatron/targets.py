@@ -1,4 +1,4 @@
-"""The layers that can be adapted: Hugging Face's linear layers, and their places in Megatron's."""
+"""The layers that can have adapters: Hugging Face's linear layers, and Megatron's layers that contain them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @attrs.frozen(kw_only=True)
 class TargetLayer:
-    """One of Megatron's linear layers, and the Hugging Face layers that it consists of."""
+    """One of Megatron's linear layers, and the Hugging Face layers that it fuses."""
 
     module: nn.Module
     linears: tuple[LinearSlice, ...]
-    """Hugging Face's layers, in the order of Megatron's layer."""
+    """The Hugging Face layers, in the order in which Megatron's layer fuses them."""
     fuse: Fuse
-    """The function that arranges their outputs as in Megatron's layer."""
+    """The function that combines the outputs of Hugging Face's layers in the order of Megatron's layer."""
     divided: int
     """The dimension of the weight that is divided over tensor-parallel ranks."""
 
 
 def linear_layers(architecture: Architecture) -> dict[str, int]:
-    """Return every linear layer of the model that can be adapted, by Hugging Face's name, in its order, with its input features."""
+    """Return the number of input features of every linear layer that can have an adapter, by Hugging Face name, in Hugging Face's order."""
     hf = architecture.hf
     attended = int(hf.num_attention_heads) * architecture.head_size
     inputs = {"self_attn.o_proj": attended, "mlp.down_proj": int(hf.intermediate_size)}
@@ -58,10 +58,10 @@ def _dense_layers(architecture: Architecture) -> list[bool]:
 def chosen(
     section: LoraSection, every: Mapping[str, int], architecture: Architecture
 ) -> frozenset[str]:
-    """Return the layers that the section names.
+    """Return the names of the layers that a `lora` section selects.
 
     Raises:
-        ConfigError: no layer has one of the names, or the layers are experts.
+        ConfigError: a name of the section matches no layer, or `all-linear` includes experts.
     """
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in every))
     found: set[str] = set()
@@ -87,7 +87,7 @@ def chosen(
 
 
 def places(layer: Any, architecture: Architecture, tp: int) -> list[TargetLayer]:
-    """Return the linear layers of one of this rank's decoder layers, divided over `tp` ranks."""
+    """Return the adaptable linear layers of one of this rank's decoder layers, divided over `tp` ranks."""
     hf = architecture.hf
     prefix = f"model.layers.{int(layer.layer_number) - 1}"
     hidden, size = int(hf.hidden_size), architecture.head_size

@@ -1,9 +1,9 @@
-"""Loading and gathering weights, tensor by tensor: from a checkpoint's files to every rank's part, and from the parts to the senders.
+"""Loading and gathering weights, tensor by tensor: from a checkpoint's files to every rank's shards, and from the shards to the senders.
 
-No rank ever holds the whole model. To gather a tensor, the tensor-parallel ranks of a stage send their parts to the first of
-them, which sends the whole tensor to rank 0, or to all ranks where each machine has a sender. A checkpoint's tensors
-of another shape, and those without a place in the network, are refused: a copy would broadcast or cut them, and the trained
-model would differ from the one that the rollout generates with.
+No rank ever holds the whole model. To gather a tensor, the tensor-parallel ranks of a stage send their shards to the stage's first
+rank. This rank sends the whole tensor to rank 0, or to all ranks if each machine has a sender. Checkpoints with tensors of another
+shape, or with tensors that the network lacks, are refused: copying would broadcast or cut the tensors, and the trained model would
+differ from the rollout's.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def read_weights(
     section: ModelSection,
     put: Callable[[nn.Parameter, Tensor], None],
 ) -> bool:
-    """Load this rank's part of the checkpoint into every parameter.
+    """Load this rank's shards of a checkpoint into every parameter.
 
     Args:
         network: a network whose parameters need not be initialised.
         table: the table of the network.
         section: the section with the checkpoint's path.
-        put: a function that gets a parameter and its new value, in the checkpoint's dtype.
+        put: a function called with each parameter and its new value, in the checkpoint's dtype.
 
     Returns:
-        Whether the checkpoint has a critic's head, which otherwise is 0. True for a language model.
+        Whether the checkpoint has the critic's value head; if not, the head is set to 0. True for a language model.
 
     Raises:
-        ModelError: a tensor is missing, differs in shape from the config, or has no place in the network.
+        ModelError: a tensor is missing, differs in shape from the config, or does not exist in the network.
     """
     parallel = network.parallel
     head: dict[str, Tensor] = {}
@@ -100,7 +100,7 @@ def _tied_copy(network: Network) -> nn.Parameter | None:
 
 
 def tied_copy(network: Network, table: TensorTable) -> tuple[Entry, nn.Parameter] | None:
-    """Return the embedding's entry and the last stage's copy of it, where this rank has one."""
+    """Return the embedding's entry and the last stage's copy of the embedding; None if this rank has no copy."""
     copy = _tied_copy(network)
     if copy is None:
         return None
@@ -108,7 +108,7 @@ def tied_copy(network: Network, table: TensorTable) -> tuple[Entry, nn.Parameter
 
 
 def manifest_of(network: Network, table: TensorTable, version: int) -> WeightManifest:
-    """Return names, shapes and dtypes of the tensors that `outgoing` yields, in its order, without gathering or sending anything."""
+    """Return names, shapes and dtypes of the tensors that `outgoing` yields, in the same order, without communication."""
     dtype = str(network.architecture.dtype).removeprefix("torch.")
     alone = _adapter_alone(network)
     tensors = []
@@ -129,8 +129,9 @@ def manifest_of(network: Network, table: TensorTable, version: int) -> WeightMan
 def outgoing(
     network: Network, table: TensorTable, rank: int, to: Receiving = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of an update, each gathered on request: the weights, merged with the adapter where there is one, or the adapter
-    alone, as its section says. Collective, one tensor after another.
+    """Yield the tensors of a weight update, each gathered on request. Collective, one tensor after another.
+
+    These are all weights, merged with the adapter if there is one; or the adapter alone if `lora.sync` is `adapter`.
 
     Args:
         network: the network of this rank.
@@ -155,7 +156,7 @@ def outgoing(
 def whole_weights(
     network: Network, table: TensorTable, rank: int, to: Receiving = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights, in Hugging Face's shapes, merged with the adapter where there is one; collective, as `outgoing`."""
+    """Yield all weights in Hugging Face's shapes, merged with the adapter if there is one; collective, as `outgoing`."""
     adapter = network.adapter
 
     def computed_with(_: Entry, parameter: nn.Parameter) -> Tensor:
@@ -174,16 +175,15 @@ def gathered(
     *,
     to: Receiving | None = 0,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in Hugging Face's form, each gathered on request. Collective, one tensor after another.
+    """Yield tensors with Hugging Face's names and shapes, each gathered on request. Collective, one tensor after another.
 
     Args:
         network: the network of this rank.
         table: the table of the network.
-        entries: the entries of the table, the same on all ranks.
+        entries: the entries to gather, the same on all ranks.
         rank: this rank.
-        values: a function that returns a parameter's content, in the dtype of the update; possibly collective over the parameter's copies.
-        to: the rank that receives them, or all; None: each goes to the first rank that has a part of it, and no other
-            rank.
+        values: a function that returns a parameter's values, in the dtype of the update; may be collective over the parameter's copies.
+        to: the receiving rank, or all ranks; None: each tensor is received only by the first rank that holds a shard of it.
 
     Yields:
         The tensors on the receiving ranks, on their device. With `to`, other ranks yield stand-ins of the same shapes.
@@ -269,7 +269,7 @@ def _stored_name(name: str, checkpoint: StoredCheckpoint, section: ModelSection)
 def refuse_unplaced(
     names: Collection[str], network: Network, table: TensorTable, section: ModelSection
 ) -> None:
-    """Check that the network has every tensor of the model's layers.
+    """Check that the network has every tensor of the checkpoint's layers.
 
     Args:
         names: the names of the checkpoint's tensors.
@@ -278,7 +278,7 @@ def refuse_unplaced(
         section: the section with the checkpoint's path.
 
     Raises:
-        ModelError: the network lacks some, such as biases or the scales of quantised weights.
+        ModelError: the network lacks a tensor, such as a bias or the scales of quantised weights.
     """
     placed = {name for entry in table.entries for name in table.hf_names(entry)}
     layers = int(network.architecture.hf.num_hidden_layers)
@@ -305,7 +305,7 @@ def refuse_misshapen(
 
     Args:
         tensors: the whole tensors as stored, by the checkpoint's names, in the order of `TensorTable.hf_names`.
-        table: the table with the composition of the entry.
+        table: the table with the entry.
         entry: the entry of the table, not a value head.
         section: the section with the checkpoint's path.
 
