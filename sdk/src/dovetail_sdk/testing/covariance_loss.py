@@ -45,7 +45,7 @@ class CovarianceLoss(PolicyLoss):
         return {"kept": mask.with_values((covariance_T <= 0).astype(np.float32))}
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T]."""
+        """Return the loss of each token, [T]."""
         columns = inputs.columns
         gain_T = columns["advantages"] * inputs.log_probs_T + columns["entropies"] / 100
         return TokenLosses(losses_T=-gain_T * columns["kept"])

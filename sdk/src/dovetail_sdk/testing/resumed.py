@@ -19,7 +19,7 @@ def resumed_state(plugin: Plugin, directory: Path) -> dict[str, Any]:
         directory: the directory of the checkpoint.
 
     Raises:
-        CheckpointError: the state holds what a checkpoint can't keep.
+        CheckpointError: the state has a value that a checkpoint can't store.
     """
 
     def write(folder: Path) -> None:

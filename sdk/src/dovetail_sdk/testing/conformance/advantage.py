@@ -27,7 +27,7 @@ class AdvantageConformance(PluginConformance):
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
     component_names: ClassVar[tuple[str, ...]] = ("accuracy", "format")
-    """Reward components that every sample has."""
+    """Names of the reward components of every sample."""
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
         """Return a random batch with the columns that the estimator requires: groups × n samples of 0 to 12 tokens."""
@@ -52,7 +52,7 @@ class AdvantageConformance(PluginConformance):
         return self.make(**context).estimate(batch, groups)
 
     def flat(self, batch: Batch, **context: Any) -> list[np.ndarray]:
-        """Return advantages as one array a sample: [1], or [t] over its t tokens."""
+        """Estimate advantages and return one array per sample: [1], or [t] for a sample of t tokens."""
         advantages = self.estimate(batch, **context).advantages
         if isinstance(advantages, Ragged):
             return list(advantages)
