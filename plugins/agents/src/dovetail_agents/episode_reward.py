@@ -38,7 +38,7 @@ class EpisodeReward(RewardFunction):
             trajectory: the record of the episode, as JSON values.
 
         Raises:
-            ValueError: there was no episode.
+            ValueError: the sample has no episode.
         """
         if trajectory is None:
             raise ValueError(
