@@ -18,7 +18,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ApiError(DovetailError, RuntimeError):
-    """An error that answers a call.
+    """An error with which a call is answered.
 
     Args:
         status: the HTTP status.
@@ -81,7 +81,7 @@ class ModelAnswer:
 
 
 class Dialect(ABC):
-    """One provider's API.
+    """The API of one provider: reads requests, and writes answers, events and errors in the provider's form.
 
     Attributes:
         path: the path of the API's requests.
@@ -106,17 +106,17 @@ class Dialect(ABC):
         Args:
             call: the answered call.
             name: id of the response.
-            answers: as many answers as the call asked for.
+            answers: the policy's answers, as many as the call requested.
         """
 
     @abstractmethod
     def events(
         self, call: ModelCall, name: str, answers: Sequence[ModelAnswer]
     ) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
-        """Yield the events of a streamed response, each as its type (None where the API names none) and its data."""
+        """Yield the events of a streamed response, each as event type (None if the API has no types) and data."""
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error's response; OpenAI's unless the API has another."""
+        """Return the body of an error's response, in OpenAI's form unless the API has another form."""
         default = "invalid_request_error" if error.status < 500 else "server_error"
         kind = _TYPES.get(error.status, default)
         found = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
