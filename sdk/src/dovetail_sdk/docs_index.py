@@ -38,7 +38,7 @@ Plugins = Mapping[tuple[str, str], PluginManifest]
 
 
 def index(plugins: Plugins) -> str:
-    """Return the index: a table of each kind, below its heading."""
+    """Return the text of the index: a table of plugins for each kind, below a heading."""
     kinds = sorted({kind for kind, _ in plugins})
     ordered = dict.fromkeys([*(kind for kind in HEADINGS if kind in kinds), *kinds])
     chapters = ["# Plugins"]

@@ -38,7 +38,7 @@ def _pattern(_config: Any, _attribute: Any, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class EpisodeOutcomeConfig(PluginSection):
-    """Settings of `episode_outcome`, which leaves out episodes by their end or their errors."""
+    """Settings of `episode_outcome`, which excludes episodes from training by how they ended or by errors in them."""
 
     outcomes: tuple[
         Literal["no_answer", "void_turn", "unreadable_call", "turns", "tokens", "calls"], ...

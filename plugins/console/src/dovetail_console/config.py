@@ -9,7 +9,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class ConsoleConfig(PluginSection):
-    """Progress on the terminal."""
+    """Settings of `console`, which shows progress on the terminal."""
 
     live: bool | None = None
     """Whether to show a live display (true) or print one line per step (false). Absent: live if the output is a terminal."""

@@ -222,7 +222,7 @@ def key_figure(metric: str, better: str) -> Figure:
 
 
 def validation_figure(metric: str | None) -> Figure:
-    """Return the figure that a metric of validation is: `ACCURACY` for `val/acc@1`, else `SCORE`."""
+    """Return the figure for a validation metric: `ACCURACY` for `val/acc@1`, else `SCORE`."""
     return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
 
 

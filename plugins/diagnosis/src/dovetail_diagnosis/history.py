@@ -57,7 +57,7 @@ class MetricCourse:
 
 @dataclass(frozen=True)
 class ScoredValidation:
-    """One validation of the run's main score, with the ends of its interval."""
+    """The run's main score in one validation, with the bounds of the score's interval."""
 
     step: int
     value: float

@@ -100,6 +100,6 @@ class ProgramConfig(GatewaySection):
     program_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
     """Seconds that the program may take while none of its calls is being answered; an episode that takes longer fails and has no score."""
     max_output_bytes: int = attrs.field(default=10 << 20, validator=_COUNT)
-    """Maximum bytes that the program writes to standard output and error together, and to its output file. A program that exceeds it fails."""
+    """Maximum bytes of standard output and error together, and of the output file; a program that writes more fails."""
     max_processes: int = attrs.field(default=256, validator=_COUNT)
     """Maximum concurrent processes of the program, descendants included; a program that has more fails."""

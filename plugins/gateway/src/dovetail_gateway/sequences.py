@@ -48,7 +48,7 @@ class ServedSequence:
 
 
 class EpisodeSequences:
-    """The sequences of an episode.
+    """The sequences of an episode, which calls continue or begin.
 
     Args:
         session: the session with which the episode begins.

@@ -179,7 +179,7 @@ class ServedRollout(BaseRollout):
         return [*ids, tokenizer.eos_token_id] if stopped else ids
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Leave requests to end by themselves."""
+        """Do nothing: requests end by themselves."""
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """Do nothing: the weights never change."""

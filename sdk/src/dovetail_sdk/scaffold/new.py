@@ -140,7 +140,7 @@ def rendered(kind: str, name: str, package: str) -> dict[str, str]:
     Args:
         kind: the kind of plugin.
         name: the name of the plugin.
-        package: the package of its modules, dotted.
+        package: the dotted name of the package that holds the modules.
     """
     files = dict(_files(kind))
     words = {**_words(kind, name, package), "has_conformance": "conformance.py" in files}

@@ -76,7 +76,7 @@ class Rank:
 
 
 class ProcessRanks:
-    """R processes on the CPU with torch's default process group over them.
+    """R processes on the CPU that form torch's default process group.
 
     Args:
         world: the number of processes, R.

@@ -107,7 +107,7 @@ def random_episode(parallel: int) -> Body:
 
 
 class RecordedEngine:
-    """Records the requests and results of a started engine, and can make it fail.
+    """Records the requests and results of a started engine, and can make the engine fail.
 
     Args:
         engine: the engine whose `submit` is replaced; each request has one sample.

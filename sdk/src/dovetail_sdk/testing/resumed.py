@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 def resumed_state(plugin: Plugin, directory: Path) -> dict[str, Any]:
-    """Write the plugin's state to a checkpoint, and return the state that `load_state` would get from it.
+    """Write the plugin's state to a checkpoint, and return the state that `load_state` would get from the checkpoint.
 
     Args:
         plugin: the plugin whose state is saved.

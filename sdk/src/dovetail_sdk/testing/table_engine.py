@@ -34,8 +34,8 @@ VOCABULARY = 512
 
 
 class TableEngine(TrainEngine):
-    """A model with one logit for each token id, independent of context. Updates are plain gradient descent, so that a test can compute
-    them.
+    """A model with one logit for each token id, independent of context. Updates are plain gradient descent, so that a test can
+    compute the expected weights.
 
     log π(w) = log softmax(logits / temperature)_w
 

@@ -175,7 +175,7 @@ def tiny_model_and_tokenizer(directory: Path, *, vocab_size: int = 512, **model:
     """Write a tiny tokenizer and a model for it into one directory, and return the directory.
 
     Args:
-        directory: the directory of both.
+        directory: the directory of the tokenizer and the model.
         vocab_size: see `tiny_tokenizer`.
         **model: keyword arguments of `tiny_model`.
     """

@@ -56,8 +56,8 @@ def tiny_vision_model(directory: Path, *, family: str = "qwen2_5_vl", seed: int 
 
     Args:
         directory: the directory to write to; created if missing.
-        family: `qwen2_5_vl`, where an image's size determines its number of tokens and positions count rows and columns; or `llava`,
-            where every image has four tokens with positions like text.
+        family: `qwen2_5_vl`, in which the number of an image's tokens depends on its size and positions are rows and columns; or
+            `llava`, in which every image has four tokens with the positions of text.
         seed: the seed of the weights; torch's own random state is left as it was.
 
     Raises:

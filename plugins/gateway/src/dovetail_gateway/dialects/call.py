@@ -59,7 +59,7 @@ class ModelCall:
 
 @attrs.frozen(kw_only=True)
 class ModelAnswer:
-    """One answer of the policy."""
+    """One answer of the policy to a call."""
 
     content: str
     reasoning: str | None = None
@@ -76,7 +76,7 @@ class ModelAnswer:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message of a later call."""
+        """The answer as an assistant message, as it stands in the history of a later call."""
         return assistant(self.content, self.reasoning, self.calls)
 
 
@@ -93,7 +93,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ModelCall:
-        """Parse a request.
+        """Parse the body of a request into a call of the policy.
 
         Raises:
             ApiError: the request is invalid, or uses an unsupported feature.

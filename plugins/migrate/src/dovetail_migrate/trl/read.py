@@ -16,7 +16,7 @@ KINDS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo"}
 
 @attrs.frozen
 class Expression:
-    """A value that is not a literal, as source code."""
+    """The source code of a value that is not a literal."""
 
     source: str
 

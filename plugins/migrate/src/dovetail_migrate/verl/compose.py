@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def without_targets(tree: Any) -> Any:
-    """Leave out `_target_`, which names verl's class and is not a setting."""
+    """Return a config tree without `_target_` keys, which name verl's classes and are not settings."""
     if isinstance(tree, dict):
         return {key: without_targets(value) for key, value in tree.items() if key != "_target_"}
     return tree

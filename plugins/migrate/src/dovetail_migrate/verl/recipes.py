@@ -45,7 +45,7 @@ def finetuning(rules: Rules) -> None:
 
 
 def distillation(rules: Rules) -> None:
-    """Translate teachers and the student's loss."""
+    """Translate the teachers and the student's loss of a distillation job."""
     if not rules.get("distillation.enabled"):
         return
     loss, stages = "distillation.distillation_loss", _teachers(rules)

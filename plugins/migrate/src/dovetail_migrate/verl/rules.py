@@ -104,7 +104,7 @@ class Rules:
 
     @property
     def trains_critic(self) -> bool:
-        """Whether verl trains a critic."""
+        """Whether verl trains a critic in this job."""
         return bool(self.get("critic.enable", self.get("algorithm.adv_estimator") == "gae"))
 
 

@@ -41,7 +41,7 @@ class AdvantageConformance(PluginConformance):
         )
 
     def compares_groups(self) -> bool:
-        """Return whether a sample's advantage compares the sample with others of its prompt."""
+        """Return whether a sample's advantage depends on the other samples of the same prompt."""
         least = self.plugin.min_group_size(self.make_config())
         return self.plugin.scope == "group" or least >= 2
 
@@ -59,7 +59,7 @@ class AdvantageConformance(PluginConformance):
         return [np.atleast_1d(value) for value in advantages]
 
     def assert_close(self, got: list[np.ndarray], expected: list[np.ndarray]) -> None:
-        """Assert equality within the tolerance, sample by sample, each array [1] or [t]."""
+        """Assert that two lists of arrays, [1] or [t] per sample, agree within the tolerance."""
         for mine, theirs in zip(got, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=self.tolerance, atol=self.tolerance)
 

@@ -30,7 +30,7 @@ SINGLE = {"single": [[row] for row in range(8)]}
 
 
 class ObjectiveCases(PluginConformance):
-    """Base of the suites of objectives and policy losses: tests that splits into micro-batches and ranks don't change an update."""
+    """Base of the suites of objectives and policy losses. Its tests check that micro-batches and ranks don't change an update."""
 
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
@@ -42,7 +42,7 @@ class ObjectiveCases(PluginConformance):
         raise NotImplementedError
 
     def mini_batch(self, seed: int) -> Batch:
-        """Return eight samples with the columns that the objective requires; each two neighbouring samples must stay together."""
+        """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 must stay together."""
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
@@ -125,7 +125,7 @@ class ObjectiveConformance(ObjectiveCases):
     # What a third party may override
 
     def mini_batch(self, seed: int) -> Batch:
-        """Return eight samples with the columns that the objective requires; each two neighbouring samples are a pair and a group."""
+        """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 are a pair and a group."""
         rng = np.random.default_rng(seed)
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in LENGTHS], dtype=np.bool_)
         samples = len(LENGTHS)

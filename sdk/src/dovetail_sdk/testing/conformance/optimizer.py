@@ -52,7 +52,7 @@ class OptimizerConformance(PluginConformance):
         parameters: Mapping[str, nn.Parameter],
         steps: Sequence[int],
     ) -> None:
-        """Take steps with gradients that depend on the step number alone; at every second step the bias has no gradient."""
+        """Take optimizer steps with gradients that depend only on the step number; at every second step, the bias has no gradient."""
         for step in steps:
             generator = torch.Generator().manual_seed(100 + step)
             for name, parameter in parameters.items():

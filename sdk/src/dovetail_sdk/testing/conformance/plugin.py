@@ -27,8 +27,7 @@ class PluginConformance:
     `expected_failures`; they still run and are reported with the reason.
 
     Raises:
-        PluginError: when a subclass is defined: the subclass overrides a standard test, or an entry of `expected_failures` has no
-            reason or names an unknown test.
+        PluginError: a subclass overrides a standard test, or one of its `expected_failures` lacks a reason or names an unknown test.
     """
 
     kind: ClassVar[str]
@@ -63,7 +62,7 @@ class PluginConformance:
 
     @classmethod
     def of(cls, plugin: type[Plugin], config: Any = None, **attributes: Any) -> type[Self]:
-        """Build a suite for a plugin without a class definition: `TestGrpo = AdvantageConformance.of(GrpoEstimator)`.
+        """Build the suite of a plugin in one line, without a subclass: `TestGrpo = AdvantageConformance.of(GrpoEstimator)`.
 
         Args:
             plugin: the class under test.

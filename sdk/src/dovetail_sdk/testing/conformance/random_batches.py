@@ -63,7 +63,7 @@ def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
 
     Args:
         batch: a batch with `response_mask`.
-        scores_N: float32 [N].
+        scores_N: the new rewards, float32 [N].
     """
     mask = batch["response_mask"]
     rewards_T = np.zeros(len(mask.values), np.float32)
@@ -102,7 +102,7 @@ def along_responses(batch: Batch) -> dict[str, Ragged]:
 def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
     """Return random values of a column, [N, …], or [N, T, …] with the row lengths of the mask; masked tokens hold 0.
 
-    Flags are true for every other sample or token.
+    Boolean columns are true for every other sample or token.
     """
     if column.shape == "object":
         return [None] * len(mask)

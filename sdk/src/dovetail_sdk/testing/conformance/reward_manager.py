@@ -83,12 +83,12 @@ class RewardManagerConformance(PluginConformance):
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Start surroundings that the manager needs, such as a server, and yield while they run."""
+        """Run what the manager needs, such as a server, for the duration of the context."""
         yield
 
     @contextlib.contextmanager
     def started(self) -> Iterator[RewardManager]:
-        """Yield a started manager, closed afterwards."""
+        """Yield a started manager, and close the manager after the block."""
         functions = configured_functions(
             RewardSection(
                 function=PluginSection(path=failing_reward.__file__, attribute=self.attribute)

@@ -53,7 +53,7 @@ class RolloutCorrectionConformance(PluginConformance):
         )
 
     def correct(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Correction:
-        """Run the correction."""
+        """Run the correction on packed samples."""
         return self.make().correct(inputs, reduction or LocalReduction())
 
     def factors(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Tensor:

@@ -22,9 +22,9 @@ class RunConformance:
         """Return a new run of `steps` steps, in which the same seed gives the same samples.
 
         Args:
-            steps: the steps of the whole run; at most 3.
+            steps: the number of steps of the whole run; at most 3.
             learn_error: an exception that a stage raises once, in the first `learn`, before any weights have changed.
-            max_staleness: the max staleness of the run's trainer.
+            max_staleness: the maximum staleness that the run's trainer allows, in weight versions.
         """
         raise NotImplementedError
 

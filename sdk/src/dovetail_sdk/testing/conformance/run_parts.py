@@ -144,7 +144,7 @@ class TrackerConformance(PluginConformance):
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Start surroundings that the tracker needs, such as a server, and yield while they run."""
+        """Run what the tracker needs, such as a server, for the duration of the context."""
         yield
 
     def test_a_whole_run_is_followed(self, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ class TrainerConformance(PluginConformance):
         assert {2, 4} <= {*self.steps_at("save", save_every=2)}
 
     def steps_at(self, method: str, **settings: Any) -> list[int]:
-        """Run five steps with a changed trainer config; return how many steps had finished at each call of a run's method."""
+        """Run five steps with a changed trainer config; return how many steps had finished at each call of `Run`'s `method`."""
         run = self.scripted(total_steps=5)
         trainer: Any = self.plugin(attrs.evolve(self.make_config(), **settings), PluginContext())
         trainer.run(run)

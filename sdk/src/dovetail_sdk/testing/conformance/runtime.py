@@ -115,7 +115,7 @@ class DispatchModeConformance(PluginConformance):
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """Return the ranks' calls and the receipt of a split; skip the test if the mode does not accept the suite's arguments."""
+        """Return a split's calls by rank and its receipt for `collect`; skip the test if the mode does not accept the suite's arguments."""
         try:
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:

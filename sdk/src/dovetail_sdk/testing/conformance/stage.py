@@ -53,7 +53,7 @@ class StageConformance(PluginConformance):
     """Largest difference that counts as rounding."""
 
     def facts(self) -> PlanFacts:
-        """Return the facts of the plan."""
+        """Return the plan's facts for the config under test."""
         return plan_facts(self.overrides, frozenset(self.required.items()))
 
     def asked(self, what: str) -> Any:

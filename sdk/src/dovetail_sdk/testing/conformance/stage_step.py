@@ -207,7 +207,7 @@ class RandomModel:
 
 
 class Roles(dict[str, Any]):
-    """Worker groups by role; an unknown role raises.
+    """Worker groups by role. Access to an unknown role raises an error.
 
     Attributes:
         refused: roles that were requested and do not exist.

@@ -17,7 +17,7 @@ _ATTEMPTS = 20
 
 
 async def collected(engine: BaseRollout, request: RolloutRequest) -> list[Completion]:
-    """Return all samples of a request, in sample order."""
+    """Submit a request and return all of its samples, in sample order."""
     found = [completion async for completion in engine.submit(request)]
     return sorted(found, key=lambda completion: completion.sample)
 
@@ -63,7 +63,7 @@ async def interrupted(
     interrupt: Callable[[], Awaitable[Any]],
     caught: Callable[[list[Completion]], bool],
 ) -> list[Completion]:
-    """Submit a request and interrupt it, repeatedly until an interruption hits the request in the middle.
+    """Submit and interrupt a request, again and again until its samples are interrupted in the middle.
 
     Args:
         engine: a started engine.

@@ -19,7 +19,7 @@ _BEFORE = "base_model.model."
 
 @attrs.frozen
 class PlainAdapter:
-    """An adapter in the layout of weight updates.
+    """A low-rank adapter in the layout of weight updates.
 
     Legend: r rank; an adapted layer's weight is [out, in].
     """

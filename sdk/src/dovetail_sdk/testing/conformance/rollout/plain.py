@@ -50,7 +50,7 @@ class PlainModel:
         }
 
     def score(self, ids_L: Sequence[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """Return float32 [L − 1]: log-probability, in nats, of every token but the first, given those before it."""
+        """Return float32 [L − 1]: log-probability, in nats, of every token but the first, given the tokens before it."""
         ids_1L = torch.tensor([[int(token) for token in ids_L]])
         with torch.no_grad():
             logits_LV = self._model(ids_1L, use_cache=False).logits[0] / temperature
@@ -107,7 +107,7 @@ class PlainModel:
     def behind_T(
         self, prompt_ids_P: Sequence[int] | np.ndarray, response_ids_T: np.ndarray
     ) -> np.ndarray:
-        """Return float32 [T], nats: the log-probability of the most likely token minus that of the response's token, at each position."""
+        """Return float32 [T], nats: the most likely token's log-probability minus the response token's, at each position."""
         whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
         with torch.no_grad():
             logits_LV = self._model(whole_1L, use_cache=False).logits[0]

@@ -136,7 +136,7 @@ class EndsOfATransport(PluginConformance):
 
 
 def outcome_of(receiver: WeightReceiver, manifest: WeightManifest) -> Outcome:
-    """Return the tensors that a receiver got, or its error."""
+    """Receive an update, and return the received tensors or the receiver's error."""
     try:
         return contents(receiver.receive(manifest))
     except WeightSyncError as error:
