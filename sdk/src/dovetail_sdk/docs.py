@@ -55,9 +55,9 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
 
 
 def write(projects: Iterable[Project], output: Path) -> int:
-    """Write every page below `output`, remove its generated pages of plugins that are gone, and return the number of pages written.
+    """Write every page below `output`, remove generated pages of plugins that are gone, and return the number of pages written.
 
-    Files that the command did not write stay. For errors see `pages`.
+    Files that this command did not write stay. For errors see `pages`.
     """
     texts = {output / path: text for path, text in pages(projects).items()}
     for file, text in texts.items():

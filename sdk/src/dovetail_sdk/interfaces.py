@@ -128,7 +128,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def bump(before: str, after: str) -> Bump:
-    """Return which part of a version has changed: major, minor or none."""
+    """Return which part differs between two versions: major, minor or none."""
     old, new = ([int(part) for part in version.split(".")] for version in (before, after))
     if new[0] != old[0]:
         return "major"

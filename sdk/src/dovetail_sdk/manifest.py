@@ -131,7 +131,7 @@ def _kind(declared: Declared) -> Kind:
 
 
 def describe(declared: Declared, project: Project, kind: Kind) -> dict[str, Any]:
-    """Return a plugin's entry in the manifest, from its class.
+    """Derive a plugin's entry in the manifest from the plugin's class.
 
     Raises:
         DovetailError: the class can't be imported, is incomplete or contradicts its entry point, or its Config has positional or

@@ -39,7 +39,7 @@ class Project:
     """The top-level package that holds all plugins; empty for a package without plugins."""
     package_directory: Path
     needs: tuple[tuple[str, ...], ...]
-    """Requirements from the extras that install an engine: lists of alternatives, each of which must be met by one alternative."""
+    """Requirements from the extras that install an engine: lists of alternatives. One alternative of each list must be met."""
     isolated: bool = False
     """Whether its plugins get an environment of their own: `[tool.dovetail] isolated`."""
 

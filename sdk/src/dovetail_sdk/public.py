@@ -37,7 +37,7 @@ LIBRARIES = (
 def public_names() -> dict[str, frozenset[str]]:
     """Return the public names by module: `{"dovetail.batch": {"Batch", …}, …}`.
 
-    A package's names are those in its `__init__.pyi`; a single module's are those that it defines.
+    A package's public names are those in its `__init__.pyi`. A single module's public names are those that the module defines.
     """
     listed = {name: getattr(dovetail, name) for name in sorted(vars(dovetail)["__all__"])}
     modules = [value for value in listed.values() if inspect.ismodule(value)]

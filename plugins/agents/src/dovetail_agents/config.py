@@ -20,13 +20,13 @@ class ToolAgentConfig(EpisodeSection):
     parser: PluginSection | None = plugin_field("tool_parser", "hermes")
     """Parser of the model's tool calls."""
     max_calls_per_turn: int = attrs.field(default=8, validator=attrs.validators.ge(1))
-    """Maximum number of a turn's tool calls that are run, concurrently. Set 1 for chat templates that accept one call per turn."""
+    """Maximum tool calls that one turn may run; they run concurrently. Set 1 for chat templates that accept only one call per turn."""
     call_seconds: float | None = attrs.field(default=60.0, validator=ABOVE_ZERO)
     """Seconds that a call may run. A longer call is cancelled, and its episode fails with the reason `tool`."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Retries of a call whose tool failed. Errors that a tool reports to the policy are not retried."""
     max_running_calls: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Maximum concurrent calls over all episodes. Waiting for a free place does not count towards `call_seconds`."""
+    """Maximum concurrent calls over all episodes. Waiting for a free slot does not count towards `call_seconds`."""
 
 
 def _pattern(_config: Any, _attribute: Any, value: str) -> None:
@@ -46,7 +46,7 @@ class EpisodeOutcomeConfig(PluginSection):
         default=("no_answer", "unreadable_call", "turns", "tokens"),
         validator=attrs.validators.min_len(1),
     )
-    """Outcomes of episodes that are left out."""
+    """Outcomes whose episodes are dropped or masked."""
     answer: str = attrs.field(default=r"\S", validator=_pattern)
     """Regular expression that is searched for in a turn's text: a turn without a match is not an answer."""
     action: Literal["drop", "mask"] = "drop"

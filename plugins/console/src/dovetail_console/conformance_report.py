@@ -70,7 +70,7 @@ def read_reports(path: Path) -> list[Mapping[str, Any]]:
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report into a file of reports, replacing an older one of the same plugin."""
+    """Write a report into a file of reports, replacing an older report of the same plugin."""
     others = [old for old in read_reports(path) if _of(old) != _of(report)]
     reports = sorted([*others, report], key=_of)
     text = json.dumps({"schema": SCHEMA, "reports": reports}, indent=2)

@@ -37,7 +37,7 @@ def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
 
     Returns:
         Rows with the keys of `ROW`, and `owner`: the entry point's name with its distribution. An examination that
-            fails becomes a row with a problem.
+        fails becomes a row with a problem.
     """
     declared = default_index().extensions(GROUP)
     with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:

@@ -13,7 +13,7 @@ from dovetail.planning import ModelRole, Plan
 from dovetail.sections import EngineSection
 
 Measured = MutableMapping[str, WorkingMemory | None]
-"""Engines' answers about their working memory, by the question."""
+"""Working memory that engines reported (None if unknown), by the question that was asked."""
 _FLOAT32 = BYTES["float32"]
 _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a weight in 4 bits, with 8 for the scale of 64 weights and 32 for that of 256 scales."""
@@ -43,7 +43,7 @@ class PlannedMemory:
         return sum(self.phases[self.fullest].values())
 
     def least(self, phase: str) -> int:
-        """Return the minimum bytes of a phase: its bytes without those that the engine can do without."""
+        """Return the minimum bytes of a phase: all of its bytes minus the bytes that the engine can do without."""
         return sum(self.phases[phase].values()) - self.spare.get(phase, 0)
 
 

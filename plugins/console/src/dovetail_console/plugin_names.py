@@ -46,7 +46,7 @@ def one_plugin(plugin: str, command: str) -> PluginEntry:
 
     Raises:
         PluginNotFoundError: the plugin does not exist.
-        PluginError: several kinds have a plugin of that name.
+        PluginError: several kinds have a plugin with this name.
     """
     entries = plugins_named(plugin)
     if len(entries) > 1:

@@ -72,7 +72,7 @@ class Page:
     doc: str
     """The docstring: equation, paper, remarks; without the paragraph `In a config:`."""
     papers: tuple[str, ...]
-    """Numbers on arXiv that the docstring names."""
+    """arXiv numbers of the papers that the docstring names."""
     requires: tuple[ColumnNote, ...] | None
     """Columns that the plugin reads under the default config; None if the columns depend on the config."""
     provides: tuple[ColumnNote, ...] | None
@@ -83,9 +83,9 @@ class Page:
     example: str
     """YAML that selects the plugin, with its settings that are not null and further keys that these settings need."""
     stands_for: str
-    """For a preset, its settings as YAML; empty for others."""
+    """Settings of a preset as YAML; empty for other plugins."""
     parts: tuple[tuple[str, str], ...]
-    """For a preset, kind and name of each plugin that it selects."""
+    """Kind and name of each plugin that a preset selects; empty for other plugins."""
 
 
 def page_of(plugin: PluginManifest) -> Page:

@@ -338,4 +338,4 @@ CONDITIONS = (
 FOLLOWED = frozenset(
     {REWARD, REWARD_STD, SIGNAL, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN}
 )
-"""Metrics whose earlier values conditions use."""
+"""Metrics whose earlier values are used by conditions."""

@@ -44,7 +44,7 @@ class Figure:
         return f"{self.label} ({words[self.better]})" if self.better else self.label
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return the name among `names` of the metric to show, or None."""
+        """Return which of `names` is the metric to show, or None."""
         known = list(names)
         if self.outdone(known):
             return None
@@ -235,7 +235,7 @@ def bucket_means(values: Sequence[float], count: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Return the course of a series in at most `width` characters, lowest ▁ to highest █."""
+    """Render a series as at most `width` characters, from ▁ (lowest) to █ (highest)."""
     points = bucket_means([value for value in values if math.isfinite(value)], width)
     if not points:
         return ""

@@ -72,14 +72,14 @@ class MetricHistory:
     Attributes:
         now: the finite figures of the latest row.
         start: the first value of each metric.
-        series: the course of each metric whose earlier values conditions use.
+        series: the history of each metric whose earlier values are used by conditions.
         validations: the validations of the main score.
         best: the validation with the highest score; the first of equal validations.
         score: the name of the main score; empty before the first validation.
     """
 
     followed: frozenset[str]
-    """Metrics whose course is kept."""
+    """Metrics whose history is kept."""
     now: dict[str, float] = field(default_factory=dict)
     start: dict[str, float] = field(default_factory=dict)
     series: dict[str, MetricCourse] = field(default_factory=dict)

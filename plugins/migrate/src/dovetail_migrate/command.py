@@ -53,7 +53,7 @@ def verl(
     rows: int | None,
     as_json: bool,
 ) -> None:
-    """Import a verl config, a command, or a script that starts one.
+    """Import a verl config, a verl command, or a script that starts verl.
 
     \b
       dovetail import verl config.yaml

@@ -14,8 +14,8 @@ def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
     """The model or the engine accepts fewer tokens than the longest prompt and response together.
 
     The longest prompts would be refused in the middle of the run, or their responses cut off. A model's limit is
-    `max_position_embeddings` of its config.json, times the factor of rope scaling; some models have no limit. A model that is
-    not on this machine is not checked.
+    `max_position_embeddings` of its config.json, times the factor of rope scaling; some models have no limit. The engine itself
+    checks a model that is not on this machine.
     """
     prompt, (key, response) = config.data.max_prompt_length, _longest_response(config)
     needed = prompt + response
@@ -117,7 +117,7 @@ def long_penalty_buffer(config: RunConfig, plan: Plan | None) -> Iterator[Findin
     """The overlong penalty's buffer is as long as the longest response: every response is penalised.
 
     DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer of the
-        whole limit or more penalises every token of every response.
+    whole limit or more penalises every token of every response.
     """
     penalty, longest = config.algorithm.overlong_penalty, config.data.max_response_length
     if penalty is None or not penalty.factor or penalty.buffer < longest:

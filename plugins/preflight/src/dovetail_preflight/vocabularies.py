@@ -35,12 +35,12 @@ class _Vocabulary:
 
 
 def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The policy, a reference or a critic maps token ids to other tokens than the run's tokenizer, which makes its outputs meaningless.
+    """The policy, a reference or a critic maps token ids to other tokens than the run's tokenizer: the model's outputs mean nothing.
 
     A reference or a critic must have an embedding for every id that a sample can hold: ids of the run's tokenizer for which the policy
     has an embedding. Missing embeddings are an error for tokens of the trained vocabulary, the end-of-sequence token, and tokens that the
-    chat template writes. For other added tokens, which samples need not hold, they are a warning. The policy itself may lack such added
-    tokens, and tokens to which its own tokenizer gives the same ids.
+    chat template writes. Missing embeddings of other added tokens are a warning, since samples need not hold them. The policy may
+    lack such added tokens, and tokens to which its own tokenizer gives the same ids.
 
     A model's own tokenizer must give the same ids to the same tokens as the run's tokenizer. A difference is an error for tokens of the
     trained vocabulary, and a warning for added tokens. Padding rows of an embedding are ignored. Models that are not on this machine are

@@ -97,9 +97,9 @@ def summarise(run_directory: Path, history: History | None = None) -> dict[str, 
 
     Returns:
         `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation; `accuracy_metric`, the metric with these
-            values, named by `summary.json` or else taken from the first validation (a mean score if the reward did not say which
-            responses are right); `reward_first` and `reward_last`, means over the first and the last `reward_steps` steps (at most 10);
-            `seconds_per_step` and `tokens_per_second` (medians); `step_seconds` (the sum over steps); `reward_failures`.
+        values, named by `summary.json` or else taken from the first validation (a mean score if the reward did not say which
+        responses are right); `reward_first` and `reward_last`, means over the first and the last `reward_steps` steps (at most 10);
+        `seconds_per_step` and `tokens_per_second` (medians); `step_seconds` (the sum over steps); `reward_failures`.
     """
     history = history or History.read(run_directory)
     found: dict[str, Any] = {"steps": max(history.steps, default=0)}

@@ -36,7 +36,7 @@ def checking(
 
     Args:
         entries: the plugins, of one distribution.
-        overrides: `key=value` settings of their configs.
+        overrides: `key=value` settings of the plugins' configs.
         only: a pytest `-k` expression, or None.
         timeout: seconds for each plugin, after which the process is killed.
 

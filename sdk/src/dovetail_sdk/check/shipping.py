@@ -76,7 +76,7 @@ def check_manifest(entry: PluginEntry) -> None:
 
 
 def check_wheel(entry: PluginEntry) -> None:
-    """Check that the wheel holds the manifest: the installed wheel, or one built from an editable install's source.
+    """Check that the wheel holds the manifest: the installed wheel, or a wheel built from an editable install's source.
 
     Raises:
         NotHereError: no wheel can be built in this environment.

@@ -84,7 +84,7 @@ def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[st
         overrides: `key=value` overrides, which take precedence over `tree`.
 
     Raises:
-        ConfigError: the config is wrong; lists every problem.
+        ConfigError: the config is wrong; the message lists every problem.
     """
     config_class = installed_config_class(kind, tree)
     layers, problems = read_overrides(list(overrides), rank=1)

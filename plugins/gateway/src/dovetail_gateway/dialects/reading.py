@@ -95,7 +95,7 @@ class Fields:
         return text
 
     def call(self, call_id: object, arguments: str) -> MessageCall:
-        """Return this object as a tool call: `name`, and the parsed arguments from the field `arguments`."""
+        """Return this object as a tool call, with parsed arguments from the field that `arguments` names."""
         given = self.get(arguments)
         try:
             read = json.loads(given or "{}") if isinstance(given, str) else given
@@ -108,7 +108,7 @@ class Fields:
         return {"id": str(call_id or ""), "type": "function", "function": function}
 
     def tool(self, parameters: str) -> dict[str, Any]:
-        """Return this object as a function's schema for the chat template; the field `parameters` names holds the parameters."""
+        """Return this object as a function's schema for the chat template, with parameters from the field that `parameters` names."""
         function: dict[str, Any] = {"name": self.named("name", "the name of a function")}
         if self.get("description"):
             function["description"] = self.get("description")

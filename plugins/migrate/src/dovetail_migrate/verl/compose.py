@@ -37,7 +37,7 @@ def key_tables() -> dict[str, Any]:
 
 
 def table(name: str) -> dict[str, Any]:
-    """Return a table from verl's values to Dovetail's, such as `losses`."""
+    """Return the table of this name, such as `losses`, which maps verl's values to Dovetail's."""
     return key_tables()["names"][name]
 
 

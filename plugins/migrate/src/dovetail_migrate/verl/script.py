@@ -118,7 +118,7 @@ WHAT_IT_MAY_DO = """The script {script} runs confined, to find the commands that
 
 @attrs.frozen
 class ScriptRun:
-    """The result of running a script."""
+    """The recorded commands, exit status and errors of a script that ran in the sandbox."""
 
     commands: tuple[tuple[str, ...], ...]
     """The words of every recorded command, in order."""
