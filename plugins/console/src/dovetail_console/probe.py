@@ -55,7 +55,7 @@ def probed(entries: Iterable[Any]) -> list[Probed]:
 
 
 def import_fault(kind: str, name: str, distribution: str) -> tuple[str, str | None, bool] | None:
-    """Import a plugin in this process; return why the import fails, the fix, and whether only a requirement is missing; None on success."""
+    """Import a plugin in this process. Return why the import fails, the fix, and whether only a requirement is missing; None on success."""
     try:
         load_plugin_class(PluginRef(kind=kind, name=name, distribution=distribution))
     except DovetailError as error:

@@ -41,7 +41,7 @@ class PlacedPrograms:
         """Run a program, as `run_program` does.
 
         Raises:
-            EpisodeError: the runtime's process was lost, or can't be restarted. The next program for this process restarts it.
+            EpisodeError: the runtime's process was lost, or can't be restarted. The next program for this process tries to restart it.
         """
         place = self._running.index(min(self._running))
         self._running[place] += 1

@@ -23,7 +23,7 @@ _SAME_CALLS = 3
 def suspicions(
     rows: Sequence[Mapping[str, Any]], right: float | None = None
 ) -> tuple[list[list[str]], float | None]:
-    """Return each sample's suspicious features, none for samples that score below the mean, and the score of a right answer.
+    """Return the suspicious features of each sample, and the score of a right answer. Samples that score below the mean get no features.
 
     Args:
         rows: the rows of `samples/step_N.jsonl` of one step.
