@@ -34,7 +34,7 @@ main.add_command(check)
 )
 @click.pass_context
 def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> None:
-    """Write dovetail-plugin.json of each package from its classes; by default, of the package in the current folder."""
+    """Write the dovetail-plugin.json of each package from its plugin classes. The default is the package in the current folder."""
     failed = False
     for directory in directories or (Path(),):
         try:
@@ -59,9 +59,9 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
 )
 @click.pass_context
 def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path) -> None:
-    """Write a page of each plugin, and an index, from the packages' manifests; by default, from the current folder's.
+    """Write a docs page for each plugin, and an index, from packages' manifests. The default is the package in the current folder.
 
-    Pages of plugins of other packages are removed from the output folder.
+    Earlier pages of plugins outside these packages are removed from the output folder.
     """
     from dovetail_sdk.docs import write as write_pages
 
@@ -77,7 +77,7 @@ def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path) -> Non
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 where it is out of date.")
 @click.pass_context
 def interfaces(ctx: click.Context, check: bool) -> None:
-    """Write the description of every interface, once each change has the version that it needs."""
+    """Write the description of every plugin interface to disk; fail if an interface changed without the required version bump."""
     from dovetail_sdk import interfaces as described
 
     try:

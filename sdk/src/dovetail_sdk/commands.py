@@ -117,8 +117,8 @@ def check(
 ) -> None:
     """Check an installed plugin: its class, its manifest, its wheel, and the conformance suite of its kind.
 
-    KEY=VALUE are settings of its config for the suite. With --all, every plugin is a line of one table. Exits with 1 where something
-    failed. The suite of a plugin whose needs are missing here is not run, which is not a failure.
+    KEY=VALUE sets an option of the plugin's config for the suite. With --all, prints a table with one line per plugin. Exits with 1
+    if something failed. A suite whose requirements are not installed is not run, which does not count as a failure.
     """
     from dovetail_sdk.check.run import check_plugins
     from dovetail_sdk.check.tables import ReportTable, failed, print_report

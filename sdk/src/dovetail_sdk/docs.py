@@ -28,13 +28,13 @@ preflight:
 
 
 def pages(projects: Iterable[Project]) -> dict[str, str]:
-    """Return the text of every page, the index among them, by its path below the output folder.
+    """Return the text of every page, including the index, by path below the output folder.
 
     Args:
         projects: packages with manifests; their preflight rules are read from the installed packages.
 
     Raises:
-        PluginError: no package has a plugin, two have one of the same kind and name, or one has no usable manifest.
+        PluginError: there is no plugin, two plugins share kind and name, or a package has no usable manifest.
     """
     projects = list(projects)
     plugins = plugins_of(projects)
@@ -55,9 +55,9 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
 
 
 def write(projects: Iterable[Project], output: Path) -> int:
-    """Write every page below `output`, remove pages that this command wrote for plugins that are gone, and return the number written.
+    """Write every page below `output`, remove generated pages of plugins that are gone, and return the number of pages written.
 
-    Files that the command did not write stay. For errors see `pages`.
+    Files that this command did not write stay. For errors see `pages`.
     """
     texts = {output / path: text for path, text in pages(projects).items()}
     for file, text in texts.items():

@@ -11,11 +11,11 @@ from dovetail_sdk.markdown import table
 from dovetail_sdk.project import Project
 
 KINDS = {"rollout": "Rollout engines", "engine": "Training engines"}
-"""Kinds whose capabilities are compared, and the heading of each."""
+"""Headings of the capability tables, by kind of plugin."""
 
 
 def engine_tables(projects: Iterable[Project]) -> Iterator[str]:
-    """Yield the lines of a table of rollout engines and one of training engines.
+    """Yield the lines of two capability tables: rollout engines and training engines.
 
     Raises:
         PluginError: a package has no usable manifest.

@@ -21,10 +21,10 @@ HEADINGS = {
     "engine": "Training engines",
     "dataset": "Dataset sources",
 }
-"""Headings of kinds whose name is not enough, in the order of the index; other kinds follow."""
+"""Headings of kinds, in the order of the index. Other kinds follow, with headings derived from their names."""
 
 RULE, RULES = "preflight", "preflight.md"
-"""Key of the preflight rules among the headings, and the page that all rules share."""
+"""Key of the preflight rules among the headings, and the path of the page with all rules."""
 
 _NEEDS = {
     "values": "critic",
@@ -38,7 +38,7 @@ Plugins = Mapping[tuple[str, str], PluginManifest]
 
 
 def index(plugins: Plugins) -> str:
-    """Return the index: a table of each kind, below its heading."""
+    """Return the text of the index: a table of plugins for each kind, below a heading."""
     kinds = sorted({kind for kind, _ in plugins})
     ordered = dict.fromkeys([*(kind for kind in HEADINGS if kind in kinds), *kinds])
     chapters = ["# Plugins"]
@@ -53,17 +53,17 @@ def heading(kind: str) -> str:
 
 
 def page_path(kind: str, name: str) -> str:
-    """Return the path of a plugin's page below the output folder, or its heading on the page of all rules."""
+    """Return the path of a plugin's page below the output folder; for a preflight rule, the link to its heading on the rules' page."""
     return f"{RULES}#{name}" if kind == RULE else f"{kind}/{name}.md"
 
 
 def plugin_table(kind: str, plugins: Plugins, folder: str = "") -> list[str]:
-    """Return the lines of a kind's table: name, description, needs, papers; columns that are empty for every plugin are left out.
+    """Return the lines of a kind's table (name, description, needs, papers) without columns that are empty for every plugin.
 
     Args:
-        kind: one of the kinds in `plugins`; others give no line.
+        kind: the kind of plugin; a kind without plugins gives no lines.
         plugins: the plugins by kind and name.
-        folder: the folder of the pages, relative to the table's page: `plugins/`.
+        folder: the folder of the plugins' pages, relative to the table's page, such as `plugins/`.
     """
     pages = [page_of(plugins[key]) for key in sorted(plugins) if key[0] == kind]
     if not pages:

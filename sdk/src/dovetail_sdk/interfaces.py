@@ -37,7 +37,7 @@ _ORDER: tuple[Bump, ...] = ("none", "minor", "major")
 
 @attrs.frozen
 class Change:
-    """One difference between two descriptions of an interface, and the version that it needs."""
+    """One difference between two descriptions of an interface, and the version bump that the difference requires."""
 
     text: str
     needs: Bump
@@ -46,8 +46,8 @@ class Change:
 def describe_all() -> dict[str, Any]:
     """Return `{"schema", "interfaces": {kind: {"interface", "api", "methods", "attributes", "types"}}, "hooks"}` of this core.
 
-    Each method, attribute and field is `{"declared", "required"}`: its line of source, and whether a plugin or a caller has to
-    give it.
+    Each method, attribute and field is `{"declared", "required"}`: its declaration in the source, and whether a plugin or a caller
+    must provide it.
     """
     interfaces = {
         name: _describe(import_object(kind.interface), kind.api)
@@ -58,7 +58,7 @@ def describe_all() -> dict[str, Any]:
 
 
 def read() -> dict[str, Any]:
-    """Return the committed description.
+    """Return the committed description of the interfaces.
 
     Raises:
         PluginError: the file is missing or can't be read.
@@ -74,7 +74,7 @@ def write() -> Path:
     """Write the description from the current classes.
 
     Raises:
-        PluginError: an interface changed without the version change that this needs; names every such change.
+        PluginError: an interface changed without the required version bump; the message lists every such change.
     """
     described = describe_all()
     if PLACE.exists() and (complaints := missing_bumps(read(), described)):
@@ -89,7 +89,7 @@ def to_text(described: Mapping[str, Any]) -> str:
 
 
 def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a line for each interface that changed without the version that its changes need."""
+    """Return a line for each interface that changed without the required version bump."""
     complaints = []
     old, new = before["interfaces"], after["interfaces"]
     for kind in sorted(old.keys() & new.keys()):
@@ -128,7 +128,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def bump(before: str, after: str) -> Bump:
-    """Return which part of a version has changed: major, minor or none."""
+    """Return which part differs between two versions: major, minor or none."""
     old, new = ([int(part) for part in version.split(".")] for version in (before, after))
     if new[0] != old[0]:
         return "major"

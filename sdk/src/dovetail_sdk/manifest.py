@@ -33,11 +33,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def derive(project: Project) -> dict[str, Any]:
-    """Return the manifest of a package, from its classes as they are in its source folder.
+    """Return a package's manifest, derived from the plugin classes in its source folder.
 
     Raises:
-        PluginError: holds every complaint: a target that can't be imported, is incomplete, or contradicts its
-            entry point; a Config that takes fields by position, or has one without a docstring.
+        PluginError: a plugin class can't be imported, is incomplete or contradicts its entry point, or its Config has positional or
+            undocumented fields. The message lists every problem.
     """
     _import_from_source(project)
     plugins, complaints = [], []
@@ -75,7 +75,7 @@ def write(project: Project) -> Path:
 
 
 def drift(project: Project) -> list[str]:
-    """Return the differences between the committed manifest and the classes; empty where there are none. For errors see `derive`."""
+    """Return the differences between the committed manifest and the classes, or an empty list. For errors see `derive`."""
     path = manifest_path(project)
     derived = derive(project)
     try:
@@ -131,11 +131,11 @@ def _kind(declared: Declared) -> Kind:
 
 
 def describe(declared: Declared, project: Project, kind: Kind) -> dict[str, Any]:
-    """Return a plugin's entry in the manifest, from its class.
+    """Derive a plugin's entry in the manifest from the plugin's class.
 
     Raises:
-        DovetailError: its target can't be imported, is incomplete, or contradicts its entry point; its Config takes
-            fields by position, or has one without a docstring.
+        DovetailError: the class can't be imported, is incomplete or contradicts its entry point, or its Config has positional or
+            undocumented fields.
     """
     cls = check_class(_target(declared), kind, f"{declared.target} ({declared})")
     _check_attributes(declared, cls, kind)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def differences(committed: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two manifests, a line each."""
+    """Return the differences between two manifests, one line each."""
     found = [
         f"{key} is {committed.get(key)!r}, should be {derived[key]!r}"
         for key in ("schema", "distribution")

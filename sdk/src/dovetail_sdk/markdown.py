@@ -9,7 +9,7 @@ from dovetail_console.plugin_page import PAPER
 
 
 def links(papers: Iterable[str]) -> str:
-    """Convert arXiv numbers to links."""
+    """Convert arXiv numbers to Markdown links."""
     return ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
 
 
@@ -31,7 +31,7 @@ def prose(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """Return text as Markdown in which `*`, `_` and `<` have no special meaning and papers are linked; text in backticks is unchanged."""
+    """Return text as Markdown with `*`, `_` and `<` escaped and papers linked; text in backticks is unchanged."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else _escaped(part) for part in parts)
 

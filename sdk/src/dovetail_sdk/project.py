@@ -36,19 +36,19 @@ class Project:
     kinds: tuple[Declared, ...] = ()
     """Kinds of plugin that the package declares, each with its interface as the target."""
     package: str
-    """The top-level package that holds them all; empty where there are none."""
+    """The top-level package that holds all plugins; empty for a package without plugins."""
     package_directory: Path
     needs: tuple[tuple[str, ...], ...]
-    """Any-of lists, from the extras that bring an engine."""
+    """Requirements from the extras that install an engine: lists of alternatives. One alternative of each list must be met."""
     isolated: bool = False
     """Whether its plugins get an environment of their own: `[tool.dovetail] isolated`."""
 
 
 def read_project(directory: Path) -> Project:
-    """Read a source folder.
+    """Read what a package's source folder declares: its plugins, kinds and requirements.
 
     Raises:
-        PluginError: there is no usable pyproject.toml, an entry point is of an unknown group, or the package is not found.
+        PluginError: pyproject.toml is missing or unusable, an entry point's group is unknown, or the package is not found.
     """
     file = directory / "pyproject.toml"
     try:
@@ -97,9 +97,10 @@ def _isolated(table: Mapping[str, object], file: Path) -> bool:
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the needs that the extras called `engine` or `engine-…` express: any one extra, with all its requirements.
+    """Return the needs that the extras called `engine` or `engine-…` express: any one extra with all of its requirements.
 
-    Needs are any-of lists that must all be met; they are the product of the extras, each of which is a list that must be met as a whole.
+    Each list in the result holds alternatives, and every list must be met. The lists are the Cartesian product of the extras'
+    requirements.
     """
     engines = [
         list(requirements)

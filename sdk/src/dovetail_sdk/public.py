@@ -30,14 +30,14 @@ LIBRARIES = (
     "dovetail_stages",
     "dovetail_torch_engines",
 )
-"""Packages that plugins may import as they import core: by the names in their `__init__.pyi` and in their module `testing`."""
+"""Packages that plugins may import like core: the names in each package's `__init__.pyi` and in its module `testing`."""
 
 
 @cache
 def public_names() -> dict[str, frozenset[str]]:
-    """Return names by module: `{"dovetail.batch": {"Batch", …}, …}`.
+    """Return the public names by module: `{"dovetail.batch": {"Batch", …}, …}`.
 
-    A package's names are those in its `__init__.pyi`; a single module's are those that it defines.
+    A package's public names are those in its `__init__.pyi`. A single module's public names are those that the module defines.
     """
     listed = {name: getattr(dovetail, name) for name in sorted(vars(dovetail)["__all__"])}
     modules = [value for value in listed.values() if inspect.ismodule(value)]
@@ -71,7 +71,7 @@ def check_imports(directory: Path) -> None:
     """Refuse a package that imports non-public names of core.
 
     Raises:
-        PluginBrokenError: the package imports some; names every such import.
+        PluginBrokenError: the package imports such names; the message lists every import.
     """
     found = private_imports(directory)
     if found:

@@ -16,17 +16,17 @@ class ToolAgentConfig(EpisodeSection):
     """Settings of `tool_agent`, whose episodes end with a turn without tool calls."""
 
     tools: tuple[PluginSection, ...] = plugin_field("tool", None, collection="list")
-    """The tools that the policy can call, described to it in this order."""
+    """The tools that the policy can call, in the order in which the prompt describes them."""
     parser: PluginSection | None = plugin_field("tool_parser", "hermes")
     """Parser of the model's tool calls."""
     max_calls_per_turn: int = attrs.field(default=8, validator=attrs.validators.ge(1))
-    """Maximum calls of one turn that are run, all at once; 1 for models whose chat template accepts only one."""
+    """Maximum tool calls that one turn may run; they run concurrently. Set 1 for chat templates that accept only one call per turn."""
     call_seconds: float | None = attrs.field(default=60.0, validator=ABOVE_ZERO)
-    """Seconds that a call may run. One that takes longer is cancelled, and its episode fails with `tool`."""
+    """Seconds that a call may run. A longer call is cancelled, and its episode fails with the reason `tool`."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Retries of a call whose tool failed; an error that a tool reports to the policy is no failure."""
+    """Retries of a call whose tool failed. Errors that a tool reports to the policy are not retried."""
     max_running_calls: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Maximum concurrent calls over all episodes; waiting does not count as a call's time."""
+    """Maximum concurrent calls over all episodes. Waiting for a free slot does not count towards `call_seconds`."""
 
 
 def _pattern(_config: Any, _attribute: Any, value: str) -> None:
@@ -38,7 +38,7 @@ def _pattern(_config: Any, _attribute: Any, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class EpisodeOutcomeConfig(PluginSection):
-    """Settings of `episode_outcome`, which leaves out episodes by their end or their errors."""
+    """Settings of `episode_outcome`, which excludes episodes from training by how they ended or by errors in them."""
 
     outcomes: tuple[
         Literal["no_answer", "void_turn", "unreadable_call", "turns", "tokens", "calls"], ...
@@ -46,8 +46,8 @@ class EpisodeOutcomeConfig(PluginSection):
         default=("no_answer", "unreadable_call", "turns", "tokens"),
         validator=attrs.validators.min_len(1),
     )
-    """Outcomes of episodes that are left out."""
+    """Outcomes whose episodes are dropped or masked."""
     answer: str = attrs.field(default=r"\S", validator=_pattern)
     """Regular expression that is searched for in a turn's text: a turn without a match is not an answer."""
     action: Literal["drop", "mask"] = "drop"
-    """drop: the episodes are removed from their group. mask: they count in the group's statistics, but have no loss."""
+    """drop: the episodes are removed from their group. mask: the episodes count in the group's statistics, but have no loss."""

@@ -16,19 +16,19 @@ from dovetail_agents.tool_agent import UNREADABLE
 
 
 class EpisodeOutcome(SampleFilter):
-    r"""keep episode i  ⇔  none of `outcomes` is true of it.
+    r"""keep episode i  ⇔  none of `outcomes` applies to episode i.
 
     | outcome | the episode |
     |---|---|
-    | `no_answer` | ended neither with a turn that calls nothing and has a match of `answer`, nor by a tool |
-    | `void_turn` | has a turn with neither a call that can be read nor a match of `answer` (SimpleTIR, arXiv 2509.02479) |
-    | `unreadable_call` | has a call that can't be read |
+    | `no_answer` | was ended neither by a tool nor by an answer: a turn without calls that has a match of `answer` |
+    | `void_turn` | has a turn with neither a readable call nor a match of `answer` (SimpleTIR, arXiv 2509.02479) |
+    | `unreadable_call` | has a call that the parser can't read |
     | `turns` | ended at `max_turns` |
-    | `tokens` | ended at `data.max_response_length`, or its last turn was cut there |
+    | `tokens` | ended at `data.max_response_length`, or its last turn was cut off at this limit |
     | `calls` | has a turn with more calls than `max_calls_per_turn` |
 
-    With `action: drop` an episode leaves its group before advantages are computed. With `mask` it still counts in
-    its group's mean and spread, and its tokens have no loss, as in SimpleTIR. An episode that took longer than
+    With `action: drop`, an episode is removed from its group before advantages are computed. With `mask`, the episode still
+    counts in the group's mean and spread, but its tokens have no loss, as in SimpleTIR. An episode that took longer than
     `max_seconds`, or whose tool failed, has no score and is never trained on.
 
     In a config:
@@ -53,11 +53,11 @@ class EpisodeOutcome(SampleFilter):
         return frozenset({"trajectory", "finish_reason"})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Return bool [N]: False for the sequences of an episode that has one of the outcomes.
+        """Return bool [N]: False for the sequences of an episode with one of the configured outcomes.
 
         Args:
             columns: `trajectory`, N JSON objects, and `finish_reason`, N texts.
-            groups: which sequences belong to one episode.
+            groups: the episode to which each sequence belongs.
         """
         columns.require(["trajectory", "finish_reason"], "sample filter 'episode_outcome'")
         unwanted = frozenset(self.config.outcomes)

@@ -11,7 +11,7 @@ from dovetail.interfaces import GroundTruth, RewardFunction
 class EpisodeReward(RewardFunction):
     """The sum of the rewards that tools and the agent loop gave.
 
-    R = Σ_k r_k over turns k. r_k, the sum given by `Session.reward` and `ToolResult.reward`, is on the last token of turn k.
+    R = Σ_k r_k over turns k. The reward r_k, given by `Session.reward` and `ToolResult.reward`, is on the last token of turn k.
 
     A sample that is a single response without an episode fails.
     """
@@ -38,7 +38,7 @@ class EpisodeReward(RewardFunction):
             trajectory: the record of the episode, as JSON values.
 
         Raises:
-            ValueError: there was no episode.
+            ValueError: the sample has no episode.
         """
         if trajectory is None:
             raise ValueError(

@@ -15,10 +15,10 @@ _LOOP = "rollout.agent_loop"
 
 
 def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
-    """`tool_agent` has no tool; or a call's limit (`call_seconds`, `max_seconds`) ends it before its tool would, such as a program of `python` at its own limit.
+    """`tool_agent` has no tool, or `call_seconds` or `max_seconds` ends a call before the tool's own time limit.
 
-    A tool's own time limit is reported to the policy. The limit of calls fails the episode, which then has no score, so that a policy could
-    avoid a score on purpose.
+    A tool that reaches its own limit reports this to the policy. A call that reaches the agent loop's limit fails the episode without a
+    score, so that a policy could avoid a score on purpose.
     """
     loop = config.rollout.agent_loop
     if not isinstance(loop, ToolAgentConfig):

@@ -43,11 +43,11 @@ _BACKOFF_SECONDS = 0.25
 class ToolAgent(AgentLoop):
     """Agent loop that runs the calls of each turn concurrently, and shows their results to the policy in the order of the calls.
 
-    The episode ends with a turn without calls, with a tool that says so, or at a limit. A ToolError, a call that can't be read, and calls beyond
-    `max_calls_per_turn` become observations `error: …`. A tool's reward is added to the turn of its call.
+    An episode ends with a turn without calls, when a tool ends the episode, or at a limit. ToolErrors, unreadable calls, and calls beyond
+    `max_calls_per_turn` become observations `error: …`. A tool's reward is added to the turn with the call.
 
-    Metrics are means over episodes: `episode/tool_calls/NAME` and `episode/tool_seconds/NAME` of each function, tries that failed
-    included in its seconds; `episode/tool_errors`, ToolErrors and calls that can't be read; `episode/unreadable_calls`, the latter alone;
+    Metrics are means over episodes: `episode/tool_calls/NAME` and `episode/tool_seconds/NAME` of each function, failed attempts
+    included in the seconds; `episode/tool_errors`, ToolErrors and unreadable calls; `episode/unreadable_calls`, unreadable calls alone;
     `episode/skipped_calls`, calls beyond `max_calls_per_turn`.
 
     Example:

@@ -44,7 +44,7 @@ class ToolSet:
 
     @asynccontextmanager
     async def open(self, episode: EpisodeInfo) -> AsyncIterator[OpenTools]:
-        """Open every tool for an episode, and release them at its end."""
+        """Open every tool for an episode, and release the tools when the episode ends."""
         async with AsyncExitStack() as stack:
             states: dict[Tool, Any] = {}
             for tool in self.tools:
@@ -102,7 +102,7 @@ def _validator() -> Any:
 
 
 class OpenTools:
-    """The tools of one episode; made by `ToolSet.open`."""
+    """The opened tools of one episode, as `ToolSet.open` yields them."""
 
     def __init__(
         self, functions: Mapping[str, tuple[Tool, Any]], states: Mapping[Tool, Any]
@@ -111,11 +111,11 @@ class OpenTools:
         self._states = states
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run a call.
+        """Check a call's arguments against the function's schema and run the call.
 
         Raises:
-            ToolError: no function has this name, the arguments violate its schema, or the tool raised it. The policy is shown the
-                message.
+            ToolError: the function is unknown, the arguments violate its schema, or the tool raised a ToolError. The message is for the
+                policy.
             TypeError: the tool returned no ToolResult.
         """
         if call.name not in self._functions:

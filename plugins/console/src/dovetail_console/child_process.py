@@ -13,11 +13,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ChildProcess:
-    """Runs commands as child processes, passes Ctrl-C, SIGTERM and SIGHUP on to the child, which then saves its run, and records the
-    signal.
+    """Runs commands as child processes. Records Ctrl-C, SIGTERM and SIGHUP and forwards them to the child, which then saves its run.
 
-    The child has a process group of its own: otherwise a terminal's Ctrl-C would reach it twice, and the second one stops it without
-    saving.
+    The child has its own process group. Otherwise a terminal's Ctrl-C would reach the child twice, and the second signal would stop the
+    child without saving.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class ChildProcess:
             signal.signal(number, handler)
 
     def call(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-        """Run a command and return its exit code, which is below 0 where a signal killed it."""
+        """Run a command and return its exit code, negative if a signal killed the command."""
         sys.stdout.flush()
         # Not the terminal as input: reading it would stop the group, which is in the background.
         apart: dict[str, Any] = {"process_group": 0, "stdin": subprocess.DEVNULL, "env": env}
@@ -46,7 +45,7 @@ class ChildProcess:
             return self._running.wait()
 
     def pause(self, seconds: float) -> bool:
-        """Wait `seconds`, or until a signal requests a stop; return whether one does."""
+        """Wait `seconds`, or until a signal requests a stop; return whether a stop was requested."""
         return self._stopped.wait(seconds)
 
     def _receive(self, number: int, _frame: object) -> None:

@@ -24,7 +24,7 @@ h1{font-size:24px}h2{font-size:17px;margin:32px 0 12px}i{display:inline-block;wi
 
 
 def differences(paths: Sequence[Path]) -> dict[str, list[Any]]:
-    """Return the keys whose values differ between the configs of runs, each with its value in every run; None where it is not set."""
+    """Return the keys whose values differ between the configs of runs, each with its value in every run (None if not set)."""
     leaves = [
         _leaves(read_or_none(lambda p=path: read_file(p / "config.yaml").tree) or {})  # type: ignore[misc]
         for path in paths

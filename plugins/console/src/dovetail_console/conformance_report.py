@@ -24,7 +24,7 @@ TIERS: Mapping[Tier, str] = {
     "gold": "every test that ran passed; it is typed, documented and lazily imported",
     "platinum": "every test of its kind's suite ran and passed; it is typed, documented and lazily imported",
 }
-"""Tier → the statement that it makes about a plugin, the lowest tier first."""
+"""Tier → what the tier states about a plugin; the lowest tier first."""
 
 
 def counts(report: Mapping[str, Any]) -> dict[Outcome, int]:
@@ -34,7 +34,7 @@ def counts(report: Mapping[str, Any]) -> dict[Outcome, int]:
 
 
 def tier(report: Mapping[str, Any]) -> Tier | None:
-    """Return the quality tier of a report, computed from its results. None below bronze."""
+    """Return the quality tier of a report, computed from its results, or None below bronze."""
     told = counts(report)
     checks = Counter(check.get("outcome") for check in report.get("checks", ()))
     facts = report.get("facts", {})
@@ -48,7 +48,7 @@ def tier(report: Mapping[str, Any]) -> Tier | None:
 
 
 def shipped_report(entry: PluginEntry) -> Mapping[str, Any] | None:
-    """Return the report that a plugin's package ships; None where there is none, or it can't be read."""
+    """Return the conformance report that a plugin's package ships, or None if it is missing or can't be read."""
     for place in package_directories(entry.target.split(":")[0].split(".")[0]):
         for report in read_reports(place / FILE_NAME):
             named = report.get("plugin", {})
@@ -58,7 +58,7 @@ def shipped_report(entry: PluginEntry) -> Mapping[str, Any] | None:
 
 
 def read_reports(path: Path) -> list[Mapping[str, Any]]:
-    """Return the reports of a file; empty where it is missing, damaged or of another schema, so that listings do not fail."""
+    """Return the reports of a file; empty for a missing or damaged file or another schema, so that listings do not fail."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def read_reports(path: Path) -> list[Mapping[str, Any]]:
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report into a file of reports, replacing an older one of the same plugin."""
+    """Write a report into a file of reports, replacing an older report of the same plugin."""
     others = [old for old in read_reports(path) if _of(old) != _of(report)]
     reports = sorted([*others, report], key=_of)
     text = json.dumps({"schema": SCHEMA, "reports": reports}, indent=2)
@@ -78,7 +78,7 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def in_words(report: Mapping[str, Any], version: str) -> str:
-    """Return one line on a report, for the page of a plugin whose installed version is `version`."""
+    """Return a one-line summary of a report, for the page of a plugin with the installed version `version`."""
     told = counts(report)
     parts = [f"{told['passed']} passed"]
     words: dict[Outcome, str] = {"expected": "expected to fail"}

@@ -17,10 +17,10 @@ ROW: dict[str, type | tuple[type, ...]] = {
     "detail": str,
     "problem": (str, type(None)),
 }
-"""The keys of a row. `problem` says what is broken and, on a line below after `→`, how to fix it; something that is only missing is no
-problem."""
+"""The keys of a row and their types. `problem` says what is broken and, on a second line after `→`, how to fix it. Something that is
+only missing is no problem."""
 TIMEOUT = 60.0
-"""Seconds that one examination may take."""
+"""Seconds that one examination function may take."""
 _CODE = """
 from importlib.metadata import EntryPoint
 for row in EntryPoint(*asked["entry_point"]).load()():
@@ -30,14 +30,14 @@ answer("done")
 
 
 def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
-    """Return the rows of every examination, those of one package together.
+    """Run the examination functions of all packages and return their rows, grouped by package.
 
     Args:
         timeout: seconds for each examination.
 
     Returns:
         Rows with the keys of `ROW`, and `owner`: the entry point's name with its distribution. An examination that
-        fails is a row with a problem.
+        fails becomes a row with a problem.
     """
     declared = default_index().extensions(GROUP)
     with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:

@@ -25,28 +25,28 @@ Planned = Callable[[Changes], Plan]
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """Changes of a config under which a run fits."""
+    """Changes of a config with which a run fits the accelerators' memory."""
 
     card: int
     """Memory of an accelerator, in bytes."""
     fits: bool
     changes: Changes
-    """Keys of the config and their new values; where nothing fits, the changes tried last."""
+    """Keys of the config and their new values; if nothing fits, the changes tried last."""
     least: int
-    """Bytes that the fullest phase of a step takes at least under these changes."""
+    """Minimum bytes of the fullest phase of a step with these changes."""
 
 
 def fitting(planned: Planned, card: int) -> Fit:
-    """Find the settings nearest to a config's under which its run fits.
+    """Find the cheapest changes of a config with which the run fits the accelerators' memory.
 
-    Changes are tried in order of their cost, each on top of the ones before, until the run fits; then unnecessary ones are undone.
+    Changes are added in order of their cost until the run fits; then unnecessary changes are undone.
 
     Args:
         planned: a function that makes the plan for changes of config keys.
-        card: bytes of an accelerator.
+        card: memory of an accelerator in bytes.
 
     Raises:
-        DovetailError: the config itself can't be planned.
+        DovetailError: the unchanged config can't be planned.
     """
     judge = partial(_judged, planned, card, {})
     found, steps = judge({}), list[Changes]()

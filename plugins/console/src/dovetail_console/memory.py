@@ -13,7 +13,7 @@ from dovetail.planning import ModelRole, Plan
 from dovetail.sections import EngineSection
 
 Measured = MutableMapping[str, WorkingMemory | None]
-"""Engines' answers about their working memory, by the question."""
+"""Working memory that engines reported (None if unknown), by the question that was asked."""
 _FLOAT32 = BYTES["float32"]
 _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a weight in 4 bits, with 8 for the scale of 64 weights and 32 for that of 256 scales."""
@@ -26,9 +26,9 @@ class PlannedMemory:
     phases: Mapping[str, Mapping[str, int]]
     """Phase, such as `update of actor` → bytes by purpose."""
     spare: Mapping[str, int] = attrs.field(factory=dict)
-    """Phase → bytes that the engine can do without where memory is short."""
+    """Phase → bytes that the engine can do without if memory is short."""
     rollout: Mapping[str, int] = attrs.field(factory=dict)
-    """Phase → bytes of the rollout engines, where they are on the accelerator."""
+    """Phase → bytes of the rollout engines that are on the accelerator."""
     uncounted: tuple[str, ...] = ()
     """Roles whose working memory, which includes activations, is not known."""
 
@@ -39,29 +39,29 @@ class PlannedMemory:
 
     @property
     def peak(self) -> int:
-        """Bytes that this phase takes."""
+        """Bytes of the fullest phase."""
         return sum(self.phases[self.fullest].values())
 
     def least(self, phase: str) -> int:
-        """Return the bytes that a phase of a step takes at least."""
+        """Return the minimum bytes of a phase: all of its bytes minus the bytes that the engine can do without."""
         return sum(self.phases[phase].values()) - self.spare.get(phase, 0)
 
 
 def estimate_memory(
     plan: Plan, *, card: int | None = None, measured: Measured | None = None
 ) -> PlannedMemory:
-    """Estimate the memory use of a rank's accelerator: weights, gradients, optimizer state, working memory, the rollout's engine.
+    """Estimate the memory use of a rank's accelerator: weights, gradients, optimizer state, working memory, and the rollout engine.
 
     Trained weights and gradients are float32; the optimizer states the size of its state. With low-rank adapters, only the adapters are
-    trained; the frozen model below them is in `model.dtype` where it is stored in that dtype, else in float32.
+    trained. The frozen base model is in `model.dtype` if it is stored in that dtype, else in float32.
 
     Args:
         plan: the plan of the run.
-        card: bytes of an accelerator, of which some engines take a share; None counts what they need at most.
-        measured: results of earlier estimates in this process; new ones are added, since an engine may run a model to measure.
+        card: memory of an accelerator in bytes, of which some engines take a share; None counts the most that these engines need.
+        measured: results of earlier estimates in this process. New results are added, since an engine may run a model to measure.
 
     Raises:
-        ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
+        ModelError: a model can't be read, or the config does not say which layers have adapters.
     """
     source = plan.facts.plugins["source"]
     generating: Mapping[str, Mapping[str, int]] = source.cls.memory(source.config, plan)
@@ -212,7 +212,7 @@ def _held(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
 
 
 def most_checkpoints(plan: Plan) -> int:
-    """Return the maximum number of checkpoints on disk: those that are kept, the best one, and one being written."""
+    """Return the maximum number of checkpoints on disk: the kept checkpoints, the best one, and one being written."""
     trainer, steps = plan.facts.config.trainer, plan.counts.steps or 1
     saved = steps // trainer.save_every if trainer.save_every else 0
     saved += trainer.save_last and not (trainer.save_every and steps % trainer.save_every == 0)

@@ -16,7 +16,7 @@ from dovetail.telemetry import RunDirectory
 
 
 def next_commands(plan: Plan, run: RunDirectory, summary: Mapping[str, Any]) -> list[str]:
-    """Return complete commands for the terminal that fit how a run ended."""
+    """Return the complete terminal commands to suggest after a run, depending on how the run ended."""
     path, store = str(run.path), CheckpointStore(run.checkpoints)
     if summary["status"] == "completed":
         commands = _after_training(plan, run.path, len(store.saved()), summary["model"])
@@ -46,7 +46,7 @@ def _after_training(plan: Plan, path: Path, saved: int, model: str | None) -> li
 
 
 def next_stage(plan: Plan, summary: Mapping[str, Any]) -> str | None:
-    """Return the documentation page for the stage that follows training on examples; None for other runs."""
+    """Return the documentation page on what to train after training on examples; None for other runs."""
     if plan.generates or summary["status"] != "completed" or summary["model"] is None:
         return None
     lm = plan.models[0].head == "lm"

@@ -9,10 +9,10 @@ from dovetail.plugins import PluginEntry, default_index, installed_rules
 
 
 def plugins_named(plugin: str) -> list[PluginEntry]:
-    """Return every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind.
+    """Return every plugin with this name or alias, in any state; `kind/name` restricts the search to one kind.
 
     Raises:
-        PluginNotFoundError: the plugin or the kind does not exist; names the nearest.
+        PluginNotFoundError: the plugin or the kind does not exist; the message suggests the nearest name.
     """
     index = default_index()
     kind, slash, name = plugin.partition("/")
@@ -42,11 +42,11 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
 
 
 def one_plugin(plugin: str, command: str) -> PluginEntry:
-    """Return the plugin of that name for a command that takes exactly one.
+    """Return the plugin with this name for a command that takes exactly one plugin.
 
     Raises:
         PluginNotFoundError: the plugin does not exist.
-        PluginError: several kinds have a plugin of that name.
+        PluginError: several kinds have a plugin with this name.
     """
     entries = plugins_named(plugin)
     if len(entries) > 1:
@@ -81,7 +81,7 @@ def check_kind(kind: str | None, index: Any) -> None:
     """Refuse a kind that has neither an interface nor a plugin.
 
     Raises:
-        PluginNotFoundError: there is no such kind; names the nearest.
+        PluginNotFoundError: there is no such kind; the message suggests the nearest name.
     """
     if kind is not None and not index.entries(kind):
         index.kind(kind)

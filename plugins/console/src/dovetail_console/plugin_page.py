@@ -20,7 +20,7 @@ PAPER = re.compile(r"(?:arXiv[ :])?\b(\d{4}\.\d{4,5})\b")
 """A paper's number on arXiv, with or without the word before it."""
 
 IN_A_CONFIG = "In a config:"
-"""Paragraph of a docstring whose indented YAML below it is merged into the generated example."""
+"""Heading of the docstring paragraph whose indented YAML is merged into the generated example."""
 
 _IMPLIED = frozenset({("rollout_correction", "mode")})
 """Kind and key of settings that a plugin's name already says."""
@@ -44,7 +44,7 @@ class ColumnNote:
 
     name: str
     holds: str
-    """Text of its dtype and shape."""
+    """Dtype and shape of the column, as text."""
     meaning: str
 
 
@@ -56,40 +56,40 @@ class Setting:
     """Dotted path of the key below the plugin's section."""
     type: str
     default: str
-    """The default in YAML's flow style; `required` where there is none, empty for sections."""
+    """The default in YAML's flow style; `required` for keys without a default, empty for sections."""
     allowed: str
     doc: str
 
 
 @dataclass(frozen=True)
 class Page:
-    """One plugin's page."""
+    """The documentation page of one plugin."""
 
     kind: str
     name: str
     summary: str
     """One line that describes the plugin."""
     doc: str
-    """The docstring: equation, paper, remarks; without its `In a config:`."""
+    """The docstring: equation, paper, remarks; without the paragraph `In a config:`."""
     papers: tuple[str, ...]
-    """Numbers on arXiv that the docstring names."""
+    """arXiv numbers of the papers that the docstring names."""
     requires: tuple[ColumnNote, ...] | None
-    """Columns that it reads under the default config; None where they depend on the config."""
+    """Columns that the plugin reads under the default config; None if the columns depend on the config."""
     provides: tuple[ColumnNote, ...] | None
     capabilities: tuple[str, ...]
     settings: tuple[Setting, ...]
     places: tuple[str, ...]
     """Key paths at which a config selects a plugin of this kind; none for plugins that are always active."""
     example: str
-    """YAML that selects it: its settings that are not null, and further keys that belong to them."""
+    """YAML that selects the plugin, with its settings that are not null and further keys that these settings need."""
     stands_for: str
-    """For a preset, its settings as YAML; empty for others."""
+    """Settings of a preset as YAML; empty for other plugins."""
     parts: tuple[tuple[str, str], ...]
-    """For a preset, kind and name of each plugin that it selects."""
+    """Kind and name of each plugin that a preset selects; empty for other plugins."""
 
 
 def page_of(plugin: PluginManifest) -> Page:
-    """Return the page of a plugin, whatever its kind."""
+    """Return the documentation page of a plugin of any kind."""
     schema = plugin.config_schema or {}
     places = places_of(plugin.kind)
     try:
@@ -114,9 +114,9 @@ def page_of(plugin: PluginManifest) -> Page:
 
 
 def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
-    """Return where a config selects plugins of a kind, the algorithm's section first: key path, and `list` or `dict`.
+    """Return the key paths at which a config selects plugins of a kind, each with `list`, `dict` or None for a single plugin.
 
-    A mapping of plugins by a key of the user's comes last.
+    Paths in the algorithm's section come first, and mappings of plugins by a user's key come last.
     """
     found = [
         (path, collection) for path, found, collection in _places(RunConfig, ()) if found == kind
@@ -125,7 +125,7 @@ def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
 
 
 def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
-    """Return a docstring without its `In a config:` section, and that section's config; empty where there is none.
+    """Return a docstring without its `In a config:` section, and the section's config (empty without such a section).
 
     Raises:
         ValueError: the section is not a YAML mapping.

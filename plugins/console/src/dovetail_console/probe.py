@@ -24,21 +24,21 @@ for plugin in asked["plugins"]:
 
 @attrs.frozen
 class Probed:
-    """A plugin after its import on trial."""
+    """The result of a plugin's trial import."""
 
     entry: Any
     """PluginEntry of the plugin."""
     status: str
-    """Its state, or `loadable` or `broken`."""
+    """The plugin's state in the index, or `loadable` or `broken`."""
     reason: str | None
     fix: str | None
 
 
 def probed(entries: Iterable[Any]) -> list[Probed]:
-    """Return each usable entry of the index with the result of importing it.
+    """Import every usable plugin in a subprocess and return the result for each entry.
 
-    The plugins of one distribution are imported in one process. An entry whose import fails only because a need is unmet here keeps its
-    state.
+    The plugins of one distribution are imported in one process. An entry whose import fails only because a requirement is missing keeps
+    its state.
     """
     entries = list(entries)
     groups: dict[str, list[Any]] = {}
@@ -55,7 +55,7 @@ def probed(entries: Iterable[Any]) -> list[Probed]:
 
 
 def import_fault(kind: str, name: str, distribution: str) -> tuple[str, str | None, bool] | None:
-    """Import a plugin here; return why that fails, the fix, and whether only a need is unmet. None where the import succeeds."""
+    """Import a plugin in this process. Return why the import fails, the fix, and whether only a requirement is missing; None on success."""
     try:
         load_plugin_class(PluginRef(kind=kind, name=name, distribution=distribution))
     except DovetailError as error:

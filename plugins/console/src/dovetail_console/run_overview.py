@@ -24,7 +24,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def overview(path: Path) -> dict[str, Any]:
-    """Return an overview of one run directory; None for values that are unknown, as where a file is damaged."""
+    """Return an overview of one run directory, with None for unknown values, such as the values in a damaged file."""
     run = RunDirectory(path)
     rows = read_or_none(lambda: read_rows(run.metrics)) or []
     total = read_or_none(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
@@ -45,7 +45,7 @@ def overview(path: Path) -> dict[str, Any]:
 
 
 def ends_of(run: RunDirectory, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the values `before` and `after`, and the better direction, of the run's key figures and of validation's score."""
+    """Return `before`, `after` and the better direction of each key figure of the run, and of the validation score."""
     named = read_or_none(lambda: dict(run.read_json("plan.json")["key_figures"])) or {
         "reward/mean": "up"
     }
@@ -65,7 +65,7 @@ def _described(warning: LearningWarning) -> dict[str, Any]:
 
 
 def written(row: Mapping[str, Any], *, held_out: bool) -> Iterator[str]:
-    """Yield an overview's figures as text, of training or held out: `reward 0.120 → 0.840`."""
+    """Yield an overview's figures, either of training or of held-out prompts, as text: `reward 0.120 → 0.840`."""
     for name, ends in row["figures"].items():
         if name.startswith("val/") == held_out:
             figure = figures.key_figure(name, ends["better"])
@@ -84,7 +84,7 @@ def age(started: str | None) -> str:
 
 
 def read_or_none(read: Callable[[], Read]) -> Read | None:
-    """Call `read`, and return None where the file is missing or damaged: one damaged run does not hide the others."""
+    """Call `read`; return None if the file is missing or damaged, so that one damaged run does not hide other runs."""
     try:
         return read()
     except (

@@ -26,9 +26,9 @@ from dovetail_console.child_process import ChildProcess
 from dovetail_console.run_overview import read_or_none
 
 FIRST_PAUSE = 10.0
-"""Seconds before a restart; four times as many after each restart that brought no new step."""
+"""Seconds before the first restart. Each restart that brings no new step makes the next pause four times as long."""
 IN_VAIN = 2
-"""Restarts in a row without a new step, after which the supervisor ends."""
+"""Number of consecutive restarts without a new step after which the supervisor ends."""
 
 
 def supervise(
@@ -40,8 +40,8 @@ def supervise(
 ) -> None:
     """Train in a separate process, and start it again from the last checkpoint after a failure of the infrastructure.
 
-    Failures of the infrastructure are: exit code 75; death by a signal, except those that stop a run cleanly; and, once a process has
-    trained, exit code 2, or exit code 1 without an error that gives the cause.
+    A failure of the infrastructure is exit code 75 or death by a signal, except for signals that stop a run cleanly. Once a process has
+    trained, exit code 2 counts too, and so does exit code 1 without an error that gives the cause.
 
     Args:
         config: the config of the run.
@@ -51,7 +51,7 @@ def supervise(
         cause: the file for the cause of a process's failure.
 
     Raises:
-        click.exceptions.Exit: the run did not complete; with the exit code of its last process.
+        click.exceptions.Exit: the run did not complete. The exit code is that of the run's last process.
     """
     attempts = _Attempts(path, variables, cause)
     command = [sys.executable, "-P", "-m", "dovetail", *arguments]

@@ -48,7 +48,7 @@ _RECENT = 20
 
 
 class ConsoleTracker(Tracker):
-    """Shows a run to the person who started it."""
+    """Tracker that shows a run on the terminal: a live display, or one line per step."""
 
     name = "console"
     api = ">=1.0,<2"

@@ -6,4 +6,4 @@ CONFIG = Path(__file__).with_name("config.yaml")
 """The GRPO run's config. Its paths are those of `dovetail demo` with seed 1 in the folder `demo`."""
 
 SFT_CONFIG = CONFIG.with_name("sft.yaml")
-"""The config of the supervised run before it, with paths for the same folder and seed."""
+"""The config of the supervised run before the GRPO run, with paths for the same folder and seed."""

@@ -120,7 +120,7 @@ def run_path(text: str, overrides: tuple[str, ...]) -> Path:
 
 
 def write_config(path: Path, text: str) -> Path:
-    """Write a config into a directory, which is made where it does not exist, and return its path.
+    """Write a config file, whose directory is created if missing, and return the file's path.
 
     Raises:
         RunDirectoryError: the file can't be written.

@@ -24,15 +24,15 @@ Pair = tuple[int, int]
 
 
 def needs_carry(a: int, b: int) -> bool:
-    """Return whether the ones add up to ten or more."""
+    """Return whether the ones digits add up to ten or more."""
     return a % 10 + b % 10 >= 10
 
 
 def problems(seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Return training and held-out problems, in random order, a function of the seed alone.
+    """Return training and held-out problems, in a random order that the seed alone determines.
 
     Returns:
-        Training pairs, both orders of each; and `HELD_OUT` held-out pairs, one order of each.
+        The training pairs, each in both orders, and `HELD_OUT` held-out pairs, each in one order.
     """
     rng = np.random.default_rng(seed)
     unordered = [(a, b) for a in range(LARGEST + 1) for b in range(a, LARGEST + 1)]
@@ -48,7 +48,7 @@ def problems(seed: int) -> tuple[list[Pair], list[Pair]]:
 
 
 def rows(pairs: list[Pair], split: str) -> list[dict[str, Any]]:
-    """Return one row a problem. `data_source` selects the reward: the number after the last `####` is the answer."""
+    """Return one row per problem. `data_source` selects the reward: the number after the last `####` is the answer."""
     return [
         {
             "prompt": [{"role": "user", "content": f"{a}+{b}=?"}],

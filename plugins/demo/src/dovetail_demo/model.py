@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 HASHES = ("##", "####")
-"""The only tokens of more than one character: the answer's mark, and the half of it from which it is merged."""
+"""The only tokens of more than one character: `####`, which marks the answer, and `##`, two of which are merged into `####`."""
 CHARACTERS = "".join(map(chr, range(ord("!"), ord("~") + 1))) + "ĠĊ"
 """ASCII, each character a token; Ġ and Ċ are how byte-level tokenizers write the blank and the end of line."""
 
@@ -22,14 +22,14 @@ CHAT_TEMPLATE = (
 )
 
 HIDDEN_SIZE = 128
-"""Features of the demo's model, which has half a million parameters."""
+"""Hidden size of the demo's model, which has half a million parameters."""
 WEIGHT_SCALE = 0.06
 """Standard deviation of the initial weights. The usual 0.02 suits much wider models: with it, this model would
 need twice as many steps to leave the initial plateau of training."""
 
 
 def make_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """Write a Qwen2 tokenizer: its rules, which transformers applies to every Qwen2 model, with a vocabulary of our own."""
+    """Write a tokenizer with the rules that transformers applies to every Qwen2 model, and a vocabulary of single characters."""
     from transformers import Qwen2Tokenizer
 
     tokens = (PAD, END, *ROLES, *HASHES, *CHARACTERS)
@@ -50,7 +50,7 @@ def make_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 def make_model(
     directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int, hidden_size: int = HIDDEN_SIZE
 ) -> PreTrainedModel:
-    """Write a Qwen2 with `hidden_size` features in four heads, and the tokenizer's vocabulary."""
+    """Write an untrained Qwen2 with `hidden_size` features, four heads, and the tokenizer's vocabulary."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -76,7 +76,7 @@ def make_model(
 
 
 def make_base(directory: Path, seed: int, hidden_size: int = HIDDEN_SIZE) -> Path:
-    """Write tokenizer and untrained model into one directory, and return it."""
+    """Write tokenizer and untrained model into one directory, and return the directory."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

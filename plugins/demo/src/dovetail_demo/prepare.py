@@ -56,7 +56,7 @@ def prepare(
     "--device", default="auto", show_default=True, help="Of the warm start, such as cuda."
 )
 def main(out: Path, seed: int, hidden_size: int, device: str) -> None:
-    """Write the demo's data, its untrained model and its warm-started one."""
+    """Write the demo's data, the untrained model and the warm-started model."""
     model = prepare(out, seed, hidden_size=hidden_size, device=device)
     click.echo(visible(f"{out}: data, base (the untrained model); the warm-started one is {model}"))
 

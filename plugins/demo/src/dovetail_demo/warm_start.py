@@ -34,12 +34,12 @@ def worked_answer(a: int, b: int, *, carries: bool) -> str:
 
 
 def demonstrations(train_file: Path, seed: int, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Return rows of training problems with worked answers, `prompt` and `response`, in the order in which they are trained on.
+    """Return rows of training problems with worked answers, `prompt` and `response`, in training order.
 
     Args:
         train_file: problems, as `make_data` writes them.
         seed: the seed of the rows' order and of the carries.
-        steps: the number of steps, of `BATCH_SIZE` rows each. No problem recurs before all others were used, apart from a remainder.
+        steps: the number of steps of `BATCH_SIZE` rows. Problems repeat only after all others were used, apart from a remainder.
     """
     rng = np.random.default_rng(seed)
     prompts = pq.read_table(train_file, columns=["prompt"])["prompt"].to_pylist()
@@ -66,9 +66,9 @@ def write_demonstrations(train_file: Path, seed: int) -> Path:
 def warm_start(
     base: Path, train_file: Path, directory: Path, seed: int, device: str = "auto"
 ) -> Path:
-    """Fine-tune the model in `base` on a torch device, and return where the result is, in Hugging Face format.
+    """Fine-tune the model in `base` on a torch device, and return the result's directory, in Hugging Face format.
 
-    Only training problems are seen. `directory` is the run's: its last two parts are project and experiment.
+    The model sees only training problems. `directory` is the run directory; its last two parts are project and experiment.
     """
     summary = dovetail.train(
         SFT_CONFIG,

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from dovetail_diagnosis.history import WINDOW, MetricCourse, MetricHistory
 
 STEPS = 5
-"""Number of consecutive steps that begin a warning, and that end it: one bad batch is not a diagnosis."""
+"""Number of consecutive steps after which a warning begins or ends: one bad batch is not a diagnosis."""
 REWARD, REWARD_STD = "reward/mean", "reward/std"
 SIGNAL, ALIKE = "advantage/zero_signal_groups", "reward/identical_responses"
 CUT, FAILED, ENTROPY = "response_length/clip_ratio", "reward/failure_share", "actor/entropy"
@@ -32,20 +32,20 @@ class Condition:
     name: str
     """One-word name for `events.jsonl`; also the heading of its section in docs/diagnosis.md."""
     figures: tuple[str, ...]
-    """Figures that show it and that a warning quotes, the most important first; rows without any of them are ignored."""
+    """Metrics that show the condition and that a warning quotes, the most important first. Rows without any of them are ignored."""
     holds: Callable[[MetricHistory], bool]
     message: str
     hint: str
     key: str
     """The config key to change first."""
     rows: int = STEPS
-    """Number of consecutive rows that begin a warning, or end it."""
+    """Number of consecutive rows after which a warning begins or ends."""
     evidence: Callable[[MetricHistory], str] | None = None
-    """Returns the evidence in the run's course, besides the current figures."""
+    """Function that returns evidence from the run's history to quote; None quotes the current figures."""
     shows: Callable[[MetricHistory], list[str]] | None = None
-    """Returns those of `figures` that currently show it, where not all do."""
+    """Function that returns the entries of `figures` that currently show the condition; None for all entries."""
     unless: tuple[str, ...] = ()
-    """Names of conditions that explain this one while they hold, so that it is not reported."""
+    """Names of conditions that explain this condition. While one of them is reported, this condition is not."""
 
 
 def _no_signal(history: MetricHistory) -> bool:
@@ -338,4 +338,4 @@ CONDITIONS = (
 FOLLOWED = frozenset(
     {REWARD, REWARD_STD, SIGNAL, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN}
 )
-"""Metrics whose earlier values conditions use."""
+"""Metrics whose earlier values are used by conditions."""

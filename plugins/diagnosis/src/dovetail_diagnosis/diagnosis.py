@@ -14,7 +14,7 @@ PAGE = "docs/diagnosis.md"
 
 @dataclass
 class LearningWarning:
-    """A condition that has persisted beyond chance."""
+    """A condition that has held for too many rows to be chance."""
 
     name: str
     message: str
@@ -22,7 +22,7 @@ class LearningWarning:
     hint: str
     """Advice on what to try."""
     figure: str
-    """The metric that shows it."""
+    """The metric that shows the condition."""
     key: str
     """The key of the config to change first."""
     first: int
@@ -32,12 +32,12 @@ class LearningWarning:
 
     @property
     def page(self) -> str:
-        """The page of its documentation."""
+        """The link to the documentation of the condition."""
         return f"{PAGE}#{self.name}"
 
 
 class RunDiagnosis:
-    """Follows the metrics of a run from its first step.
+    """Follows the metrics of a run from its first step and records learning warnings.
 
     Attributes:
         warnings: the warnings of the whole run, in the order in which they began.
@@ -56,7 +56,8 @@ class RunDiagnosis:
     def observe(self, step: int, metrics: Mapping[str, object]) -> list[LearningWarning]:
         """Process the next row of metrics, of a step or of a validation, and return the warnings that begin with it.
 
-        A warning begins once its condition has held for the condition's number of rows, and ends once it has not held for as many.
+        A warning begins after its condition has held for `Condition.rows` consecutive rows, and ends after the condition has been absent
+        for as many rows.
         """
         self._history.add(step, metrics)
         known = len(self.warnings)

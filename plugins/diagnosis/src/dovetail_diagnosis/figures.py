@@ -17,34 +17,34 @@ PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that a person follows during a run."""
+    """A figure that is shown during a run: its metric, names, format and better direction."""
 
     label: str
     """Name for a table or a chart."""
     short: str
     """Name of one word for a log line."""
     metric: str
-    """Its metric's name; a regular expression where `pattern` is set."""
+    """Name of the metric; a regular expression if `pattern` is set."""
     style: str = "number"
     """`number`, `percent`, `length`, `seconds`, or `gib` of a metric in bytes."""
     pattern: bool = False
     others: tuple[str, ...] = ()
-    """Metrics that stand in where the first is absent, in order of preference."""
+    """Metrics to use if `metric` is absent, in order of preference."""
     unless: str = ""
-    """Regular expression of metrics of the same step that say more than this figure; where one matches, the figure is not shown."""
+    """Regular expression of more informative metrics. If a metric of the same step matches, this figure is not shown."""
     always: bool = True
     """Whether a report says that the figure was not measured, instead of leaving it out."""
     better: str = ""
-    """The better direction, `up` or `down`; empty where neither is better in itself."""
+    """The better direction, `up` or `down`; empty if neither direction is better in itself."""
 
     @property
     def title(self) -> str:
-        """The label, and which direction is better."""
+        """The label with the better direction."""
         words = {"up": "higher is better", "down": "lower is better"}
         return f"{self.label} ({words[self.better]})" if self.better else self.label
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return the metric's name among these, or None."""
+        """Return which of `names` is the metric to show, or None."""
         known = list(names)
         if self.outdone(known):
             return None
@@ -69,17 +69,17 @@ class Figure:
         return self.title if short == self.short else f"Validation {short}"
 
     def value(self, metrics: Mapping[str, float | None]) -> float | None:
-        """Return the figure in a step's metrics; None where it is absent or not finite."""
+        """Return the figure in a step's metrics, or None if the figure is absent or not finite."""
         name = self.find(metrics)
         value = None if name is None else metrics[name]
         return value if value is not None and math.isfinite(value) else None
 
     def read(self, metrics: Mapping[str, float | None], name: str | None = None) -> str:
-        """Return the figure in a step's metrics as text, with ± half the width of its interval where it has one.
+        """Return the figure in a step's metrics as text, with ± half the width of its interval, if any.
 
         Args:
             metrics: the metrics of the step.
-            name: the metric that was found for the whole run; None looks for it in the step.
+            name: the metric that `find` returned for the whole run; None searches the step's metrics.
         """
         name = name or self.find(metrics)
         value = None if name is None else metrics.get(name)
@@ -92,7 +92,7 @@ class Figure:
         return f"{text} ± {100 * half:.1f}" if text.endswith("%") else f"{text} ± {half:.2g}"
 
     def write(self, value: float) -> str:
-        """Return the figure as text."""
+        """Return a value of the figure as text."""
         return numbers.write_figure(value, self.style)
 
 
@@ -107,15 +107,15 @@ REWARD = Figure("Reward", "reward", "reward/mean")
 ACCURACY = Figure(
     "Validation accuracy", "accuracy", _ACCURACY, "percent", pattern=True, always=False
 )
-"""Accuracy, where the reward says whether a response is right (its component `acc`, `accuracy` or `correct`)."""
+"""Accuracy, for a reward that says whether a response is right (component `acc`, `accuracy` or `correct`)."""
 SCORE = Figure("Validation score", "score", r"val/mean@\d+", pattern=True, unless=_ACCURACY)
-"""Mean score, where the reward does not say whether a response is right: a number, since a score need not be a share."""
+"""Mean score, for a reward that does not say whether a response is right: a number, since a score need not be a fraction."""
 LOSS = Figure(
     "Loss", "loss", "actor/loss", others=("actor/nll",), unless=r"reward/failures", always=False
 )
 """Training loss, for runs without a reward."""
 KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
-"""KL in nats a token, from the loss's KL term or else from the penalty in the reward."""
+"""KL in nats per token, from the loss's KL term or else from the penalty in the reward."""
 POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
 ENTROPY = Figure("Entropy", "entropy", "actor/entropy")
 LENGTH = Figure("Response length", "length", "response_length/mean", "length")
@@ -125,7 +125,7 @@ CUT_RESPONSES = Figure(
 ZERO_SIGNAL_GROUPS = Figure(
     "Groups without signal", "no_signal", "advantage/zero_signal_groups", "percent", always=False
 )
-"""Groups whose samples all have the same advantage: 0."""
+"""Groups whose samples all have an advantage of 0."""
 LEARNING_RATE = Figure("Learning rate", "lr", "actor/lr", always=False)
 PROBABILITY_DIFFERENCE = Figure(
     "Rollout against trainer: mean difference of probabilities",
@@ -172,7 +172,7 @@ SPEED = Figure("Tokens a second", "tokens/s", "perf/tokens_per_second", "length"
 LENGTH_CORRELATION = Figure(
     "Score and length", "length_corr", "reward/length_correlation", always=False
 )
-"""Correlation within groups: a sign that the policy games the reward, as are the next two figures."""
+"""Correlation of score and length within groups. This figure and the next two are signs that the policy games the reward."""
 REPEATED_TEXT = Figure("Repeated text", "repeated", "reward/repeated_text", "percent", always=False)
 IDENTICAL_RESPONSES = Figure(
     "Identical answers", "identical", "reward/identical_responses", "percent", always=False
@@ -183,7 +183,7 @@ STALENESS = Figure(
     "rollout/staleness_mean",
     always=False,
 )
-"""Age of samples, where older weights than the rollout's may have generated them."""
+"""Age of samples, for runs in which older weights than the rollout's may have generated samples."""
 FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 
 KEY_FIGURES = (
@@ -222,12 +222,12 @@ def key_figure(metric: str, better: str) -> Figure:
 
 
 def validation_figure(metric: str | None) -> Figure:
-    """Return the figure that a metric of validation is: `ACCURACY` for `val/acc@1`, else `SCORE`."""
+    """Return the figure for a validation metric: `ACCURACY` for `val/acc@1`, else `SCORE`."""
     return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
 
 
 def bucket_means(values: Sequence[float], count: int) -> list[float]:
-    """Return at most `count` values that summarise the whole series: means of equal runs of it."""
+    """Return at most `count` values that summarise a series: the means of equally long parts."""
     if len(values) <= count:
         return list(values)
     edges = [round(index * len(values) / count) for index in range(count + 1)]
@@ -235,7 +235,7 @@ def bucket_means(values: Sequence[float], count: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Return the course of a series in at most `width` characters, lowest ▁ to highest █."""
+    """Render a series as at most `width` characters, from ▁ (lowest) to █ (highest)."""
     points = bucket_means([value for value in values if math.isfinite(value)], width)
     if not points:
         return ""
@@ -246,7 +246,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def write_best(best: object) -> str:
-    """Return the best checkpoint of `summary.json` as text: `step 3, val/mean@4 64.8%`; empty where there is none."""
+    """Return the best checkpoint of `summary.json` as text: `step 3, val/mean@4 64.8%`; empty without a best checkpoint."""
     if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
         return ""
     metric = str(best.get("metric", ""))

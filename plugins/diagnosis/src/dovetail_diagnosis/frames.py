@@ -20,8 +20,8 @@ class RunFrames:
     """The records of a run, as data frames.
 
     Attributes:
-        metrics: one row a step, indexed by `step`, and one column a metric; lines of one step are merged, and missing values are NaN.
-        samples: one row a sample that was kept, with its `step` and `file` (`step` or `validation`).
+        metrics: one row per step, indexed by `step`, and one column per metric; lines of one step are merged, missing values are NaN.
+        samples: one row per recorded sample, with its `step` and `file` (`step` or `validation`).
         config: the config of the run.
         summary: the content of `summary.json`; empty during the first training.
     """
@@ -33,13 +33,13 @@ class RunFrames:
 
 
 def load(run: str | os.PathLike[str]) -> RunFrames:
-    """Read a run directory, also of a running run.
+    """Read a run directory, whose run may still be in progress.
 
     Args:
         run: `runs/<project>/<experiment>`.
 
     Raises:
-        RunDirectoryError: it is not a run directory, or a file of it is damaged.
+        RunDirectoryError: `run` is not a run directory, or one of its files is damaged.
         DovetailError: pandas is not installed.
     """
     try:

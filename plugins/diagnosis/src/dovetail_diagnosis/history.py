@@ -17,7 +17,7 @@ _SCORES = (re.compile(r"val/acc@\d+"), re.compile(r"val/mean@\d+"))
 
 @dataclass
 class MetricCourse:
-    """One metric: finite values at ascending steps, and the highest and lowest mean of `WINDOW` values."""
+    """The history of one metric: finite values at ascending steps, and the highest and lowest mean of `WINDOW` values."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -27,7 +27,7 @@ class MetricCourse:
     low_step: int = 0
 
     def add(self, step: int, value: float) -> None:
-        """Append a value."""
+        """Append a value at a step."""
         self.steps.append(step)
         self.values.append(value)
         if len(self.values) >= WINDOW:
@@ -38,16 +38,16 @@ class MetricCourse:
 
     @property
     def recent(self) -> float:
-        """The mean of the last values; NaN where there are too few."""
+        """The mean of the last `WINDOW` values; NaN if there are fewer values."""
         return _mean(self.values[-WINDOW:])
 
     @property
     def first(self) -> float:
-        """The mean of the first values; NaN where there are too few."""
+        """The mean of the first `WINDOW` values; NaN if there are fewer values."""
         return _mean(self.values[:WINDOW])
 
     def up_to(self, step: int) -> list[float]:
-        """Return the values before a step and at it."""
+        """Return the values up to and including a step."""
         return self.values[: bisect_right(self.steps, step)]
 
     def after(self, step: int) -> list[float]:
@@ -57,7 +57,7 @@ class MetricCourse:
 
 @dataclass(frozen=True)
 class ScoredValidation:
-    """One validation of the run's main score, with the ends of its interval."""
+    """The run's main score in one validation, with the bounds of the score's interval."""
 
     step: int
     value: float
@@ -72,14 +72,14 @@ class MetricHistory:
     Attributes:
         now: the finite figures of the latest row.
         start: the first value of each metric.
-        series: the course of each metric whose earlier values conditions use.
+        series: the history of each metric whose earlier values are used by conditions.
         validations: the validations of the main score.
-        best: the best of these validations; the first of several equal ones.
+        best: the validation with the highest score; the first of equal validations.
         score: the name of the main score; empty before the first validation.
     """
 
     followed: frozenset[str]
-    """Metrics whose course is kept."""
+    """Metrics whose history is kept."""
     now: dict[str, float] = field(default_factory=dict)
     start: dict[str, float] = field(default_factory=dict)
     series: dict[str, MetricCourse] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class MetricHistory:
     score: str = ""
 
     def add(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Add a row of metrics."""
+        """Add the metrics of one row of `metrics.jsonl`."""
         self.now = {
             name: float(value)
             for name, value in metrics.items()
@@ -108,11 +108,11 @@ class MetricHistory:
                 self.best = self.validations[-1]
 
     def of(self, name: str) -> MetricCourse:
-        """Return the course of a metric; empty where it was never logged."""
+        """Return the history of a metric; empty for a metric that was never logged or is not followed."""
         return self.series.get(name, MetricCourse())
 
     def rise(self, name: str, step: int) -> float:
-        """Return the highest value after a step divided by the median up to it, or by the first; 0 where there is none after it."""
+        """Return the highest value after a step, divided by the median up to the step (or by the first value); 0 without later values."""
         before, after = self.of(name).up_to(step), self.of(name).after(step)
         if not after:
             return 0.0

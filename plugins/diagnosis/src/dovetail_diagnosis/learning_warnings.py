@@ -12,10 +12,10 @@ from dovetail_diagnosis.diagnosis import RunDiagnosis, diagnose
 
 
 class LearningWarnings:
-    """Logs each warning of `RunDiagnosis` when it begins, and at the end those still active.
+    """Observer that logs each warning of `RunDiagnosis` when it begins, and the active warnings when the run ends.
 
     Args:
-        logger: a logger with the standard methods; by default the run's.
+        logger: a logger with the standard methods; by default the run's logger.
     """
 
     def __init__(self, logger: Logger = None) -> None:

@@ -34,7 +34,7 @@ def is_command(_config: Any, _attribute: Any, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class ProgramPlacement:
-    """Processes of the runtime that run programs."""
+    """Settings of the runtime's processes that run programs."""
 
     workers: int = attrs.field(validator=_COUNT)
     """The number of processes. They are spread over the machines and start before step 1; programs are distributed evenly."""
@@ -55,7 +55,7 @@ class GatewaySection(EpisodeSection):
     parser: PluginSection | None = plugin_field("tool_parser", "hermes")
     """Parser of the model's tool calls and reasoning."""
     max_seconds: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Seconds that an episode may take, all waiting included; one that takes longer fails and has no score."""
+    """Seconds that an episode may take, all waiting included; a longer episode fails and has no score."""
     max_turns: int = attrs.field(default=100, validator=_COUNT)
     """Maximum turns of the policy; further calls are refused, and the episode is scored as it stands."""
     max_observation_tokens: int = attrs.field(default=2**24, validator=_COUNT)
@@ -64,12 +64,12 @@ class GatewaySection(EpisodeSection):
     """Effect of a call whose history has an assistant turn that the policy did not produce in the episode, such as an example or
     a summary. `fork`: the call begins a further sequence, in which that turn is not trained on; `fail`: the episode fails."""
     max_pending_calls: int = attrs.field(default=64, validator=_COUNT)
-    """Maximum concurrent calls of an episode; a program with more fails."""
+    """Maximum concurrent calls of an episode; a program with more concurrent calls fails."""
     max_request_bytes: int = attrs.field(default=32 << 20, validator=_COUNT)
-    """Maximum bytes of a call's body; a longer one is refused."""
+    """Maximum bytes of a call's body; a longer body is refused."""
     host: str | None = None
-    """Interface on which the gateway listens. Absent: the loopback, or this machine's address in the cluster where `placement` has programs
-    on other machines. Any other interface opens the gateway to the network, to clients with a key."""
+    """Interface on which the gateway listens. Absent: the loopback interface, or this machine's address in the cluster if `placement` runs
+    programs on other machines. Any other interface opens the gateway to the network, to clients with a key."""
     port: int = attrs.field(
         default=0, validator=[attrs.validators.ge(0), attrs.validators.le(65535)]
     )
@@ -81,15 +81,15 @@ class ProgramConfig(GatewaySection):
     """Settings of `program`, whose samples are made by a program that calls an API."""
 
     command: str = attrs.field(validator=is_command, metadata={VERBATIM: True})
-    """Command that runs once an episode, split into words as by a shell, but run without one. It runs in a separate folder; words
+    """Command that runs once per episode, split into words as by a shell, but run without a shell. It runs in a separate folder; words
     that name a file are resolved against the directory in which the run was started."""
     score: Literal["reward", "output", "exit_status"] = "reward"
-    """What scores the episode: the reward function, which finds what the program left in its output file in the trajectory; the
-    number `reward` in that file; or 1 for the exit status 0 and 0 for others. The latter two need reward.function=episode."""
+    """Source of the episode's score. reward: the reward function, which finds the content of the program's output file in the trajectory.
+    output: the number `reward` in the output file. exit_status: 1 for exit status 0, else 0. The last two need reward.function=episode."""
     row: tuple[RowField, ...] = ("prompt", "data_source", "extra_info")
-    """Fields of the row that the program gets. Add `ground_truth` only where it is needed: a policy that runs commands can read it."""
+    """Fields of the row that the program gets. Add `ground_truth` only if needed: a policy that runs commands can read it."""
     environment: Mapping[str, str | None] = attrs.field(factory=dict, metadata={VERBATIM: True})
-    """Environment variables of the program in addition to the run's; null removes one, such as a token that it does not need."""
+    """Environment variables of the program in addition to the run's; null removes a variable, such as a token that is not needed."""
     concurrency: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
     """Maximum concurrent programs; further episodes wait. Absent: four for each processor that this process may use or that
     `placement` reserves, since programs wait for the policy most of the time."""
@@ -98,8 +98,8 @@ class ProgramConfig(GatewaySection):
     process.
     """
     program_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
-    """Seconds that the program may take while none of its calls is being answered; one that takes longer fails and has no score."""
+    """Seconds that the program may take while none of its calls is being answered; an episode that takes longer fails and has no score."""
     max_output_bytes: int = attrs.field(default=10 << 20, validator=_COUNT)
-    """Maximum bytes that the program writes to standard output and error together, and to its output file; one that writes more fails."""
+    """Maximum bytes of standard output and error together, and of the output file; a program that writes more fails."""
     max_processes: int = attrs.field(default=256, validator=_COUNT)
-    """Maximum concurrent processes of the program, descendants included; one that has more fails."""
+    """Maximum concurrent processes of the program, descendants included; a program that has more fails."""

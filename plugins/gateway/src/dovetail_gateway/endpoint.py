@@ -30,20 +30,20 @@ _LAST_SECONDS = 5.0
 
 
 class EpisodeEndpoint:
-    """The sequences of one episode, and its running calls. All methods run on the event loop of the episodes.
+    """Answers the calls of one episode with the policy. All methods run on the event loop of the episodes.
 
     Args:
         session: the session with which the episode begins.
         config: the config of the agent loop.
-        reader: parses turns.
+        reader: the reader that parses turns.
 
     Attributes:
         session: the session with which the episode begins.
         loop: the event loop of the episodes.
-        ended: the limit that the episode reached; None where it reached none.
-        fault: the error that failed the episode; None where there was none.
-        closing: set once no further call will be answered.
-        on_busy: a function that is called when a call begins or ends, with whether any call is running.
+        ended: the limit that the episode reached, or None.
+        fault: the error that failed the episode, or None.
+        closing: an event that is set when no further call will be answered.
+        on_busy: a function that is called when a call begins or ends; its argument is whether any call is running.
     """
 
     def __init__(self, session: Session, config: GatewaySection, reader: TurnReader) -> None:
@@ -85,7 +85,7 @@ class EpisodeEndpoint:
 
     @asynccontextmanager
     async def within(self, seconds: float | None, who: str, key: str) -> AsyncIterator[None]:
-        """Limit the seconds that a block takes while no call is being answered; None for any time.
+        """Limit the seconds that a block takes while no call is being answered; None for no limit.
 
         Raises:
             EpisodeError: the block took longer; the message names `who` and the key of the limit.
@@ -226,12 +226,12 @@ class EpisodeEndpoint:
         return answer
 
     def reward(self, value: float) -> None:
-        """Reward the latest turn; without one the episode fails anyway."""
+        """Reward the latest turn, if any; an episode without turns fails anyway."""
         if self._latest is not None:
             self._latest.reward(value)
 
     async def close(self) -> None:
-        """Cancel running calls, and count the tokens of prompts."""
+        """Cancel running calls, and count the prompt tokens of the episode."""
         self.closing.set()
         running = list(self._running)
         for task in running:

@@ -15,10 +15,10 @@ from dovetail_gateway.program import ProgramEnd, ProgramRun, run_program
 
 
 class PlacedPrograms:
-    """The processes that run programs; each program runs in the one with the fewest programs.
+    """The processes that run programs; each program runs in the process with the fewest programs.
 
     Args:
-        runtime: the runtime that starts them.
+        runtime: the runtime that starts the processes.
         placement: the number and resources of the processes.
 
     Raises:
@@ -41,7 +41,7 @@ class PlacedPrograms:
         """Run a program, as `run_program` does.
 
         Raises:
-            EpisodeError: the program's process was lost, or can't be restarted. The next program there tries to restart it.
+            EpisodeError: the runtime's process was lost, or can't be restarted. The next program for this process tries to restart it.
         """
         place = self._running.index(min(self._running))
         self._running[place] += 1
@@ -82,7 +82,7 @@ class ProgramTask:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def call(self, payload: bytes) -> bytes:
-        """Run a program to its end; given only a program's folder, end that program."""
+        """Run the payload's program until it ends; a payload with only a program's folder ends the program in this folder."""
         asked = json.loads(payload)
         if len(asked) == 1:
             self._ends.get(asked["folder"], asyncio.Event()).set()

@@ -23,7 +23,7 @@ from dovetail_gateway import supervise
 from dovetail_gateway.config import ProgramConfig
 
 ROW, OUTPUT, LOG = "row.json", "output.json", "program.log"
-"""The files in a program's folder: the row, the program's output, and what it printed."""
+"""The files in a program's folder: the row, the program's output file, and the printed output."""
 _FOREIGN = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 """Variables that would turn a client to another account."""
 _LONGEST_VARIABLE = 64 << 10
@@ -49,10 +49,10 @@ class ProgramRun:
 
 @attrs.frozen
 class ProgramEnd:
-    """How a program ended."""
+    """The end of a program: exit status, or the reason for killing the program."""
 
     status: int | None
-    """The program's exit status; None where it was killed."""
+    """The program's exit status; None if the program was killed."""
     reason: str | None
     """The reason for killing the program: `closed` by the run, `output`, `processes`, or an error of the system."""
 
@@ -100,7 +100,7 @@ class ProgramFolder:
         (self.path / ROW).write_text(self._row, encoding="utf-8")
 
     def run(self, url: str, key: str) -> ProgramRun:
-        """Return the command to run here, with its environment.
+        """Return the program to run in this folder, with environment and limits.
 
         Args:
             url: the url of the gateway, without a path.
@@ -126,10 +126,10 @@ class ProgramFolder:
         return ProgramRun(command_of(self._config), str(self.path), variables, *limits)
 
     def output(self) -> Any:
-        """Return the program's output: a JSON value, or text; None where there is none.
+        """Return the content of the program's output file, a JSON value or text; None without a file.
 
         Raises:
-            EpisodeError: the output is not a file, or too long.
+            EpisodeError: the output is not a readable file, or too long.
         """
         most = self._config.max_output_bytes
         try:
@@ -159,7 +159,7 @@ class ProgramFolder:
             return text
 
     def last_line(self) -> str:
-        """Return the last line that the program printed, cut."""
+        """Return the last line that the program printed, shortened."""
         with contextlib.suppress(OSError), (self.path / LOG).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
             lines = [
@@ -169,7 +169,7 @@ class ProgramFolder:
         return ""
 
     def remove(self, *, keep: bool) -> None:
-        """Remove the folder, or with `keep` all but the row, the output and the log."""
+        """Remove the folder; with `keep`, remove all but the row, the output and the log."""
         for path in self.path.iterdir():
             own = path.name in (ROW, LOG) or (
                 path.name == OUTPUT and path.stat().st_size <= self._config.max_output_bytes
@@ -186,7 +186,7 @@ class ProgramFolder:
 
 
 async def run_program(run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
-    """Run a program until it exits, exceeds a limit, or an event is set; its children have ended then, too."""
+    """Run a program until it exits, exceeds a limit, or `until` is set; return after its child processes have ended too."""
     variables = {**os.environ, **run.variables}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", supervise.__file__,

@@ -34,14 +34,14 @@ _KEPT = 100
 
 
 class ProgramLoop(AgentLoop):
-    """Agent loop that runs a program once an episode; the policy answers the program's calls to OpenAI's or Anthropic's API.
+    """Agent loop that runs a program once per episode; the policy answers the program's calls to OpenAI's or Anthropic's API.
 
     Metrics are means over episodes: `episode/model_calls`; `episode/further_sequences/WHY`, sequences after the first, by reason
-    (`parallel`, `n`, `unknown_turn`, `other_history`); `episode/prompt_tokens` of all sequences, and `episode/unique_prompt_tokens`, those
-    in no earlier sequence; `episode/refused_calls/CODE`; `episode/abandoned_calls`, for which the program did not wait;
+    (`parallel`, `n`, `unknown_turn`, `other_history`); `episode/prompt_tokens` of all sequences, and `episode/unique_prompt_tokens`, prompt
+    tokens in no earlier sequence; `episode/refused_calls/CODE`; `episode/abandoned_calls`, for which the program did not wait;
     `episode/unapplied/FIELD`, calls with a field that the run's config overrides.
 
-    A call whose messages continue those of an earlier one is a further turn of that sequence, and any other begins a sequence.
+    A call whose messages continue an existing sequence is a further turn of this sequence. Any other call begins a new sequence.
 
     In a config:
 

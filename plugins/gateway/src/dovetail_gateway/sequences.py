@@ -16,7 +16,7 @@ from dovetail_gateway.dialects.call import ModelCall
 
 @attrs.define(eq=False)
 class ServedSequence:
-    """A sequence in the form of programs' messages."""
+    """A sequence of an episode, as the messages that the program sees."""
 
     number: int
     """Index among the episode's sequences."""
@@ -30,16 +30,16 @@ class ServedSequence:
     calls: Sequence[MessageCall] = ()
     """Tool calls of the sequence's latest turn."""
     produced: Message | None = None
-    """The latest turn as a message, from which it is rendered again; None where its text is used."""
+    """The latest turn as a message, from which the turn is rendered again; None if the turn's text is used."""
     asked: bool = True
-    """Whether the policy answers next, since the call to be answered ended before the answer."""
+    """Whether the sequence ends with a call's messages, so that the policy answers next."""
     busy: bool = False
     """Whether a call is being answered in this sequence."""
     begun: int = 0
     """The number of messages before the call that is being answered."""
 
     def rest(self, call: ModelCall) -> Sequence[Message] | None:
-        """Return the messages that a call adds, where they can be appended; None where they can't. Earlier messages are not compared."""
+        """Return the messages that a call adds to the sequence, or None if they can't be appended. Earlier messages are not compared."""
         rest = call.messages[len(self.messages) :]
         if self.asked:
             return rest if len(call.messages) == len(self.messages) else None
@@ -48,7 +48,7 @@ class ServedSequence:
 
 
 class EpisodeSequences:
-    """The sequences of an episode.
+    """The sequences of an episode, which calls continue or begin.
 
     Args:
         session: the session with which the episode begins.
@@ -70,7 +70,7 @@ class EpisodeSequences:
         return self._encoder.texts([(messages, list(tools) or None)], generate=True)[0]
 
     def find(self, call: ModelCall) -> tuple[ServedSequence | None, str]:
-        """Return the longest sequence that a call continues, or None and the reason."""
+        """Return the longest sequence that a call continues, or None and the reason why there is none."""
         free = [
             s
             for s in self._all
@@ -113,7 +113,7 @@ class EpisodeSequences:
         return self._add(session, call.messages, call.tools)
 
     def copy(self, sequence: ServedSequence) -> ServedSequence:
-        """Begin a sequence with the tokens of another one; the policy answers next."""
+        """Begin a sequence with the tokens of `sequence`; the policy answers next."""
         made = self._add(sequence.session.fork(), sequence.messages, sequence.tools)
         made.spoken |= sequence.spoken
         return made
@@ -132,7 +132,7 @@ class EpisodeSequences:
         self._produced.add(_turn_key(message))
 
     def prompt_tokens(self) -> tuple[int, int]:
-        """Return the number of prompt tokens of all sequences with a turn, and how many of them are in no earlier sequence."""
+        """Return the number of prompt tokens of all sequences with a turn, and how many of these tokens are in no earlier sequence."""
         rows: list[np.ndarray] = []
         total = unique = 0
         for sequence in self._all:
@@ -147,7 +147,7 @@ class EpisodeSequences:
 
 
 def prompt_ids(session: Session, made: Completion) -> np.ndarray:
-    """Return a session's initial tokens, int64 [P]."""
+    """Return the prompt tokens with which a session began, int64 [P]."""
     return session.prompt.prompt_ids if made.prompt_ids is None else made.prompt_ids
 
 

@@ -29,10 +29,10 @@ _BEGINNING = ({"role": "user", "content": ""},)
 
 
 class ServedLoop(AgentLoop):
-    """Treats each conversation of a client as an episode with its own limits.
+    """Agent loop that treats each conversation of a client as an episode with its own limits.
 
     Args:
-        config: the agent loop's config; its command does not run.
+        config: the agent loop's config, whose command is not run.
         context: a context with the tokenizer.
     """
 
@@ -73,7 +73,7 @@ class ServedLoop(AgentLoop):
             await endpoint.close()
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Answer a call in the conversation that it continues, or in a new one; for errors see `EpisodeEndpoint.answer`."""
+        """Answer a call in the conversation that it continues, or in a new conversation; for errors see `EpisodeEndpoint.answer`."""
         found = next((e for e in self._open if e.continues(call)), None)
         if found is None:
             begun = self.loop.create_future()
@@ -93,7 +93,7 @@ class ServedLoop(AgentLoop):
             click.echo(visible(f"error: {error}"), err=True)
 
     def refused(self, code: str) -> None:
-        """Count nothing: the client has the error."""
+        """Do nothing: the client gets the error, and nothing is counted."""
 
 
 @click.command()
@@ -118,10 +118,10 @@ def serve(
     key: str | None,
     names: tuple[str, ...],
 ) -> None:
-    """Serve MODEL over the APIs of OpenAI and Anthropic, as programs that are trained are served. Ctrl-C ends it.
+    """Serve MODEL over the APIs of OpenAI and Anthropic, as the gateway does during training. Ctrl-C ends the server.
 
-    MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=4096, which bounds
-    a conversation. Of the run's agent loop `program`, the parser and the names of the policy are used.
+    MODEL and overrides are as for `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=4096, which limits a
+    conversation. If the run's agent loop is `program`, its parser and model names are used.
     """
     made: list[ServedLoop] = []
 

@@ -45,7 +45,7 @@ class CallEndpoint(Protocol):
     loop: asyncio.AbstractEventLoop
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Answer a call; `name` is the response's name. A refused call raises ApiError, and is counted here."""
+        """Answer a call; `name` is the response's name. A refused call is counted and raises ApiError."""
 
     def refused(self, code: str) -> None:
         """Count a call that can't be parsed."""
@@ -55,7 +55,7 @@ class Gateway:
     """Serves the endpoints of episodes, on an event loop in a separate thread.
 
     Args:
-        config: the port, the models to list, and the limit of a request's length.
+        config: the config with port, model names and the limit of a request's length.
         host: the interface on which the gateway listens.
 
     Attributes:
@@ -87,7 +87,7 @@ class Gateway:
         self._served_to_end = self._thread.start(self._server.serve(sockets=[self._socket]))
 
     def open(self, endpoint: CallEndpoint, key: str | None = None) -> str:
-        """Return a key, a new one unless it is given, for calls of an endpoint until `close_key`."""
+        """Register an endpoint and return the key for its calls: `key`, or a new key. The key is valid until `close_key`."""
         key = key or _KEY_PREFIX + secrets.token_urlsafe(24)
         self._endpoints[key] = endpoint
         return key

@@ -25,17 +25,17 @@ _CHUNK = 1 << 16
 
 
 def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> dict[str, Any]:
-    """Run a command until it ends, a limit is passed, or the pipe closes.
+    """Run a command until it ends, exceeds a limit, or standard input closes; then kill all of its processes.
 
     Args:
         command: the command's words.
-        log: the file for its output.
+        log: the file for the command's output.
         max_bytes: the limit of the output.
         max_processes: the limit of concurrent processes.
 
     Returns:
-        `status`: its exit status, negative for a signal, None where this function ended it. `reason`: why this function ended it, as
-        `closed`, `output`, `processes`, or an error of the system.
+        `status`: the command's exit status, negative for a signal, None if this function killed the command. `reason`: why the command
+        was killed: `closed`, `output`, `processes`, or an error of the system.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its orphans become ours, so that none is lost
     reading, writing = os.pipe()
@@ -70,7 +70,7 @@ class Output:
         most: the limit in bytes.
 
     Attributes:
-        left: bytes that the program may still print; below 0 where it printed more.
+        left: number of bytes that the program may still print; negative if it printed more.
     """
 
     def __init__(self, pipe: int, log: str, most: int) -> None:
@@ -79,7 +79,7 @@ class Output:
         os.set_blocking(pipe, False)
 
     def copy(self) -> bool:
-        """Copy the available output, and return whether more may follow and is wanted."""
+        """Copy a piece of the available output; return whether to call again: the pipe had data, and the limit is not exceeded."""
         try:
             data = os.read(self.pipe, _CHUNK)
         except BlockingIOError:
@@ -90,13 +90,13 @@ class Output:
 
 
 def watch(child: int, output: Output, statuses: dict[int, int], max_processes: int) -> str | None:
-    """Wait until a child has ended, or return the limit that it exceeds.
+    """Wait until a child has ended and return None, or return the limit that the child exceeds.
 
     Args:
         child: the child's process id.
         output: the output of the child and its children.
-        statuses: collects the exit statuses of processes.
-        max_processes: the limit of its processes.
+        statuses: a mapping that collects exit statuses by process id.
+        max_processes: the maximum number of the child's processes.
     """
     woken, wakes = os.pipe()
     for end in (woken, wakes):

@@ -31,7 +31,7 @@ _ID_LENGTH = 9
 
 @attrs.frozen
 class TurnReader:
-    """Parses turns into answers.
+    """Parses turns of the policy into answers to a program's calls.
 
     Args:
         parser: the parser of the model's calls and reasoning.
@@ -57,7 +57,7 @@ class TurnReader:
     def read(
         self, call: ModelCall, turn: Turn, made: Completion, begun: int, name: str
     ) -> tuple[ModelAnswer, Message | None]:
-        """Return the answer made from a turn, and the turn as a message without its calls; None where the parser failed.
+        """Return the answer made from a turn, and the turn as a message without tool calls (None if the parser failed).
 
         Args:
             call: the call to answer.

@@ -29,27 +29,27 @@ _PACKAGES = ("dovetail-core", "torch", "transformers", "vllm", "sglang", "megatr
 
 
 class CardWriter:
-    """Writes the card of the model that a run exports at its end."""
+    """Observer that writes the model card of the model that a run exports at the end."""
 
     @hookimpl
     def model_exported(self, step: int, path: Path) -> None:
-        """Write the card into the model's folder, which is in the run directory."""
+        """Write the model card into the exported model's folder, which is in the run directory."""
         write_card(RunDirectory(path.parent), path, step)
 
 
 def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor") -> Sequence[str]:
     """Write `README.md` into an exported model, with the front matter of the Hugging Face hub's model cards.
 
-    What the run directory does not tell, as where a file is damaged, is a warning, and there is no card.
+    If the run directory lacks a fact, for example because a file is damaged, logs a warning and writes no card.
 
     Args:
         run: the run directory.
         directory: the directory of the model, or of an adapter alone.
-        step: the step of its weights.
+        step: the step of the exported weights.
         role: the role of the model.
 
     Returns:
-        The commands that serve the model, which they call `DIR`; none of a model that generates nothing.
+        The commands that serve the model, with `DIR` for its directory; empty for a model that generates nothing.
     """
     import jinja2
     from huggingface_hub import ModelCard

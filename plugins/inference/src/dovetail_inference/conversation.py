@@ -50,10 +50,10 @@ class Conversation(ABC):
         self._replies = 0
 
     async def reply(self, pool: RolloutPool, text: str) -> str:
-        """Return the model's answer to a text; both become part of the conversation.
+        """Return the model's answer to a text; text and answer become part of the conversation.
 
         Raises:
-            RequestRefusedError: the conversation and an answer are longer than the model's context.
+            RequestRefusedError: the conversation with an answer is longer than the model's context.
         """
         try:
             return await self._reply(pool, text)
@@ -79,7 +79,7 @@ class Conversation(ABC):
 
 
 class RenderedConversation(Conversation):
-    """Each answer is one response to all messages so far, rendered by the chat template."""
+    """A conversation in which each answer is one response to all messages so far, rendered by the chat template."""
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -97,8 +97,8 @@ class RenderedConversation(Conversation):
 
 
 class EpisodeConversation(Conversation):
-    """A conversation in which each answer is an episode, with limits of its own, that begins with the tokens of the earlier ones. Failed
-    episodes are left out.
+    """A conversation in which each answer is an episode with its own limits. An episode begins with the tokens of the earlier episodes,
+    except failed episodes.
 
     Args:
         config: the config, with the sampling parameters.
@@ -112,7 +112,7 @@ class EpisodeConversation(Conversation):
         self._latest: tuple[RolloutRequest, Sample] | None = None
 
     async def episode(self, pool: RolloutPool, messages: Sequence[Message]) -> Sample:
-        """Return an episode on messages, which is not part of the conversation and may run beside others."""
+        """Run an episode on messages, outside the conversation, and return its sample. Several such episodes may run concurrently."""
         ids_P = self._episodes.first_prompt(messages)
         prompt = Prompt(index=0, prompt_ids=ids_P, raw=list(messages))
         [sample] = await run_episodes(pool, self._episodes, self._request(ids_P), prompt)
@@ -170,13 +170,13 @@ def open_model(
     """Start replicas that serve a model to an agent loop, and close them after the block.
 
     Args:
-        model: as for `dovetail generate`: a run, RUN@STEP, a directory in Hugging Face format, or a hub id.
-        overrides: `key=value`.
-        config: replaces the run's own config.
+        model: the model, as for `dovetail generate`: a run, RUN@STEP, a directory in Hugging Face format, or a hub id.
+        overrides: `key=value` overrides of the config.
+        config: the config file to use instead of the run's own config.
         loop: a function that makes the agent loop from the config and the context of plugins.
 
     Yields:
-        A function that runs an episode of the loop on messages. All its calls are awaited on one event loop.
+        A function that runs an episode of the agent loop on messages. Await all calls of the function on one event loop.
 
     Raises:
         DovetailError: the model does not exist, or an engine could not start.

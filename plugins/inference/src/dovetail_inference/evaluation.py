@@ -31,7 +31,7 @@ from dovetail_rollouts import (
 def evaluate(
     config: RunConfig, source: ModelSource, server: ModelServer | None = None
 ) -> tuple[dict[str, float], list[Sample]]:
-    """Score `rollout.validation.n` samples to each prompt of `data.val_files`.
+    """Generate and score `rollout.validation.n` samples for each prompt of `data.val_files`.
 
     Args:
         config: the result of `source.load_config`.
@@ -42,8 +42,8 @@ def evaluate(
         The metrics of `validation_metrics`, and the samples.
 
     Raises:
-        ConfigError: no held-out files are named, or the server's chat template differs.
-        DovetailError: an error in data, rewards or engine.
+        ConfigError: the config names no held-out files, or the server's chat template differs from the run's.
+        DovetailError: data, rewards or the engine failed.
     """
     if not config.data.val_files:
         raise ConfigError(

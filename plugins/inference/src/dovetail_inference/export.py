@@ -30,21 +30,21 @@ def export_checkpoint(
     """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer and a card.
 
     Args:
-        run: the run directory; its config has the model and engine.
+        run: the run directory, whose config names model and engine.
         checkpoint: the checkpoint of the run.
         directory: the directory of the model; must not exist.
         role: the role of the model.
-        overrides: `key=value` of the run's config.
+        overrides: `key=value` overrides of the run's config.
         adapter: whether to write only the adapter, in peft's form.
         quantize: the quantization method, such as `fp8`; by default none.
 
     Returns:
-        The commands that serve the model, see `write_card`.
+        The commands that serve the model; see `write_card`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.
-        ConfigError: the run trains no model of this role, or no adapter, or what quantizes is not installed.
-        ModelError: the model is of a kind that is not quantized here.
+        ConfigError: the run trains no such model or adapter, or the package for quantization is not installed.
+        ModelError: this kind of model can't be quantized.
     """
     _refuse_existing(directory)
     config = load_config(run.config, overrides).config
@@ -79,14 +79,14 @@ def export_checkpoint(
 
 
 def export_foreign(source: Path, directory: Path) -> bool:
-    """Write the model of another program's checkpoint, with the first installed engine that reads it.
+    """Write the model of another program's checkpoint, with the first installed engine that can read the checkpoint.
 
     Args:
         source: the checkpoint.
         directory: the directory of the model; must not exist.
 
     Returns:
-        Whether an engine wrote it.
+        Whether an engine wrote the model.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.

@@ -53,7 +53,7 @@ class TextSource(DatasetSource):
 
     Args:
         column: the column of the prompt.
-        texts: used in place of the files.
+        texts: prompts to use in place of files.
     """
 
     name = "text"
@@ -67,7 +67,7 @@ class TextSource(DatasetSource):
         return [{self._column: text} for _, text in self._lines(paths)]
 
     def stream(self, paths: Sequence[str]) -> RowGroups:
-        """Return the same rows, with the lines that they are from."""
+        """Return the rows of `read`, each with the file and line that it comes from."""
         return InMemoryGroups(self.read(paths), [where for where, _ in self._lines(paths)])
 
     def _lines(self, paths: Sequence[str]) -> list[tuple[str, str]]:
@@ -102,23 +102,23 @@ def generate(
 ) -> None:
     """Write a row for each prompt: `index`, `prompt`, `prompt_tokens`, and `responses`, each with `text`, `tokens` and `finish_reason`.
 
-    Under an agent loop each response is an episode. It has its `trajectory`, too, and its `failure` where it failed; `tokens` are
-    those that the policy produced.
+    Under an agent loop, each response is an episode: it also has a `trajectory`, and a `failure` if the episode failed. `tokens`
+    counts the tokens that the policy produced.
 
-    Rows are appended in the order of the prompts. What an earlier call with the same settings wrote is kept, and its torn
-    last line repaired; the settings are beside it, in `OUT.settings.json`.
+    Rows are appended in the order of the prompts. Rows that an earlier call with the same settings wrote are kept, and an
+    incomplete last line is repaired. The settings are kept in `OUT.settings.json`.
 
     Args:
         config: the result of `source.load_config`; `rollout` has the sampling parameters.
         source: the model.
         out: the output file, JSON lines.
-        files: files with prompts: as datasets read them, or text with a prompt a line (`.txt`).
-        texts: prompts, in place of files.
-        say: called with a line on progress.
+        files: files with prompts: any format that data sets read, or text with one prompt per line (`.txt`).
+        texts: prompts to use in place of files.
+        say: a function that is called with lines about the progress.
 
     Raises:
-        DataError: a file or a prompt is at fault.
-        DovetailError: the output belongs to other settings or another process is writing it, or the engine is at fault.
+        DataError: a file or a prompt is invalid.
+        DovetailError: the output file belongs to other settings or is being written by another process, or the engine failed.
     """
     tokenizer = read_tokenizer(config)
     found = _prompts(config, tokenizer, files, texts)
@@ -163,7 +163,7 @@ def generate(
 
 
 async def answer(pool: RolloutPool, request: RolloutRequest) -> list[Completion]:
-    """Return every sample of a request, in the order of its streams."""
+    """Generate and return every sample of a request, in the order of the request's streams."""
     async with aclosing(pool.submit(request)) as completions:
         return sorted([c async for c in completions], key=lambda c: c.sample)
 
@@ -171,10 +171,10 @@ async def answer(pool: RolloutPool, request: RolloutRequest) -> list[Completion]
 async def run_episodes(
     pool: RolloutPool, episodes: Episodes, request: RolloutRequest, prompt: Prompt
 ) -> list[Sample]:
-    """Return an episode for each sample of a request, in their order.
+    """Run an episode for each sample of a request, and return the episodes' samples in order.
 
     Raises:
-        RolloutError: every replica failed, or one refuses a request.
+        RolloutError: every replica failed, or a replica refused a request.
     """
     found: dict[int, Sample] = {}
 

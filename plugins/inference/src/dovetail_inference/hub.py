@@ -12,12 +12,12 @@ from dovetail.errors import CheckpointError, ConfigError
 
 @contextmanager
 def on_hub(repository: str) -> Iterator[Path]:
-    """Yield a temporary directory, whose content becomes a commit of the repository at the end of the block.
+    """Yield the path of a temporary directory, whose content is committed to the repository at the end of the block.
 
-    The repository is made first, private, where there is none: without credentials nothing is written.
+    A missing repository is created first, as private. Without credentials, nothing is written.
 
     Args:
-        repository: `USER/NAME`.
+        repository: the repository, `USER/NAME`.
 
     Raises:
         ConfigError: credentials are missing.

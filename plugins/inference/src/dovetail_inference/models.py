@@ -33,22 +33,22 @@ class ModelSource:
     """A checkpoint of a run, a directory in Hugging Face format, or a hub id."""
 
     name: str
-    """As given; of a checkpoint, `RUN@STEP`."""
+    """The name as given, or `RUN@STEP` for a checkpoint."""
     path: str
-    """The checkpoint, the directory, or the hub id."""
+    """Path of the checkpoint or the directory, or the hub id."""
     run: RunDirectory | None = None
-    """The run that it comes from, whose config is the default."""
+    """The run that the model comes from; its config is the default."""
     checkpoint: Path | None = None
     revision: str | None = None
-    """On the hub."""
+    """The revision of a model on the hub."""
 
     @property
     def step(self) -> int | None:
-        """The step of a checkpoint."""
+        """The step of the checkpoint; None for other sources."""
         return None if self.checkpoint is None else int(self.checkpoint.name.removeprefix("step_"))
 
     def load_config(self, file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
-        """Load the config under which the model is used: `file`, by default that of the model's run, with `model` set to this model.
+        """Load the config for using the model: `file`, by default the config of the model's run, with `model` set to this model.
 
         Without a file and a run, all keys but `model.path` have their defaults.
 
@@ -83,7 +83,7 @@ class ModelSource:
         """Yield the config's model section; a checkpoint is exported to a temporary directory first.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or can't be exported there.
+            CheckpointError: the checkpoint is damaged or can't be exported.
         """
         if self.checkpoint is None or self.run is None:
             yield config.model
@@ -101,7 +101,7 @@ class ModelSource:
 
 
 def find_models(names: Sequence[str]) -> list[ModelSource]:
-    """Find the model of each name; `RUN@all` is every checkpoint of a run. For errors see `find_model`."""
+    """Find the model for each name; `RUN@all` stands for every checkpoint of a run. For errors see `find_model`."""
     found: list[ModelSource] = []
     for name in names:
         run, _, which = name.rpartition("@")
@@ -116,11 +116,11 @@ def find_models(names: Sequence[str]) -> list[ModelSource]:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find the model of a name.
+    """Find the model that a name refers to.
 
     Args:
-        name: `RUN`, for its latest checkpoint, `RUN@STEP` or `RUN@best`; a directory in Hugging Face format; or a hub id, with
-            `@REVISION` where wanted.
+        name: `RUN` (the latest checkpoint), `RUN@STEP` or `RUN@best`; a directory in Hugging Face format; or a hub id, optionally
+            with `@REVISION`.
 
     Raises:
         CheckpointError: the run has no such checkpoint.
@@ -188,7 +188,7 @@ def serving(
         tokenizer: the tokenizer of the model.
 
     Yields:
-        The replicas, and the context for further plugins: with the runtime.
+        The replicas, and the context with the runtime for further plugins.
 
     Raises:
         PlanError: the replicas do not fit their pool.

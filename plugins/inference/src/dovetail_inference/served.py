@@ -28,27 +28,27 @@ from dovetail.sections import RolloutSection, RunConfig
 from dovetail.telemetry import RunDirectory, read_rows, step_of
 
 CONCURRENCY = 64
-"""Requests at a time; a request is a sample."""
+"""Maximum number of concurrent requests, each for one sample."""
 SECONDS = 1800.0
-"""For one request."""
+"""Time limit of one request in seconds."""
 TRIES = 4
-"""Attempts at a request that gets no answer."""
+"""Maximum number of attempts at a request."""
 FIRST_PAUSE = 1.0
-"""Seconds before the second try; twice as long before each further one."""
+"""Seconds before the second attempt; twice as long before each further attempt."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers after which another try may do."""
+"""HTTP statuses after which a request is sent again."""
 COMPARED = 8
-"""Prompts whose messages the server renders, too."""
+"""Number of prompts for which the token counts of the server and the run are compared."""
 
 
 @attrs.frozen(kw_only=True)
 class ModelServer:
-    """A server that runs."""
+    """A running server with OpenAI's API, and one of its models."""
 
     url: str
     """Address before `/v1`, such as `http://127.0.0.1:8000`."""
     model: str
-    """Name under which it has the model."""
+    """Name of the model on the server."""
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
     @classmethod
@@ -57,11 +57,11 @@ class ModelServer:
 
         Args:
             url: the server's address, with or without `/v1`.
-            model: the name of one of its models; needed where it has several.
-            auth_env: environment variable that holds its key.
+            model: the name of one of the server's models; needed if the server has several models.
+            auth_env: the environment variable that holds the server's API key.
 
         Raises:
-            ConfigError: the environment variable is not set, or there is no such model, or several.
+            ConfigError: the environment variable is not set, or the model is unknown or ambiguous.
             RolloutError: the server can't be reached.
         """
         headers = {}
@@ -91,7 +91,7 @@ class ModelServer:
         return server
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a request; retries where the server is busy or can't be reached.
+        """Post a request; retry if the server is busy or can't be reached.
 
         Raises:
             RequestRefusedError: the server refuses the request.
@@ -115,9 +115,9 @@ class ModelServer:
 
 
 class ServedRollout(BaseRollout):
-    """Rollout on a foreign server: token ids are sent to `/v1/completions`, so that its chat template is not used.
+    """Rollout on an external server. Token ids are sent to `/v1/completions`, so that the server's chat template is not used.
 
-    Token ids of responses are used where the server returns them (vLLM's `return_token_ids`); otherwise the text is tokenised again.
+    Token ids of responses are used if the server returns them (vLLM's `return_token_ids`); otherwise the text is tokenised again.
     """
 
     name = "served"
@@ -179,16 +179,16 @@ class ServedRollout(BaseRollout):
         return [*ids, tokenizer.eos_token_id] if stopped else ids
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Leave requests to end by themselves."""
+        """Do nothing: requests end by themselves."""
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """Do nothing: the weights never change."""
 
     async def resume(self) -> None:
-        """Do nothing, see `pause`."""
+        """Do nothing: `pause` stops no requests."""
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
-        """Refuse.
+        """Refuse new weights: the server keeps its weights.
 
         Raises:
             WeightSyncError: always.
@@ -216,7 +216,7 @@ def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
 def check_template(
     config: RunConfig, server: ModelServer, prompts: Sequence[Prompt], tools: Any
 ) -> None:
-    """Compare the number of tokens that the server's and the run's chat templates make of prompts.
+    """Check that the chat templates of the server and the run give the same number of tokens for prompts.
 
     Raises:
         ConfigError: the numbers differ, or the server does not accept chat requests with the run's features, such as
@@ -250,7 +250,7 @@ def check_template(
 
 @attrs.frozen(kw_only=True)
 class RunFigure:
-    """A figure of a run's validation, and that of the server."""
+    """The 95% interval of a figure in a run's validation, and the server's value of this figure."""
 
     name: str
     low: float
@@ -259,15 +259,15 @@ class RunFigure:
 
     @property
     def inside(self) -> bool:
-        """Whether the served figure is in the run's 95% interval; figures are sums in another order, by which rounding differs."""
+        """Whether the served figure is in the run's 95% interval, apart from rounding: sums may be in another order."""
         return self.low - 1e-6 <= self.served <= self.high + 1e-6
 
 
 def beside_the_run(run: RunDirectory, step: int, metrics: Mapping[str, float]) -> list[RunFigure]:
-    """Put a server's metrics over all prompts beside those of the run's validation after a step.
+    """Return the figures over all prompts of a run's validation after a step, each with the server's value.
 
     Raises:
-        ConfigError: the run has no such figures, or the server's are others.
+        ConfigError: the run has no validation after the step, or the server's metrics lack a figure.
     """
     rows = read_rows(run.metrics)
     validated = {step_of(row): row for row in rows if any(name.startswith("val/") for name in row)}

@@ -29,7 +29,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the report a
 
 @click.group(name="import")
 def import_() -> None:
-    """Make a Dovetail config of a command or a config of another system."""
+    """Make a Dovetail config from a command or a config of another system."""
 
 
 @import_.command(context_settings={"ignore_unknown_options": True})
@@ -53,16 +53,16 @@ def verl(
     rows: int | None,
     as_json: bool,
 ) -> None:
-    """Import a verl config, a command, or a script that starts one.
+    """Import a verl config, a verl command, or a script that starts verl.
 
     \b
       dovetail import verl config.yaml
       dovetail import verl -- python3 -m verl.trainer.main_ppo data.train_batch_size=256 …
       dovetail import verl -- bash run_qwen3_8b.sh
 
-    A script runs confined: without network, in a throw-away folder, with stand-ins for python and other programs, which
-    take down their arguments and start nothing. Where this machine can't confine it, nothing is run: print its command
-    and import that with --arguments-only.
+    A script runs in a sandbox: without network, in a temporary folder, with stand-ins for python and other programs that
+    record their arguments and start nothing. If this machine can't sandbox the script, nothing is run: print the script's
+    command and import this command with --arguments-only.
     """  # noqa: D301 - click's mark of a block that it leaves as it is
     version, found = _version(version)
     notes = [found]
@@ -100,7 +100,7 @@ def _on_several_nodes(draft: Draft) -> Iterator[str]:
 @_PARTIAL
 @_JSON
 def trl(config: Path, output: str, processes: int, partial: bool, as_json: bool) -> None:
-    """Import TRL's GRPOConfig, SFTConfig or DPOConfig of CONFIG: a Python file, which is read and not run, or YAML."""
+    """Import TRL's GRPOConfig, SFTConfig or DPOConfig from CONFIG: a Python file, which is parsed but not run, or YAML."""
     job = read_trl(config)
     draft = translate_trl(job, processes)
     given = {key: (key, getattr(value, "source", value)) for key, value in job.given.items()}
@@ -114,7 +114,7 @@ def trl(config: Path, output: str, processes: int, partial: bool, as_json: bool)
 def finish(
     draft: Draft, report: ImportReport, target: str, source: str, *, partial: bool, as_json: bool
 ) -> None:
-    """Print the report, and write the config unless something is refused.
+    """Print the report, and write the config unless keys are refused or unknown.
 
     Raises:
         ConfigError: keys are refused or unknown, and `partial` is not set.

@@ -15,7 +15,7 @@ from dovetail.sections import RunConfig
 
 
 class KeyOutcome(StrEnum):
-    """The outcome for a key, in increasing order of severity."""
+    """The outcome for a key of the other system, in increasing order of severity."""
 
     UNNEEDED = "not needed"
     MAPPED = "mapped"
@@ -26,13 +26,13 @@ class KeyOutcome(StrEnum):
 
 @attrs.frozen
 class KeyFinding:
-    """The result for one key."""
+    """The outcome for one key of the other system, with Dovetail's key and value."""
 
     outcome: KeyOutcome
     theirs: str
     """The other system's key."""
     ours: str = ""
-    """Dovetail's key; empty where there is none."""
+    """Dovetail's key; empty if Dovetail has no such key."""
     value: Any = None
     """Dovetail's value."""
     why: str = ""
@@ -40,7 +40,7 @@ class KeyFinding:
 
 @attrs.define
 class Draft:
-    """The config so far."""
+    """A Dovetail config in progress, with the findings on keys of the other system."""
 
     values: dict[str, Any] = attrs.field(factory=dict)
     comments: dict[str, str] = attrs.field(factory=dict)
@@ -49,7 +49,7 @@ class Draft:
     """Reasons why the job as a whole can't be imported."""
 
     def put(self, ours: str, value: Any, *theirs: str, why: str = "") -> None:
-        """Set the Dovetail key `ours`, which replaces the source's keys `theirs`; `why`, if given, says how its meaning differs."""
+        """Set the Dovetail key `ours`, which replaces the source's keys `theirs`; `why`, if given, explains a different meaning."""
         self.values[ours] = value
         if why and theirs:
             self.comments[ours] = f"{theirs[0].rpartition('actor_rollout_ref.')[2]}: {why}"
@@ -57,15 +57,15 @@ class Draft:
         self.findings += [KeyFinding(outcome, key, ours, value, why) for key in theirs]
 
     def idle(self, why: str, *theirs: str) -> None:
-        """Record keys that need no counterpart here."""
+        """Record keys of the other system that need no counterpart in Dovetail."""
         self.findings += [KeyFinding(KeyOutcome.UNNEEDED, key, why=why) for key in theirs]
 
     def change(self, why: str, *theirs: str) -> None:
-        """Record keys whose effect Dovetail achieves in another way than by a key."""
+        """Record keys of the other system whose effect Dovetail achieves without a key."""
         self.findings += [KeyFinding(KeyOutcome.CHANGED, key, why=why) for key in theirs]
 
     def refuse(self, why: str, *theirs: str) -> None:
-        """Record keys without a counterpart here."""
+        """Record keys of the other system that can't be imported."""
         self.findings += [KeyFinding(KeyOutcome.REFUSED, key, why=why) for key in theirs]
 
     def outcome_of(self, key: str) -> KeyFinding | None:

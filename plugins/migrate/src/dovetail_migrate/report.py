@@ -20,7 +20,7 @@ _TITLES = {
 
 @attrs.frozen
 class KeyReport:
-    """The result for one given key."""
+    """The result of the import for one given key."""
 
     key: str
     """The key as it was written."""
@@ -40,7 +40,7 @@ class KeyReport:
 
 @attrs.frozen(kw_only=True)
 class ImportReport:
-    """The results of all keys, and notes on the whole job."""
+    """The results of an import for all given keys, and notes on the whole job."""
 
     keys: tuple[KeyReport, ...]
     problems: tuple[str, ...] = ()
@@ -53,12 +53,12 @@ class ImportReport:
 
     @property
     def importable(self) -> bool:
-        """Whether the whole config can be written, without `--partial`."""
+        """Whether the whole config can be written without `--partial`."""
         missing = (KeyOutcome.REFUSED, KeyOutcome.UNKNOWN)
         return not self.problems and not any(self.count(outcome) for outcome in missing)
 
     def lines(self) -> Iterator[str]:
-        """Yield the report's lines, those that need attention first."""
+        """Yield the report's lines; problems and notes first, then the keys by outcome."""
         counts = [f"{count} {each}" for each in KeyOutcome if (count := self.count(each))]
         yield f"{len(self.keys)} key{'s' * (len(self.keys) != 1)}: {', '.join(counts) or 'none given'}"
         yield from (f"! {problem}" for problem in self.problems)
@@ -81,10 +81,10 @@ class ImportReport:
 
 
 def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[str]) -> ImportReport:
-    """Return the report on a draft.
+    """Return the report on the given keys of a draft.
 
     Args:
-        given: for each key as findings name it: its original spelling, and its value.
+        given: original spelling and value of each given key, by the name that findings use.
         draft: the draft with its findings.
         notes: further notes for the reader.
     """

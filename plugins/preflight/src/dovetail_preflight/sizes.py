@@ -11,11 +11,11 @@ from dovetail_datasets import model_directory, text_config
 
 
 def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The model, or the engine, takes fewer tokens than the longest prompt and response together.
+    """The model or the engine accepts fewer tokens than the longest prompt and response together.
 
     The longest prompts would be refused in the middle of the run, or their responses cut off. A model's limit is
-    `max_position_embeddings` of its config.json, with rope scaling times its factor; some models have none. A model that is not
-    on this machine is left to the engine to judge.
+    `max_position_embeddings` of its config.json, times the factor of rope scaling; some models have no limit. The engine itself
+    checks a model that is not on this machine.
     """
     prompt, (key, response) = config.data.max_prompt_length, _longest_response(config)
     needed = prompt + response
@@ -74,7 +74,7 @@ def _positions(section: ModelSection) -> tuple[int | None, str]:
 def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """A micro-batch of the critic is too small for the longest sample.
 
-    The actor's and the reference's budgets are checked with the config; the critic's counts only where there is one.
+    The config already checks the budgets of actor and reference; the critic's budget matters only if the run has a critic.
     """
     longest, keys = config.data.longest
     budget = config.critic.max_tokens_per_micro_batch
@@ -86,10 +86,10 @@ def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A warm-up that is not over when the run is.
+    """A warm-up is as long as the run, or longer.
 
-    The learning rate never reaches the value that the config names; or, where the critic's warm-up is meant, the
-    policy is never trained at all.
+    With a learning-rate warm-up that long, the learning rate never reaches its configured value. With a critic warm-up
+    that long, the policy is never trained.
     """
     if plan is None or plan.counts.steps is None:
         return
@@ -116,8 +116,8 @@ def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 def long_penalty_buffer(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The overlong penalty's buffer is as long as the longest response: every response is penalised.
 
-    DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer of the whole
-    limit or more makes it a penalty on every token of every response.
+    DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer of the
+    whole limit or more penalises every token of every response.
     """
     penalty, longest = config.algorithm.overlong_penalty, config.data.max_response_length
     if penalty is None or not penalty.factor or penalty.buffer < longest:

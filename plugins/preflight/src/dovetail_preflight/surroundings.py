@@ -22,9 +22,9 @@ _TRAINING = (
 
 
 def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A file that is read twice: its rows count double, or held-out rows are trained on.
+    """A file is read twice: its rows count double, or held-out rows are trained on.
 
-    Held-out metrics mean nothing where the model was trained on the same rows.
+    Held-out metrics mean nothing if the model was trained on the same rows.
     """
     train, val = config.data.training_files, config.data.val_files
     trained = "data.mixture" if config.data.mixture else "data.train_files"
@@ -43,7 +43,7 @@ def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A tracker that the config selects twice with the same settings: it would show or write everything twice."""
+    """The config selects a tracker twice with the same settings, so that everything would be logged twice."""
     trackers = list(config.tracking)
     for number, tracker in enumerate(trackers):
         if tracker in trackers[:number]:
@@ -55,10 +55,10 @@ def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An environment of `runtime.environments` is not on this machine, lacks what its role needs, or does not fit; or the machine has
-    fewer accelerators than the pools of `runtime` ask for.
+    """An environment of `runtime.environments` is missing or unfit for its role, or this machine has too few accelerators for the pools of
+    `runtime`.
 
-    This is a warning, since the run may take place on another machine; on the run's machine it is an error before anything starts.
+    The finding is a warning, since the run may take place on another machine. On the run's machine, the same problem is an error.
     """
     if plan is None:
         return
@@ -77,7 +77,7 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
 
 def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A plugin that requires its own environment has none in the config, and this environment does not meet its needs."""
+    """A plugin that requires its own environment has none in the config, and the current environment lacks the plugin's requirements."""
     if plan is None:
         return
     roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]
@@ -114,8 +114,8 @@ def _refs(plan: Plan, role: str) -> list[PluginRef]:
 
 
 def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A profile of steps, roles or ranks that the run does not have: nothing would be written for them. Or a profile by a tool that can't
-    record on the device of a role.
+    """The profile covers steps, roles or ranks that the run does not have and that would not be recorded, or uses a tool that can't record
+    on the device of a role.
     """
     profile = config.profile
     if profile.tool is None or plan is None:

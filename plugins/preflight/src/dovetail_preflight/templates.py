@@ -10,10 +10,10 @@ from dovetail.sections import RunConfig
 
 
 def rows_left_out(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The chat template leaves out some of what rows hold: texts of a role, thoughts, tool calls, or the end of turns that are trained on.
+    """The chat template leaves out content of rows: texts of a role, thoughts, tool calls, or the end of turns that are trained on.
 
-    Many templates skip what they do not know, such as messages of some role or a field of a message. The rule renders a copy of one row
-    of each kind with marks in place of its texts, and looks for the marks. Thoughts of turns that are not trained on are ignored.
+    Many templates skip unknown content, such as messages of some role or a field of a message. The rule renders a copy of one row of each
+    kind with markers in place of texts, and looks for the markers. Thoughts of turns that are not trained on are ignored.
     """
     for what in plan.left_out if plan is not None else ():
         yield Finding.warning(

@@ -28,7 +28,7 @@ _MISSPELT = 0.8
 
 
 def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Keys of the critic are set, but nothing requires values, so that there is no critic and they do nothing."""
+    """Keys of the critic are set, but nothing requires values: the run has no critic, and the keys have no effect."""
     if plan is None or has_critic(plan):
         return
     keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
@@ -48,9 +48,9 @@ def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Keys of the algorithm are set, but the actor has an objective of its own, for which they have no effect.
+    """Keys of the algorithm are set, but `actor.objective` names an objective that does not use these keys.
 
-    A KL penalty or a clip bound that does nothing shows in no metric: the policy drifts while the config says that it is held.
+    No metric shows that a KL penalty or a clip bound has no effect: the policy drifts although the config seems to limit the drift.
     """
     if plan is None or not plan.generates or config.actor.objective is None:
         return  # without a rollout, `rollout_unused` names them
@@ -66,7 +66,7 @@ def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and uses none of them.
 
-    This happens where the config of a reinforcement-learning run gets another trainer, or a reward is expected to have an effect.
+    This happens if the config of a reinforcement-learning run gets another trainer, or if a reward is expected to have an effect.
     """
     if plan is None or plan.generates:
         return
@@ -154,7 +154,7 @@ def _set(section: PluginSection, standard: str) -> Iterator[str]:
 
 
 def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A stage names another in `before` or `after` that does not exist, while one with a similar name does."""
+    """A stage's `before` or `after` names a stage that does not exist, while a stage with a similar name exists."""
     if plan is None:
         return
     known = {stage.name for stage in plan.stages}
@@ -172,7 +172,7 @@ def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Findin
 
 
 def rewrite_unread(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A stage rewrites scores alone where the estimator reads token rewards, or the other way round, so that it changes nothing."""
+    """A stage rewrites only scores although the estimator reads token rewards, or vice versa, so that the rewrite has no effect."""
     if plan is None:
         return
     estimator = plan.facts.plugins["algorithm.advantage"]

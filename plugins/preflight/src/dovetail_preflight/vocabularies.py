@@ -35,16 +35,16 @@ class _Vocabulary:
 
 
 def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A reference, a critic or the policy would read other tokens than the run's tokenizer means: its outputs mean nothing.
+    """The policy, a reference or a critic maps token ids to other tokens than the run's tokenizer: the model's outputs mean nothing.
 
-    A reference or a critic must have embeddings for all ids that a sample can hold: those that the run's tokenizer gives and the policy
-    has embeddings for. It is an error where it lacks tokens of the trained vocabulary, the token that ends a sequence, or one that the
-    chat template writes; a warning where it lacks only other added tokens, which samples need not hold. The policy itself may lack such
-    tokens, and tokens to which a tokenizer of its own gives ids as high.
+    A reference or a critic must have an embedding for every id that a sample can hold: ids of the run's tokenizer for which the policy
+    has an embedding. Missing embeddings are an error for tokens of the trained vocabulary, the end-of-sequence token, and tokens that the
+    chat template writes. Missing embeddings of other added tokens are a warning, since samples need not hold them. The policy may
+    lack such added tokens, and tokens to which its own tokenizer gives the same ids.
 
-    A model's own tokenizer must give the same ids to the same tokens as the run's: it is an error where tokens of the trained vocabulary
-    differ, a warning where only added tokens do. Padding rows of an embedding are ignored. Models that are not on this machine are not
-    checked, and tokenizers that do not list their tokens are not compared.
+    A model's own tokenizer must give the same ids to the same tokens as the run's tokenizer. A difference is an error for tokens of the
+    trained vocabulary, and a warning for added tokens. Padding rows of an embedding are ignored. Models that are not on this machine are
+    not checked, and tokenizers that do not list their tokens are not compared.
     """
     section = config.model
     given = section.tokenizer_path or section.path

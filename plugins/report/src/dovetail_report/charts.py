@@ -32,22 +32,22 @@ class Line:
 def line_chart(
     lines: Sequence[Line], *, style: str = "number", markers: bool = False
 ) -> dict[str, Any]:
-    """Return lines over steps as JSON values.
+    """Return a chart of lines over steps, as JSON values.
 
     Args:
         lines: the lines, with at least one value altogether.
         style: the format of values; see `figures.Figure.style`.
-        markers: mark the points, for series with few.
+        markers: whether to mark the points, for series with few points.
     """
     return {"lines": [_line(line) for line in lines], "style": style, "markers": markers}
 
 
 def stacked_chart(steps: Sequence[float], parts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return seconds that add up, stacked over steps, as JSON values.
+    """Return a chart of the seconds of each step, stacked by part of the step, as JSON values.
 
     Args:
         steps: the steps, ascending.
-        parts: for each part one value a step; drawn from below in this order, the last in grey.
+        parts: the parts' values, one per step; drawn from bottom to top in this order, the last part in grey.
     """
     lines = [_line(Line(steps, values, name=name), band=False) for name, values in parts.items()]
     return {"lines": lines, "style": "seconds", "markers": False, "stacked": True}
@@ -73,5 +73,5 @@ def _rounded(value: float) -> float:
 
 
 def finite(values: Sequence[float | None]) -> list[float]:
-    """Return the values with 0 in place of absent or non-finite ones, so that they can be stacked."""
+    """Return the values with 0 in place of absent or non-finite values, so that they can be stacked."""
     return [value if value is not None and math.isfinite(value) else 0.0 for value in values]

@@ -12,7 +12,7 @@ import click
 def report(run: Path) -> None:
     """Write report.html into the run directory RUN, and print its path.
 
-    The run may be under way, ended, or killed.
+    The run may be in progress, ended, or killed.
     """
     from dovetail.telemetry import RunDirectory, visible
     from dovetail_report.page import write_report

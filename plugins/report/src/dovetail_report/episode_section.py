@@ -23,7 +23,7 @@ _MOST_CARDS = 24
 
 
 def episode_cards(history: History) -> list[dict[str, Any]]:
-    """Return a card for each figure of episodes that was ever other than 0."""
+    """Return a card for each figure of episodes that was non-zero at some step."""
     cards = []
     for name in history.names:
         steps, values = history.series(name)
@@ -38,10 +38,10 @@ def episode_cards(history: History) -> list[dict[str, Any]]:
 
 
 def episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an episode turn by turn, from a row of `samples/step_N.jsonl`; None where the sample is one response.
+    """Return an episode turn by turn, from a row of `samples/step_N.jsonl`; None for a sample that is a single response.
 
-    `tokens` of a turn are three positions: its first token, the one after its last, and the first of the next turn. The policy was shown
-    the tokens between the last two.
+    `tokens` of a turn are three positions: the start of the turn, its end (exclusive), and the start of the next turn. Tokens between the
+    last two positions are observations.
     """
     if row.get("trajectory") is None:
         return None

@@ -15,7 +15,7 @@ def find_marks(
     """Return marks for the curves, by step: `step`, `kind` (`warning`, `resumed` or `setting`) and `text`.
 
     Args:
-        warnings: the warnings of the run's diagnosis; each is marked at its first step.
+        warnings: the warnings of the run's diagnosis; each warning is marked at its first step.
         events: rows of `events.jsonl`.
     """
     marks = [

@@ -15,7 +15,7 @@ _SHARE = 0.02
 
 
 class ReportWriter:
-    """Writes the report while a run is under way, and when it has ended, successfully or not."""
+    """Observer that writes the report during a run and at the end, successful or not."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -28,7 +28,7 @@ class ReportWriter:
 
     @hookimpl
     def step_finished(self) -> None:
-        """Write the report where the last one is old enough."""
+        """Write the report if the previous report is old enough."""
         if monotonic() >= self._due:
             self._write()
 

@@ -56,8 +56,8 @@ _WARNINGS_SHOWN = 12
 def write_report(run_directory: str | os.PathLike[str]) -> Path:
     """Write `report.html` and the folder `report` into a run directory and return the path of the page.
 
-    The page needs no network; it loads the samples from the folder beside it. The part of a missing or damaged file is left out of the
-    page.
+    The page needs no network and loads the samples from the folder `report`. Sections whose files are missing or damaged are left out of
+    the page.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

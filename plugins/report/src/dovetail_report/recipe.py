@@ -18,10 +18,10 @@ _CRITIC = re.compile(r"^critic:.*\n(?:[ \t].*\n?|\n)*", re.MULTILINE)
 
 
 def algorithm_line(config: str) -> str:
-    """Return the algorithm that a resolved config chooses: `preset dapo · grpo advantages · ppo_clip policy loss · …`; or the actor's own objective.
+    """Return a resolved config's algorithm in one line, `preset dapo · grpo advantages · ppo_clip policy loss · …`, or `actor.objective`.
 
     Args:
-        config: YAML; a damaged or empty one gives an empty line.
+        config: the config as YAML; damaged or empty YAML gives an empty line.
     """
     import yaml
 
@@ -54,7 +54,7 @@ def without_critic(config: str) -> str:
 
 
 def plugin_table(lock: Any) -> dict[str, Any] | None:
-    """Return the plugin lock as columns and rows; None where there is none."""
+    """Return the plugin lock as columns and rows, or None without a lock."""
     entries = lock.get("plugins") if isinstance(lock, dict) else lock
     rows = [entry for entry in entries or [] if isinstance(entry, dict)]
     names = [

@@ -18,7 +18,7 @@ _LAST = 4
 """A sign is judged over the last quarter of the steps."""
 
 Judge = Callable[[Sequence[float]], str]
-"""A function from all values of a figure to a text on what is suspicious; empty where nothing is."""
+"""A function from all values of a figure to a text on what is suspicious; empty if nothing is suspicious."""
 
 
 def _longer_pays(values: Sequence[float]) -> str:
@@ -58,19 +58,19 @@ _SIGNS: tuple[tuple[figures.Figure, str, Judge], ...] = (
 
 
 def component_cards(history: History) -> list[dict[str, Any]]:
-    """Return a card for each component: its mean over the steps, in a band from the 10th to the 90th percentile."""
+    """Return a card for each reward component: its mean at each step, with a band from the 10th to the 90th percentile."""
     names = [name for name in history.names if name.startswith(COMPONENT)]
     return [_component(history, name) for name in names[:_MOST_COMPONENTS]]
 
 
 def components_left_out(history: History) -> int:
-    """Return the number of components beyond the limit, which have no card."""
+    """Return the number of reward components without a card, because the report limits the number of cards."""
     count = sum(name.startswith(COMPONENT) for name in history.names)
     return max(0, count - _MOST_COMPONENTS)
 
 
 def sign_cards(history: History) -> list[dict[str, Any]]:
-    """Return a card for each measured sign of a hacked reward, with a note where it is suspicious."""
+    """Return a card for each measured sign of reward hacking, with a note if the values are suspicious."""
     cards = []
     for figure, meaning, judge in _SIGNS:
         steps, values = history.series(figure.metric)
@@ -96,7 +96,7 @@ def _component(history: History, name: str) -> dict[str, Any]:
 
 
 def card(title: str, values: Sequence[float], write: Callable[[float], str]) -> dict[str, Any]:
-    """Return a card without its chart: title, first and latest value."""
+    """Return a card without a chart: title, first and latest value."""
     return {
         "title": title,
         "chart": None,

@@ -27,9 +27,9 @@ from dovetail_report.text import LONGEST_TEXT, as_text, shorten
 FOLDER = "report"
 """Folder of the samples beside `report.html`."""
 RULES = ("best", "worst", "longest", "advantage", "failed")
-"""Rules by which a sample may have been kept; each is a bit in the index."""
+"""Rules by which a sample may have been recorded; each rule is a bit in the index."""
 FLAGS = ("failed", "cut", "left out", "suspect", "episode")
-"""Properties that a sample may have; each is a bit in the index."""
+"""Properties that a sample may have; each property is a bit in the index."""
 _VERSION = 2
 _MOST_FILES = 1000
 _MOST_BYTES = 15 << 20
@@ -49,16 +49,16 @@ class EmbeddedSamples:
     suspect: int
     """Number of samples that are marked as suspect."""
     every: int
-    """Interval of the steps whose samples are in the report: one step of every `every`."""
+    """Interval of the steps whose samples are in the report: every `every`-th step."""
     scripts: list[str]
-    """Scripts with the samples of some steps and an index of these, which the page uses where the folder is missing."""
+    """Scripts with an index and the samples of some steps, which the page uses if the folder is missing."""
 
 
 def write_samples(directory: Path) -> EmbeddedSamples:
-    """Write the samples of a run beside its report; files that have not changed since the last report stay.
+    """Write the samples of a run beside the report; files that have not changed since the last report stay.
 
-    Where there are too many bytes, texts are shortened first; then the samples of every second step are left out, repeatedly if needed.
-    The first and the last step stay.
+    If the samples have too many bytes, texts are shortened first. Then the samples of every second step are left out, repeatedly if
+    needed; the first and the last step stay.
 
     Raises:
         RunDirectoryError: a file can't be written.

@@ -16,11 +16,11 @@ from dovetail.telemetry import RunDirectory, read_rows
 from dovetail_diagnosis import figures
 
 EDGE = 10
-"""Most steps over which the first and the last reward are averaged."""
+"""Maximum number of steps over which the first and the last reward are averaged."""
 
 
 class History:
-    """Metrics by step. Lines of one step are merged; where two name one metric, the later counts.
+    """Metrics of a run by step. Lines of one step are merged; if two lines have the same metric, the later line counts.
 
     Attributes:
         steps: steps with metrics, ascending; validation before training is step 0.
@@ -44,11 +44,11 @@ class History:
 
     @classmethod
     def read(cls, run_directory: Path) -> History:
-        """Return the history in `metrics.jsonl`."""
+        """Read the history from a run's `metrics.jsonl`."""
         return cls(read_rows(run_directory / "metrics.jsonl"))
 
     def at(self, step: int) -> dict[str, float | None]:
-        """Return the metrics of a step; None for values that were not finite."""
+        """Return the metrics of a step, with None for values that were not finite."""
         return self._by_step.get(step, {})
 
     @cached_property
@@ -57,7 +57,7 @@ class History:
         return [*dict.fromkeys(chain.from_iterable(self._kinds))]
 
     def series(self, name: str | None) -> tuple[list[int], list[float]]:
-        """Return steps and finite values of a metric; empty where it was never logged."""
+        """Return steps and finite values of a metric; both are empty for a metric that was never logged."""
         points = [(step, self._by_step[step].get(name or "")) for step in self.steps]
         known = [
             (step, value) for step, value in points if value is not None and math.isfinite(value)
@@ -65,8 +65,8 @@ class History:
         return [step for step, _ in known], [value for _, value in known]
 
     def find(self, figure: figures.Figure) -> str | None:
-        """Return the metric in which this run logged a key figure; None where it was never logged, or another figure is always more
-        informative.
+        """Return the metric in which this run logged a key figure; None if the figure was never logged or another figure is always
+        more informative.
         """
         if not figure.unless:
             return figure.find(self.names)
@@ -79,7 +79,7 @@ class History:
 
     @cached_property
     def not_finite(self) -> dict[str, list[int]]:
-        """Return the metrics that were NaN or infinite, with the steps."""
+        """The metrics that were NaN or infinite, with the steps."""
         found: dict[str, list[int]] = {}
         for step in self.steps:
             for name, value in self._by_step[step].items():
@@ -96,11 +96,10 @@ def summarise(run_directory: Path, history: History | None = None) -> dict[str, 
         history: the history of the run's metrics, if it has been read already.
 
     Returns:
-        `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
-        the metric with these values: the one that `summary.json` names, or else one of the first validation (a mean score where the
-        reward did not say which responses are right); `reward_first` and `reward_last` (means over the first and the last steps) and
-        `reward_steps` (over how many, at most 10); `seconds_per_step` and `tokens_per_second` (medians);
-        `step_seconds` (the sum over steps); `reward_failures`.
+        `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation; `accuracy_metric`, the metric with these
+        values, named by `summary.json` or else taken from the first validation (a mean score if the reward did not say which
+        responses are right); `reward_first` and `reward_last`, means over the first and the last `reward_steps` steps (at most 10);
+        `seconds_per_step` and `tokens_per_second` (medians); `step_seconds` (the sum over steps); `reward_failures`.
     """
     history = history or History.read(run_directory)
     found: dict[str, Any] = {"steps": max(history.steps, default=0)}
@@ -127,8 +126,8 @@ def summarise(run_directory: Path, history: History | None = None) -> dict[str, 
 
 
 def accuracy_metric(run_directory: Path, history: History) -> str | None:
-    """Return the validation metric by which a run is judged: the one in `summary.json`, if it was logged, or else one from the first
-    validation; None where there was none.
+    """Return the validation metric by which a run is judged: the metric in `summary.json`, if it was logged, or else a metric of the
+    first validation; None without validation.
     """
     try:
         named = RunDirectory(run_directory).read_json("summary.json")
@@ -145,7 +144,7 @@ def accuracy_metric(run_directory: Path, history: History) -> str | None:
 def count_events(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
     """Return warnings and errors of `events.jsonl` as (level, event, count), the most frequent first.
 
-    An event that has a `detail` is counted with it, as `event: detail`.
+    An event with a `detail` is counted as `event: detail`.
     """
     counts = Counter(
         (str(row["level"]), ": ".join(str(row[key]) for key in ("event", "detail") if row.get(key)))

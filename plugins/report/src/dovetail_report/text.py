@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 
 LONGEST_TEXT = 4000
-"""Most characters of a text that are shown."""
+"""Maximum number of characters of a text that are shown."""
 
 
 def as_text(value: object) -> str:
-    """Return a prompt or a message's content as text: messages with their roles, parts one below the other, a string as it is."""
+    """Return a prompt or a message's content as text: messages with their roles, content parts one below the other, a string unchanged."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -15,7 +15,7 @@ _METRIC = re.compile(
 _KINDS = ("acc", "mean", "pass", "majority", "best")
 """In the order of the columns."""
 EVERYTHING = "all"
-"""Name of the row over all prompts."""
+"""Name of the table's row over all prompts."""
 
 
 def source_of(name: str, kind: str = "mean") -> str | None:
@@ -25,10 +25,10 @@ def source_of(name: str, kind: str = "mean") -> str | None:
 
 
 def validation_table(history: History) -> dict[str, Any] | None:
-    """Return step, columns and rows of the latest validation; None where it would show only one figure.
+    """Return step, columns and rows of the latest validation, or None if the table would show only one figure.
 
-    pass@k is shown for every k above 1, majority@k and best@k for the largest k, mean and accuracy always: pass@1, majority@1
-    and best@1 are means of the same samples.
+    Mean and accuracy are always shown, pass@k for every k above 1, majority@k and best@k for the largest k. For k = 1, pass@k,
+    majority@k and best@k would equal the mean.
     """
     steps = [step for step in history.steps if any(map(_METRIC.fullmatch, history.at(step)))]
     if not steps:

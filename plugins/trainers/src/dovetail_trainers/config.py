@@ -12,26 +12,26 @@ from dovetail.sections import TrainerSection
 
 @attrs.frozen(kw_only=True)
 class StreamingConfig(TrainerSection):
-    """Training while further samples are generated.
+    """Settings of `streaming`, which trains while further samples are generated.
 
-    Where samples may be older than the weights that they train, it brings `algorithm.rollout_correction: decoupled_token_is`.
+    If samples may be older than the weights that they train, sets `algorithm.rollout_correction: decoupled_token_is`.
     """
 
     max_staleness: int = attrs.field(default=1, validator=attrs.validators.ge(0))
-    """Maximum staleness of a step's samples, in versions behind the rollout's weights. Prompts are admitted as long as fewer than
+    """Maximum staleness of a step's samples, in versions behind the rollout's weights. New prompts start as long as fewer than
     (max_staleness + 1) · sync_every · data.train_batch_size are outstanding. 0 with sync_every 1 is on-policy."""
     sync_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of steps between two updates of the rollout's weights."""
     on_sync: Literal["drain", "abort", "keep"] = "drain"
-    """Treatment of running responses when weights are sent. drain: wait until all have finished. abort: interrupt them, and continue from
-    their tokens under the new weights. keep: pause them in the engine, and continue there under the new weights with the old keys and
-    values. Sets `rollout.partial_rollout` and `rollout.keep_cache`.
+    """Treatment of running responses when weights are sent. drain: wait until all responses have finished. abort: interrupt the responses,
+    and continue from their tokens under the new weights. keep: pause the responses in the engine, and continue under the new weights with
+    the old KV cache. Sets `rollout.partial_rollout` and `rollout.keep_cache`.
     """
 
     over_sampling: float | None = None
-    """Limit of outstanding prompts, in multiples of a step's prompts, from sync_every to below (max_staleness + 1) · sync_every. A step
-    then takes the prompts that finish first; the others continue, and are trained on within max_staleness. null: as many as max_staleness
-    allows, taken in the order of admission."""
+    """Limit of outstanding prompts, in multiples of a step's prompts: at least sync_every, below (max_staleness + 1) · sync_every. A step
+    takes the prompts that finish first; the other prompts continue, and are trained on within max_staleness. null: as many prompts as
+    max_staleness allows, taken in the order in which they started."""
 
     def __attrs_post_init__(self) -> None:
         most = self.steps_behind + 1
@@ -63,7 +63,7 @@ class StreamingConfig(TrainerSection):
 
 @attrs.frozen(kw_only=True)
 class SupervisedConfig(TrainerSection):
-    """Training on the examples of a dataset. On conversations it brings `actor.objective: nll`."""
+    """Settings of `supervised`, which trains on a dataset's examples. For conversations, sets `actor.objective: nll`."""
 
     examples: Literal["conversations", "preferences", "unpaired_preferences"] = "conversations"
     """Kind of the rows: conversations (`messages`, or `prompt` and `response`), preference pairs (`prompt`, `chosen`,

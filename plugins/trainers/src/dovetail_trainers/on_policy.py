@@ -6,7 +6,7 @@ from dovetail.interfaces import Run, Trainer
 
 
 class OnPolicyTrainer(Trainer):
-    """Trains every step on samples of the current weights."""
+    """Trains every step on samples that the current weights generated."""
 
     name = "on_policy"
     api = ">=2.0,<3"

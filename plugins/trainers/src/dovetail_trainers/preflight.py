@@ -13,11 +13,11 @@ WIDE = 10.0
 
 
 def streaming_unsound(config: Any, plan: Any) -> Iterator[Finding]:
-    """The trainer `streaming` trains on samples of older weights, and nothing bounds the ratio to the policy that generated them; or
-    its `on_sync` contradicts the rollout's settings, or makes `over_sampling` useless.
+    """The trainer `streaming` trains on stale samples without a bound on the importance ratio, or its `on_sync` contradicts the
+    rollout's settings or makes `over_sampling` useless.
 
-    Either a rollout correction bounds it, by weights with an upper bound or by rejection, or the loss's own ratio is to the
-    rollout's policy and is clipped. Where a step has several updates, the loss clips in either case.
+    The ratio to the policy that generated the samples is bounded by a rollout correction (weights with an upper bound, or rejection),
+    or by a loss that clips this ratio. If a step has several updates, the loss must clip in either case.
     """
     trainer = config.trainer
     if not isinstance(trainer, StreamingConfig) or not trainer.steps_behind:

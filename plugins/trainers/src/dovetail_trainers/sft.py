@@ -7,7 +7,7 @@ from typing import cast
 import click
 
 SETTINGS = ("trainer.name=supervised", "actor.objective=nll")
-"""What the command sets before its overrides."""
+"""Settings of the command, to which the user's overrides are applied."""
 
 
 @click.command()
@@ -23,8 +23,8 @@ SETTINGS = ("trainer.name=supervised", "actor.objective=nll")
 def sft(context: click.Context, arguments: tuple[str, ...], accept_changes: bool) -> None:
     """Fine-tune on conversations: `dovetail train CONFIG trainer.name=supervised actor.objective=nll`.
 
-    Rows of `data.train_files` have `messages`, of which every assistant turn is trained on, or `prompt` and `response`. With
-    `data.val_files`, loss and perplexity on these are in `val/loss` and `val/perplexity`. The model is in the run's `final/`.
+    Rows of `data.train_files` have `messages`, in which every assistant turn is trained on, or `prompt` and `response`. The metrics
+    `val/loss` and `val/perplexity` are measured on `data.val_files`, if given. The trained model is in the run's `final/`.
     """
     root = context.find_root()
     train = cast("click.Group", root.command).get_command(root, "train")

@@ -10,12 +10,12 @@ from dovetail_trainers.on_policy import due
 
 
 class StreamingTrainer(Trainer):
-    """Trains on the samples that were admitted first, while those of later steps are generated.
+    """Trains on the samples of one step while samples of later steps are generated.
 
-    With B prompts a step, K = `sync_every` and S = `max_staleness`, prompts are admitted while fewer than (S + 1) · K · B are
-    outstanding: admitted, or in a step that no publication of weights has followed. Steps take them in the order of admission.
-    So the last prompt admitted under a version is trained on before S + 1 further versions are sent. With `over_sampling` fewer are
-    outstanding, and steps take the prompts that are finished first, unless one that is left could not be trained on in time.
+    With B prompts per step, K = `sync_every` and S = `max_staleness`, new prompts start while fewer than (S + 1) · K · B are
+    outstanding. A prompt is outstanding from its start until weights are sent after its step. Steps take prompts in the order in which
+    they started, so the last prompt started under a version is trained on before S + 1 further versions are sent. With `over_sampling`,
+    fewer prompts are outstanding, and steps take the prompts that finish first unless another prompt would become too stale.
     """
 
     name = "streaming"

@@ -8,7 +8,7 @@ from dovetail_trainers.on_policy import due
 
 
 class SupervisedTrainer(Trainer):
-    """Trains on examples of a dataset: conversations, or preference pairs."""
+    """Trains on examples of a dataset: conversations, preference pairs, or rated responses."""
 
     name = "supervised"
     api = ">=2.1,<3"

@@ -32,18 +32,18 @@ _FINDING = "from dovetail_sdk.check.suites import UNDER_TEST\nglobals().update(U
 
 
 class Answers:
-    """Writes lines of JSON for the process that asked."""
+    """Writer of JSON lines that the parent process reads."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
     def write(self, **line: Any) -> None:
-        """Write one line and flush it."""
+        """Write `line` as one line of JSON and flush the file."""
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def check(self, name: str, act: Callable[[], Any]) -> Any:
-        """Run a check, write its result, and return its value; None where it failed."""
+        """Run a check, write its result, and return its value, or None if the check failed."""
         self.write(start=name)
         outcome, message, hint, result = "passed", None, None, None
         try:
@@ -57,7 +57,7 @@ class Answers:
 
 
 def main() -> None:
-    """Read which plugins to check from a file of the shared folder, check them, and write the answers beside the file."""
+    """Read the plugins to check from a file in the shared folder, check them, and write the results beside that file."""
     folder = Path(sys.argv[1])
     asked = json.loads((folder / QUESTION).read_text())
     sys.path[:] = asked["path"]

@@ -20,14 +20,14 @@ _ASK = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); impo
 
 @attrs.frozen
 class Fact:
-    """Whether a condition holds, and the fix where it does not."""
+    """Whether a plugin meets a condition, and the fix if it does not."""
 
     holds: bool
     reason: str | None = None
 
 
 def facts_of(entry: PluginEntry, cls: type[Plugin]) -> dict[str, Fact]:
-    """Return `typed`, `documented` and `lazy`: the requirements of a plugin's tier besides its tests."""
+    """Return the facts `typed`, `documented` and `lazy`, which a plugin's quality tier requires besides passing tests."""
     return {
         "typed": _typed(entry),
         "documented": _documented(cls, entry),

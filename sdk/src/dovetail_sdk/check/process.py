@@ -17,14 +17,14 @@ import attrs
 from dovetail.plugins.entry import PluginEntry
 
 QUESTION, ANSWERS = "question.json", "answers.jsonl"
-"""Files of the folder that the two processes share."""
+"""Names of the request file and the result file in the folder that the two processes share."""
 _POLL = 0.1
 """Seconds between two looks at the answers."""
 
 
 @attrs.frozen
 class Ended:
-    """The end of a process: `how` as a sentence, or None where it did its work."""
+    """The end of the checking process: `how` describes a crash or time-out; None if the process finished its work."""
 
     how: str | None
 
@@ -32,16 +32,16 @@ class Ended:
 def checking(
     entries: Sequence[PluginEntry], overrides: Sequence[str], only: str | None, timeout: float
 ) -> Iterator[dict[str, Any] | Ended]:
-    """Start a process that checks these plugins one after the other.
+    """Start a process that checks plugins one after the other.
 
     Args:
         entries: the plugins, of one distribution.
-        overrides: `key=value` settings of their configs.
+        overrides: `key=value` settings of the plugins' configs.
         only: a pytest `-k` expression, or None.
         timeout: seconds for each plugin, after which the process is killed.
 
     Yields:
-        Each line that the process writes, at once, and last an `Ended`.
+        Each line of JSON as soon as the process writes it, and finally an `Ended`.
     """
     question = {
         "path": sys.path,

@@ -13,7 +13,7 @@ _LONGEST = 2000
 
 
 class ResultRecorder:
-    """Writes `{"start": …}` before a test and `{"test": {…}}` after it."""
+    """Pytest plugin that writes `{"start": …}` before a test and `{"test": {…}}` after the test."""
 
     def __init__(self, write: Callable[..., None]) -> None:
         self._write = write
@@ -32,7 +32,7 @@ class ResultRecorder:
         self._write(start=_name(nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst of a test's phases as its outcome."""
+        """Keep the worst result of a test's phases (setup, call, teardown) as the test's outcome."""
         reason = getattr(report, "wasxfail", None)
         if report.failed:
             self._result = {"outcome": "failed", "reason": str(report.longrepr)[-_LONGEST:]}

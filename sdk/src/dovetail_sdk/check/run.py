@@ -26,21 +26,21 @@ def check_plugins(
     only: str | None = None,
     timeout: float = TIMEOUT,
 ) -> Iterator[dict[str, Any]]:
-    """Check plugins, those of one distribution in one process, and yield each report as it is made.
+    """Check plugins, in one process per distribution, and yield each plugin's report when it is ready.
 
     After a crash or a time-out, the next plugin is checked in a fresh process.
 
     Args:
-        entries: the plugins, whatever their state.
+        entries: the plugins to check; broken ones get a report too.
         overrides: `key=value` settings of their configs for the suites.
         only: a pytest `-k` expression: run these tests alone. A report then has no tier.
         timeout: seconds for each plugin until the process is killed; the check or test that was running then counts as failed.
 
     Yields:
         `{"schema", "plugin", "interface", "versions", "date", "config", "settings", "checks", "facts", "tests", "not_run", "tier",
-        "seconds"}`: `config` holds the overrides; `settings`, for each suite, the differences from the kind's suite on the config's
-        defaults; `checks` and `tests` each hold name, outcome (passed, failed, expected, skipped) and the reason;
-        `not_run` says why the suite could not run here, null where it did.
+        "seconds"}`: `config` holds the overrides. `settings` holds, for each suite, what the plugin's author changed from the default
+        suite. `checks` and `tests` hold names, outcomes (passed, failed, expected, skipped) and reasons. `not_run` is the reason why
+        the suite could not run, or null.
     """
     parts: dict[str, list[PluginEntry]] = {}
     for entry in entries:

@@ -13,11 +13,11 @@ _ELSEWHERE = {"plugin", "config", "kind", "expected_failures"}
 
 
 def settings_of(suite: type) -> dict[str, Any]:
-    """Return the settings in which a suite differs from the kind's suite on the config's defaults, as JSON values.
+    """Return the settings of a suite that differ from the default suite of the plugin's kind, as JSON values.
 
     Returns:
-        `config`: the fields of the config that are not at their default, None where a test makes the config; and
-        the suite's own attributes, such as `tolerance`.
+        `config`, the config fields that differ from their defaults (None if a test makes the config), and the suite's own
+        attributes, such as `tolerance`.
     """
     plain = next(base for base in suite.__mro__ if "kind" in vars(base))
     own: dict[str, Any] = {}

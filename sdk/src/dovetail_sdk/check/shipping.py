@@ -26,7 +26,7 @@ _BUILD_TIME = 120.0
 
 
 class NotHereError(PluginError):
-    """This environment lacks something that a check needs; the message names it."""
+    """This environment lacks something that a check needs; the message names what is missing."""
 
 
 def installed(entry: PluginEntry) -> Installed:
@@ -42,7 +42,7 @@ def check_manifest(entry: PluginEntry) -> None:
     """Compare the installed manifest with the class, except for fields that come from pyproject.toml alone.
 
     Raises:
-        PluginError: they differ; names every difference.
+        PluginError: the manifest and the class differ; the message lists every difference.
     """
     package = entry.target.split(":")[0].split(".")[0]
     home = package_directories(package)[0]
@@ -76,11 +76,11 @@ def check_manifest(entry: PluginEntry) -> None:
 
 
 def check_wheel(entry: PluginEntry) -> None:
-    """Check that the wheel holds the manifest: the installed wheel, or one built from an editable install's source.
+    """Check that the wheel holds the manifest: the installed wheel, or a wheel built from an editable install's source.
 
     Raises:
-        NotHereError: no wheel can be built here.
-        PluginError: the wheel has no manifest, or one that differs from the package's.
+        NotHereError: no wheel can be built in this environment.
+        PluginError: the wheel has no manifest, or its manifest differs from the package's.
     """
     package = entry.target.split(":")[0].split(".")[0]
     wanted = f"{package}/{FILE_NAME}"
@@ -111,7 +111,7 @@ def check_wheel(entry: PluginEntry) -> None:
 
 @functools.cache
 def built_file(source: Path, wanted: str) -> bytes | None:
-    """Return a file's content in the wheel of a source folder, None where the wheel lacks the file; the wheel is built once a process."""
+    """Return a file's content from a source folder's wheel (built once per process), or None if the wheel lacks the file."""
     with (
         tempfile.TemporaryDirectory() as folder,
         zipfile.ZipFile(build_wheel(source, Path(folder))) as archive,
@@ -120,7 +120,7 @@ def built_file(source: Path, wanted: str) -> bytes | None:
 
 
 def editable_source(metadata: Distribution) -> Path | None:
-    """Return the source folder of an editable install; None where it was installed from a wheel."""
+    """Return the source folder of an editable install, or None for a distribution installed from a wheel."""
     text = metadata.read_text("direct_url.json")
     try:
         origin = json.loads(text) if text else {}
@@ -135,7 +135,7 @@ def build_wheel(source: Path, folder: Path) -> Path:
     """Build a wheel from a source folder, without isolation and without the network.
 
     Raises:
-        NotHereError: its build backend is not installed, or fails.
+        NotHereError: the build backend is not installed or fails.
     """
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--disable-pip-version-check", "--wheel-dir"]

@@ -17,17 +17,16 @@ _MAY_BE_ASYNC = {"compute_score"}
 
 @attrs.frozen
 class SignatureDifference:
-    """A way in which a method's signature differs from its interface's."""
+    """A difference between a class's method and the same method of its interface."""
 
     text: str
     hint: str
 
 
 def differences(cls: type, interface: type) -> list[SignatureDifference]:
-    """Return every public method of the interface whose signature in the class differs.
+    """Return a difference for each public method whose signature in the class does not match the interface.
 
-    A keyword-only parameter with a default may be missing: interfaces grow by them, and a plugin made for an earlier
-    minor version does not know them.
+    A class may lack a keyword-only parameter with a default: a later minor version of the interface may have added the parameter.
     """
     found = []
     for name, declared in members(interface).items():
@@ -46,7 +45,7 @@ def differences(cls: type, interface: type) -> list[SignatureDifference]:
 
 
 def members(interface: type) -> Mapping[str, Any]:
-    """Return the public methods and properties of an interface, its bases' included, as they are declared."""
+    """Return the public methods and properties of an interface and its base classes by name, as declared."""
     found: dict[str, Any] = {}
     for base in reversed(interface.__mro__):
         if not base.__module__.startswith("dovetail."):
@@ -57,7 +56,7 @@ def members(interface: type) -> Mapping[str, Any]:
 
 
 def form(member: object) -> str:
-    """Return `property`, `classmethod`, `staticmethod`, `async method`, `async generator` or `method`."""
+    """Return what a member is: `property`, `classmethod`, `staticmethod`, `async method`, `async generator` or `method`."""
     if isinstance(member, property | cached_property):
         return "property"
     if isinstance(member, classmethod | staticmethod):

@@ -24,21 +24,21 @@ from dovetail_sdk.check.shipping import NotHereError
 UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
 DECLARATIONS = "conformance"
-"""Name of the module, beside a plugin's or of its whole package, that may hold suites with their settings."""
+"""Name of the module that may hold a package's own suites, in the plugin's folder or in a folder above within the package."""
 
 
 def class_name(name: str) -> str:
-    """Return a plain lower-case name as the name of a class: `dispatch_mode` → `DispatchMode`."""
+    """Convert a lower-case name to the name of a class: `dispatch_mode` → `DispatchMode`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
 def suite_name(kind: str) -> str:
-    """Return the name of a kind's suite."""
+    """Return the class name of the conformance suite for a kind of plugin."""
     return f"{class_name(kind)}Conformance"
 
 
 def suite_module(kind: str) -> str:
-    """Return the module that a kind's suite is imported from: for a kind that a package brings, the module `testing` of the package."""
+    """Return the module that holds a kind's suite: the SDK's, or `testing` of the package that defines the kind."""
     if kind in KINDS:
         return "dovetail_sdk.testing.conformance"
     return f"{default_index().kind(kind).interface.partition('.')[0]}.testing"
@@ -49,13 +49,13 @@ def suites_for(
 ) -> dict[str, type]:
     """Return the suites that check a plugin, by the name under which pytest finds them.
 
-    These are the suites for the class in the nearest `conformance.py`, from the folder of the class's module up to its package's; without
-    any, the plain suite of the kind. Overrides change the config of each.
+    The suites come from the nearest `conformance.py`, searched from the folder of the class's module up to the package's folder.
+    Without such a file, the default suite of the kind is used. Overrides change the config of every suite.
 
     Raises:
-        PluginBrokenError: the module with the declarations fails.
+        PluginBrokenError: importing `conformance.py` fails.
         ConfigError: an override is wrong, or settings are missing beside the overrides.
-        NotHereError: the plugin has required settings, and there are no overrides.
+        NotHereError: the plugin has required settings, and no override is given.
     """
     suite = _suite_of(kind)
     declared = _declared(cls, suite, package)
@@ -92,10 +92,10 @@ def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[st
     Args:
         kind: the plugin's kind.
         tree: the settings as a mapping, `name` among them.
-        overrides: the overrides, which win over the tree.
+        overrides: `key=value` overrides, which take precedence over `tree`.
 
     Raises:
-        ConfigError: the config is wrong; lists every problem.
+        ConfigError: the config is wrong; the message lists every problem.
     """
     config_class = installed_config_class(kind, tree)
     layers, problems = read_overrides(list(overrides), rank=1)

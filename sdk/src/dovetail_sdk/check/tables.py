@@ -24,7 +24,7 @@ def failed(report: dict[str, Any]) -> bool:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the whole report: everything but plain successes with its reason, and a summary."""
+    """Print a report: each result that is not a plain success with its reason, then a summary."""
     plugin = report["plugin"]
     render.line(
         f"{_name(report)} of {plugin['distribution']} {plugin['version']}, "
@@ -59,7 +59,7 @@ def _short(value: object) -> str:
 
 
 class ReportTable:
-    """A table with a line for each plugin, printed as its report is ready, followed by failures and sums."""
+    """A table with one line per plugin, each printed when the plugin's report is ready; failures and totals follow at the end."""
 
     def __init__(self, entries: Iterable[PluginEntry]) -> None:
         self._width = max(len(f"{entry.kind}/{entry.name}") for entry in entries)
@@ -67,7 +67,7 @@ class ReportTable:
         self._line(_TITLES)
 
     def add(self, report: dict[str, Any]) -> None:
-        """Print the line of a report."""
+        """Print the table's line for a report."""
         self._reports.append(report)
         ended = counts(report)
         if failed(report):
@@ -80,7 +80,7 @@ class ReportTable:
         self._line((_name(report), tier, *numbers, f"{report['seconds']:.1f}"))
 
     def finish(self) -> None:
-        """Print everything below the lines."""
+        """Print the failures, skip reasons and totals below the table."""
         for report in self._reports:
             if failed(report):
                 render.line(f"\n{_name(report)}", bold=True)

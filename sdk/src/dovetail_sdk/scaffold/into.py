@@ -27,10 +27,10 @@ from dovetail_sdk.scaffold.new import (
 
 
 def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
-    """Write a plugin into the package in `directory`: modules in a folder of their own, tests, an entry point.
+    """Add a plugin to the package in `directory`: a folder with its modules, tests and an entry point.
 
-    The manifest is derived again. In pyproject.toml only the entry point and the template's requirements are added; no other file of the
-    package changes.
+    The manifest is derived again. Only the entry point and the template's requirements are added to pyproject.toml. No other file of
+    the package changes.
 
     Args:
         kind: one of `KINDS`.
@@ -41,8 +41,8 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
         The new files, relative to `directory`.
 
     Raises:
-        PluginError: there is no such kind or no package; a plugin, module or file of that name exists; or the manifest can't be derived.
-            The package is unchanged after any error.
+        PluginError: the kind or the package does not exist, the name is taken, or the manifest can't be derived. The package is
+            unchanged after any error.
     """
     check_words(kind, name)
     project = read_project(directory)

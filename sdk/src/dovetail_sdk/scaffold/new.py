@@ -21,7 +21,7 @@ from dovetail_sdk.manifest import write
 from dovetail_sdk.project import read_project
 
 EXTENSIONS = tuple(group.removeprefix(GROUP_PREFIX) for group in EXTENSION_GROUPS)
-"""Kinds without an interface and a manifest: observers of a run, further commands, examinations of the doctor, preflight rules."""
+"""Kinds without an interface and a manifest: observers of a run, commands, checks of `doctor`, preflight rules."""
 LICENCES = ("Apache-2.0", "MIT", "BSD-3-Clause", "LicenseRef-Proprietary")
 """Licences to choose from, as SPDX names them; the first is the default."""
 
@@ -72,7 +72,7 @@ KINDS = tuple(
     for kind in (*_PLUGIN_KINDS, *EXTENSIONS)
     if any(template.startswith(f"{kind}/") for template in _TEMPLATES.list_templates())
 )
-"""Kinds that have a template: all of core's, packages' kinds with a template, and most of `EXTENSIONS`."""
+"""Kinds that have a template: all kinds of core, some kinds of other packages, and most of `EXTENSIONS`."""
 
 
 def new_plugin(
@@ -85,12 +85,12 @@ def new_plugin(
     Args:
         kind: one of `KINDS`.
         name: the plugin's name, `[a-z][a-z0-9_]*`.
-        parent: the parent of the package's directory; created where missing.
+        parent: the parent of the package's directory; created if missing.
         licence: one of `LICENCES`.
         repository: add the files of a repository of its own: workflows for tests and releases, hooks, a changelog.
 
     Raises:
-        PluginError: there is no such kind or licence, the name is not a plain word, or the directory exists or can't be made.
+        PluginError: the kind, licence or name is invalid, or the directory exists or can't be made.
     """
     check_words(kind, name)
     if licence not in LICENCES:
@@ -130,7 +130,7 @@ def new_plugin(
 
 
 def target_of(kind: str, name: str) -> str:
-    """Return the object that a plugin's entry point names in its module."""
+    """Return the name of the object in the plugin's module to which the entry point refers."""
     return {"cli": name, "doctor": "examine", "preflight": name}.get(kind, class_name(name))
 
 
@@ -140,7 +140,7 @@ def rendered(kind: str, name: str, package: str) -> dict[str, str]:
     Args:
         kind: the kind of plugin.
         name: the name of the plugin.
-        package: the package of its modules, dotted.
+        package: the dotted name of the package that holds the modules.
     """
     files = dict(_files(kind))
     words = {**_words(kind, name, package), "has_conformance": "conformance.py" in files}
@@ -186,7 +186,7 @@ def _words(kind: str, name: str, package: str) -> dict[str, object]:
 
 
 def requirements_of(kind: str) -> list[str]:
-    """Return the requirements of plugins of a kind besides core: the package that defines the kind, and the imports of its template."""
+    """Return a kind's requirements besides core: the package that defines the kind, and the packages that its template imports."""
     required = [package for package, kinds in _IMPORTED.items() if kind in kinds]
     if kind in _BRINGERS:
         _, distribution = _BRINGERS[kind]
@@ -196,7 +196,7 @@ def requirements_of(kind: str) -> list[str]:
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:
-    """Lay files and folders of a package out as `ruff format` would, since line breaks depend on the length of the names."""
+    """Run `ruff format` on files and folders of a package if ruff is installed: line breaks depend on the length of the names."""
     if importlib.util.find_spec("ruff") is None:
         return
     for command in (("check", "--fix-only", "--select", "I"), ("format",)):
@@ -211,7 +211,7 @@ def check_words(kind: str, name: str) -> None:
     """Refuse an invalid kind or name.
 
     Raises:
-        PluginError: the kind or name is invalid; names the existing kinds, or the form of a name.
+        PluginError: the kind or name is invalid; the message lists the existing kinds or describes a valid name.
     """
     if kind not in KINDS:
         near = nearest(kind, KINDS)

@@ -23,7 +23,7 @@ THINKING = _CHATML.replace(
     "message.content.split('</think>')[-1].lstrip() if message.role == 'assistant' and not loop.last and "
     "messages[-1].role == 'user' else message.content",
 )
-"""A chat template like Qwen3's: earlier thinking is left out once a user's message follows."""
+"""A chat template like Qwen3's: thinking of earlier turns is left out once a user message follows."""
 HEADERS = """{{ bos_token }}{% for message in messages %}
 {%- set role = 'ipython' if message.role == 'tool' else message.role %}
 {{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}
@@ -31,7 +31,7 @@ HEADERS = """{{ bos_token }}{% for message in messages %}
 {%- if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}
 {{- message.tool_calls[0].function | tojson }}{% else %}{{ message.content | trim }}{% endif %}{{ '<|eot_id|>' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
-"""A chat template like Llama 3.1's: one call at a time, and no text beside it."""
+"""A chat template like Llama 3.1's: a turn holds either text or a single tool call."""
 INSTRUCT = """{{ bos_token }}{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}{% for message in messages %}
 {%- if message.role == 'user' %}
 {%- if tools and message == users[-1] %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
@@ -40,13 +40,13 @@ INSTRUCT = """{{ bos_token }}{%- set users = messages | selectattr('role', 'equa
 {%- elif message.tool_calls %}[TOOL_CALLS][
 {%- for call in message.tool_calls %}{{ call.function | tojson }}{{ '' if loop.last else ', ' }}{% endfor %}]{{ eos_token }}
 {%- else %}{{ message.content + eos_token }}{% endif %}{% endfor %}"""
-"""A chat template like Mistral's: tools are described before the last user's message, and move with it."""
+"""A chat template like Mistral's: the tool descriptions stand before the last user message, so each new user message moves them."""
 OBSERVER = """{% for message in messages %}
 {%- if message.role == 'tool' %}{{ '<|observation|>\\n' + message.content }}
 {%- else %}{{ '<|' + message.role + '|>\\n' + (message.content or '') }}
 {%- for call in message.tool_calls or [] %}{{ '\\n<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}
 {%- endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}{# <|user|> <|observation|> #}"""
-"""A chat template like GLM-4's: a turn ends only with the token that begins the next one."""
+"""A chat template like GLM-4's: a turn has no end token of its own and ends with the first token of the next turn."""
 
 TEMPLATES: Mapping[str, str] = {
     "chatml": CHATML,
@@ -58,7 +58,7 @@ TEMPLATES: Mapping[str, str] = {
 
 
 def trl_templates() -> dict[str, str]:
-    """Return the chat templates in TRL's wheel by name; none where it is not installed. TRL is not imported."""
+    """Return the chat templates in TRL's wheel by name, or none if TRL is not installed. TRL is not imported."""
     found = find_spec("trl")
     if found is None or found.origin is None:
         return {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CovarianceLoss(PolicyLoss):
-    """L = −(A log π + H / 100) on tokens whose (A − Ā)(log π_old − mean) is not above 0, and 0 on the others."""
+    """L = −(A log π + H / 100) on tokens whose (A − Ā)(log π_old − mean) is not above 0, and 0 on other tokens."""
 
     name = "covariance"
     api = ">=1.0,<2"
@@ -33,7 +33,7 @@ class CovarianceLoss(PolicyLoss):
         return frozenset({"advantages", "old_log_probs"})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
-        """Return `kept`: float32, ragged [T], 1 on the tokens that keep their loss."""
+        """Return `kept`: float32, ragged [T], 1 on tokens that keep their loss, 0 on other tokens."""
         mask: Ragged = mini_batch["response_mask"]
         mask_T = mask.values.astype(np.float64)
         advantages_T = np.repeat(mini_batch["advantages"], mask.lengths).astype(np.float64)
@@ -45,7 +45,7 @@ class CovarianceLoss(PolicyLoss):
         return {"kept": mask.with_values((covariance_T <= 0).astype(np.float32))}
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T]."""
+        """Return the loss of each token, [T]."""
         columns = inputs.columns
         gain_T = columns["advantages"] * inputs.log_probs_T + columns["entropies"] / 100
         return TokenLosses(losses_T=-gain_T * columns["kept"])

@@ -24,8 +24,8 @@ def compute_score(
     ground_truth: GroundTruth,
     extra_info: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Fail as the row asks by `extra_info["fail"]`, one of FAILURES or PROCESS_FAILURES; else 1.0 where the response
-    is the ground truth.
+    """Fail in the way that `extra_info["fail"]` names (see FAILURES and PROCESS_FAILURES); without it, return 1.0 if the response is
+    the ground truth, else 0.0.
 
     Selected in a config by file: `reward.function: {path: …/failing_reward.py, attribute: compute_score}`.
     """
@@ -41,7 +41,7 @@ def compute_scores(
     ground_truths: list[Any],
     extra_infos: list[Mapping[str, Any] | None],
 ) -> Any:
-    """Score lists as `compute_score` scores one row; `extra_info["fail"]` may also be one of LIST_FAILURES, which fails the whole call."""
+    """Score lists as `compute_score` scores one sample; `extra_info["fail"]` may also name one of LIST_FAILURES to fail the whole call."""
     rows = list(zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True))
     for row in rows:
         how = (row[3] or {}).get("fail")
@@ -51,7 +51,7 @@ def compute_scores(
 
 
 def release_hung() -> None:
-    """End every hanging call; later ones hang again. For the end of a test."""
+    """End every hanging call; later calls can hang again. Call this at the end of a test."""
     _release.set()
     _release.clear()
 

@@ -12,7 +12,8 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeServer:
-    """A context manager of an HTTP server on the loopback interface, with answers by path; `*` is for all other paths, which else get 404.
+    """A context manager that runs an HTTP server on the loopback interface, with answers by path. The answer of `*` serves all other
+    paths; without it, they get 404.
 
     Attributes:
         url: the server's address.
@@ -69,7 +70,7 @@ def reply(
     media_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Send a whole answer."""
+    """Send a complete HTTP response to a request."""
     request.send_response(status)
     sizes = {"content-type": media_type, "content-length": str(len(body))}
     for name, value in {**sizes, **(headers or {})}.items():
@@ -79,5 +80,5 @@ def reply(
 
 
 def words_of(value: object, status: int = 200) -> Answer:
-    """Return an answer with JSON."""
+    """Return an answer that sends `value` as JSON with this status."""
     return lambda request: reply(request, status, json.dumps(value).encode())

@@ -19,13 +19,13 @@ def findings_of(
     sections: Mapping[str, Any] | None = None,
     prompts: int | None = 1280,
 ) -> list[Finding]:
-    """Return the findings of a rule for a config and its plan, or for the config alone where no plan can be made.
+    """Return the findings of a rule for a config and its plan, or for the config alone if no plan can be made.
 
     Args:
         rule: the rule's function.
         overrides: `key=value` overrides of the config.
-        sections: the sections of the config, below the overrides; without one of the model, `model.path` is `tiny`.
-        prompts: training prompts that the plan counts: by default 10 batches of 128. None before data is read.
+        sections: config sections, to which the overrides are applied; without a model section, `model.path` is `tiny`.
+        prompts: the number of training prompts in the plan, by default 10 batches of 128; None for a plan made before data is read.
     """
     config = config_from_mapping({"model": {"path": "tiny"}, **(sections or {})}, overrides).config
     try:

@@ -9,7 +9,7 @@ from dovetail.telemetry.jsonl import append_rows
 def finished_run(run: RunDirectory) -> RunDirectory:
     """Write the files of a run of six steps into an empty run directory.
 
-    The run has validation before and after, one failed reward, and one value that is not finite.
+    The run has validation before and after training, one failed reward, and one non-finite value.
     """
     append_rows(run.metrics, [{"step": 0, "time": 0.0, "val/mean@1": 0.25}])
     for step in range(1, 7):

@@ -12,13 +12,13 @@ from dovetail.workers import InlineGroup
 
 
 class SimulatedGroup(InlineGroup):
-    """A worker group in this process: one worker a rank of the mesh, called one after another.
+    """A worker group in this process: one worker per rank of the mesh, called one after another.
 
-    Workers can't wait for one another: a method with collectives needs real processes.
+    Workers can't wait for each other: a method with collectives needs real processes.
 
     Attributes:
         workers: the workers, by rank.
-        calls: the method of every call so far, and each rank's arguments, None where the rank was not called.
+        calls: every call so far: its method, and the arguments by rank (None for a rank that was not called).
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class ObjectiveUpdate:
 
 
 def spec_of(goal: Objective, scalars: Mapping[str, float] | None = None) -> ObjectiveSpec:
-    """Return the spec of an objective that is built already, whether or not it is installed."""
+    """Return the spec of an objective object whose plugin need not be installed."""
     return goal.spec(PluginRef(kind="objective", name=goal.name, config=goal.config), scalars or {})
 
 
@@ -71,15 +71,15 @@ def update_of(
     reduction: Reduction | None = None,
     scalars: Mapping[str, float] | None = None,
 ) -> ObjectiveUpdate:
-    """Compute an objective on a mini-batch and model outputs.
+    """Compute loss, gradients and metrics of an objective from a mini-batch and model outputs.
 
     Args:
         goal: the objective.
         mini_batch: this rank's part of the mini-batch.
         outputs: the model's outputs: a float array [T, …] for each name.
-        parts: the rows of each micro-batch; by default one micro-batch holds all rows.
+        parts: sample indices of each micro-batch; by default one micro-batch holds all samples.
         reduction: sums over ranks; by default there is one rank.
-        scalars: the scalars that differ from their defaults.
+        scalars: values of the objective's scalars that differ from the defaults.
     """
     spec = spec_of(goal, scalars)
     prepared, denominators = prepare_mini_batch(

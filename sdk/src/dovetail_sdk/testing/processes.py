@@ -32,7 +32,7 @@ from dovetail.interfaces import Call, WorkerSpec
 from dovetail.workers import RankFailure, WorkerGroup, WorkerHost
 
 START_SECONDS = 120.0
-"""How long processes may take to start and to join."""
+"""Seconds within which processes must start and join the process group."""
 
 _preloaded = [
     "torch.distributed",
@@ -76,7 +76,7 @@ class Rank:
 
 
 class ProcessRanks:
-    """R processes on the CPU with torch's default process group over them.
+    """R processes on the CPU that form torch's default process group.
 
     Args:
         world: the number of processes, R.
@@ -113,7 +113,7 @@ class ProcessRanks:
 
         Args:
             function: the function to call.
-            args: its arguments.
+            args: further arguments of the function.
             timeout: seconds that this call may take; by default the group's limit.
 
         Raises:
@@ -122,7 +122,7 @@ class ProcessRanks:
         return self._everywhere(f"{function.__qualname__}()", ("run", function, args), timeout)
 
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroup:
-        """Start a worker of this spec on every rank, as a runtime does, and return a group over them."""
+        """Start a worker of this spec on every rank, as a runtime does, and return the group of workers."""
         mesh.check_size(self.world)
         self._groups += 1
         role = f"{spec.role}#{self._groups}"
@@ -133,7 +133,7 @@ class ProcessRanks:
         return _Group(self, role, worker_class, mesh, spec.role)
 
     def calls(self, role: str, method: str, calls: Sequence[Call | None]) -> list[Any]:
-        """Call a worker's method with each rank's own arguments; ranks with None are not called. Failures are returned as `RankFailure`."""
+        """Call a worker's method with separate arguments per rank and return results or `RankFailure`s; ranks with None are not called."""
         for pipe, call in zip(self._pipes, calls, strict=True):
             pipe.send(("call", role, method, call))
         return self._gather(f"{role}.{method}()", self._timeout)

@@ -34,10 +34,10 @@ EngineCall: TypeAlias = tuple[RolloutRequest, Completion]
 
 
 class FunctionLoop(AgentLoop):
-    """Runs a function, which may fork its session.
+    """Agent loop that runs a function, which may fork its session.
 
     Args:
-        body: the function.
+        body: the function, called with the episode's session.
         limits: fields of the config.
     """
 
@@ -75,10 +75,10 @@ def results_of(count: int, text: str) -> list[dict[str, Any]]:
 
 
 def random_episode(parallel: int) -> Body:
-    """Return a random episode of turns, cuts, forks, messages, texts and rewards, determined by the sample's name.
+    """Return a function that runs a random episode of turns, length limits, forks, messages, texts and rewards, seeded by the sample's id.
 
     Args:
-        parallel: the most calls of one turn; 0 for no calls.
+        parallel: the maximum number of tool calls in a turn; 0 for no calls.
     """
 
     async def run(session: Session) -> None:
@@ -107,7 +107,7 @@ def random_episode(parallel: int) -> Body:
 
 
 class RecordedEngine:
-    """Records the requests and results of a started engine, and can make it fail.
+    """Records the requests and results of a started engine, and can make the engine fail.
 
     Args:
         engine: the engine whose `submit` is replaced; each request has one sample.

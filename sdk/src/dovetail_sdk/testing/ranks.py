@@ -33,7 +33,7 @@ class ThreadReduction:
 
 
 def on_ranks(ranks: int, call: Callable[[int, ThreadReduction], Result]) -> list[Result]:
-    """Call `call(rank, reduction)` on every rank at once, and return the results in rank order."""
+    """Call `call(rank, reduction)` in one thread per rank, and return the results in rank order."""
     reduction = ThreadReduction(ranks)
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(lambda rank: call(rank, reduction), range(ranks)))

@@ -22,7 +22,7 @@ def replica_context(model: Path, run_directory: Path, /, **settings: Any) -> Plu
     Args:
         model: directory in Hugging Face format.
         run_directory: the run directory.
-        settings: further fields of `PluginContext`, or other values for these.
+        settings: fields of `PluginContext` to add or replace.
     """
     fields = {
         "seed": 1,
@@ -41,16 +41,16 @@ def send_weights(
 ) -> None:
     """Send an update while the engine receives, as a run with several processes does.
 
-    Where the engine refuses, the update is called off at the sender, as the run's controller does, so that it does not wait.
+    If the engine refuses the update, the sender's update is cancelled, as in a run, so that the sender does not wait.
 
     Args:
         engine: a started engine.
         sender: the trainer's end of the engine's transport.
-        manifest: names, shapes and dtypes of the tensors; `receivers` is filled in here.
+        manifest: names, shapes and dtypes of the tensors; this function sets `receivers`.
         tensors: names and values, in the manifest's order.
 
     Raises:
-        WeightSyncError: the update did not arrive completely; the engine's own error where it raised one.
+        WeightSyncError: the update did not arrive completely. An error that the engine raised takes precedence.
     """
     manifest = sender.prepare(attrs.evolve(manifest, receivers=engine.receivers))
     with ThreadPoolExecutor(1) as thread:

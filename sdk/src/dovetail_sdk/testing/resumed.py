@@ -12,14 +12,14 @@ from dovetail.interfaces.plugin import Plugin
 
 
 def resumed_state(plugin: Plugin, directory: Path) -> dict[str, Any]:
-    """Write the plugin's state to a checkpoint, and return the state that `load_state` would get from it.
+    """Write the plugin's state to a checkpoint, and return the state that `load_state` would get from the checkpoint.
 
     Args:
         plugin: the plugin whose state is saved.
         directory: the directory of the checkpoint.
 
     Raises:
-        CheckpointError: the state holds what a checkpoint can't keep.
+        CheckpointError: the state has a value that a checkpoint can't store.
     """
 
     def write(folder: Path) -> None:

@@ -11,11 +11,11 @@ from dovetail_sdk.testing.failing_reward import compute_score
 from dovetail_sdk.testing.fake_server import FakeServer, reply
 
 Answer = Callable[[Any, dict[str, str]], tuple[int, Any]]
-"""A function from a request's JSON and headers to a status and an answer: a JSON value, or bytes that are sent unchanged."""
+"""A function from a request's JSON and headers to a status and a body: a JSON value, or bytes that are sent unchanged."""
 
 
 def score_rows(request: Any, headers: dict[str, str]) -> tuple[int, Any]:  # noqa: ARG001 - an Answer gets both
-    """Score each row, and report the failure of rows that fail."""
+    """Score each row of a request with `failing_reward`, and report the failures of rows that fail."""
     results: list[Any] = []
     for row in request["samples"]:
         try:
@@ -33,7 +33,7 @@ def score_rows(request: Any, headers: dict[str, str]) -> tuple[int, Any]:  # noq
 
 @contextlib.contextmanager
 def reward_service(answer: Answer = score_rows) -> Iterator[tuple[str, list[Any]]]:
-    """Yield a service that runs as long as the context: its address, and the requests that it got."""
+    """Run a scoring service during the context; yield its address and the list of received requests."""
     requests: list[Any] = []
 
     def score(request: Any) -> None:

@@ -18,14 +18,14 @@ def make_sample(
     finish_reason: str = "stop",
     **row: Any,
 ) -> Sample:
-    """Return a sample that is not scored yet.
+    """Return a sample without a score.
 
     Args:
         sample_id: the id of the sample.
         text: the response.
         prompt: messages or a string.
         response_ids: int64 [T]; None for a sample without tokens.
-        finish_reason: the finish reason of the tokens.
+        finish_reason: the finish reason of the completion.
         row: further fields of the prompt, such as `data_source` and `ground_truth`.
     """
     completion = None

@@ -26,7 +26,7 @@ from dovetail.sections import RolloutSection
 async def answers(
     pool: Any, requests: Sequence[RolloutRequest], conversations: Sequence[Hashable] | None = None
 ) -> list[Completion]:
-    """Ask a rollout pool for these requests at once, each in its conversation; return all samples in the order of arrival."""
+    """Submit requests to a rollout pool concurrently, each in its conversation; return all samples in order of arrival."""
     found: list[Completion] = []
 
     async def one(request: RolloutRequest, conversation: Hashable | None) -> None:
@@ -39,7 +39,7 @@ async def answers(
 
 
 def stream_answer(request: RolloutRequest, sample: int) -> list[int]:
-    """Return an answer that depends on the sample's stream alone, as a real engine's should."""
+    """Return response tokens that depend only on the sample's random stream, as a real engine's response should."""
     low, _ = request.streams[sample].key()
     length = 1 + low % request.sampling.max_new_tokens
     return [(low >> shift) % 97 for shift in range(length)]
@@ -50,8 +50,8 @@ class Script:
     """The script of a replica: its behaviour for each request.
 
     Attributes:
-        fails_after: the number of samples that it yields of each request before it fails, in the order of arrival. Requests with None, or
-            beyond the last entry, do not fail.
+        fails_after: the number of samples that a request yields before the replica fails, for each request in order of arrival. Requests
+            with None, or beyond the last entry, do not fail.
         answer: a function that returns the response tokens of a sample.
         delay: seconds before each sample.
     """
@@ -65,11 +65,11 @@ class ScriptedRollout(BaseRollout):
     """A rollout replica that follows a script and records its requests.
 
     Attributes:
-        requests: every request that it got, in order.
-        versions: every weight version that it received.
-        aborted: every request id that it was asked to abort.
-        closed: whether it was closed.
-        asleep: tags whose memory is asleep.
+        requests: every received request, in order.
+        versions: every received weight version.
+        aborted: every request id that `abort` was called with.
+        closed: whether the replica was closed.
+        asleep: tags of the memory that is released by `sleep`.
     """
 
     name = "scripted"
@@ -91,7 +91,7 @@ class ScriptedRollout(BaseRollout):
 
     @classmethod
     def following(cls, script: Script) -> ScriptedRollout:
-        """Return a replica with this script."""
+        """Return a replica that follows this script."""
         rollout = cls()
         rollout.script = script
         return rollout

@@ -38,11 +38,11 @@ class ScriptedExperience:
     columns: Batch
     """Columns that `batch` returns."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
-    """(epoch, prompt, attempt) of each prompt that is not trained on → why."""
+    """(epoch, prompt, attempt) of each prompt that is not trained on → the reason."""
 
     @classmethod
     def of(cls, batch: Batch) -> ScriptedExperience:
-        """Build samples from a batch of N.
+        """Build samples from a batch of N samples.
 
         Args:
             batch: a batch with `sample_id`, `response_ids`, `token_weight_versions` and `scores`.
@@ -78,14 +78,14 @@ class ScriptedExperience:
 
 
 class ScriptedRun(Run):
-    """A run without a model that keeps the promises of `Run`, fails and stops where its arguments say, and records its calls.
+    """A run without a model that keeps the contract of `Run`, fails or stops on demand, and records the trainer's calls.
 
     Step k has the prompts 2k − 2 and 2k − 1, whose samples are `step-k/0` and `step-k/1`.
 
     Attributes:
         calls: names of the methods that the trainer called, in order; `step` stands for the start of a step.
-        learned: numbers of the steps that counted, in order.
-        saved: finished steps of each checkpoint, in order.
+        learned: numbers of the steps that were learned from, in order.
+        saved: the number of finished steps of each checkpoint, in order.
     """
 
     def __init__(

@@ -24,11 +24,11 @@ from jaxtyping import jaxtyped
 def checked(*classes: type) -> Iterator[None]:
     """Check calls of the classes' constructors, methods and properties while the context lasts.
 
-    Every call is a scope of its own: an axis that several of its arguments name must have one size. An attrs
-    class has its fields checked against each other that way, each time one is made.
+    Axes are checked within each call: an axis that several arguments name must have one size. The fields of an attrs class are
+    checked against each other whenever an instance is created.
 
     Raises:
-        jaxtyping.TypeCheckError: by a call whose arguments or result are not what its annotations say.
+        jaxtyping.TypeCheckError: arguments or result of a call do not match the annotations.
     """
     with pytest.MonkeyPatch.context() as patch:
         for cls in classes:

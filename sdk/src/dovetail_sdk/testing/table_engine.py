@@ -34,14 +34,14 @@ VOCABULARY = 512
 
 
 class TableEngine(TrainEngine):
-    """A model with one logit for each token id, independent of context. Updates are plain gradient descent, so that a test can compute
-    them.
+    """A model with one logit for each token id, independent of context. Updates are plain gradient descent, so that a test can
+    compute the expected weights.
 
     log π(w) = log softmax(logits / temperature)_w
 
     Attributes:
         logits_V: float32 [V], the whole model; 0 at the start.
-        updates: the number of mini-batches that it was trained on.
+        updates: the number of mini-batches trained on.
     """
 
     name = "table"

@@ -39,11 +39,11 @@ class _Nowhere(Distribution):
 def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
     """Register plugins for the duration of the context, so that a config can select them by name.
 
-    They replace installed plugins of the same kind and name. Workers in other processes do not know them. Contexts
+    The classes replace installed plugins of the same kind and name. Workers in other processes do not see these classes. Contexts
     may be nested.
 
     Args:
-        classes: complete plugin classes; their kind is that of the interface that they extend.
+        classes: complete plugin classes; the interface that a class extends determines its kind.
 
     Raises:
         PluginError: a class extends no interface of a plugin.

@@ -42,10 +42,10 @@ _CORPUS = (
 def tiny_tokenizer(directory: Path, *, vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """Make a tokenizer with exactly `vocab_size` tokens, a ChatML template, and bos, eos and pad tokens.
 
-    It is byte-level BPE, which encodes any text, one digit a token. Every id decodes to something.
+    The tokenizer is byte-level BPE: it encodes any text, with one token per digit. Every id decodes to some text.
 
     Args:
-        directory: the directory to save to; created where missing.
+        directory: the directory to save to; created if missing.
         vocab_size: the number of tokens, special ones included; at least 261.
 
     Raises:
@@ -71,7 +71,7 @@ def tiny_tokenizer(directory: Path, *, vocab_size: int = 512) -> PreTrainedToken
 
 
 def template_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of single bytes with this chat template; the special tokens are those in the template's text.
+    """Return a tokenizer of single bytes with this chat template and the special tokens that occur in the template.
 
     Args:
         template: a Jinja template.
@@ -115,16 +115,16 @@ def tiny_model(
     """Make a causal language model with random weights whose vocabulary is the tokenizer's.
 
     Args:
-        directory: the directory of config and safetensors; created where missing.
+        directory: the directory of config and safetensors; created if missing.
         tokenizer: determines vocabulary size and the ids of special tokens.
         hidden_size: width of the residual stream.
         intermediate_size: width of the gated MLP.
-        layers: transformer blocks.
-        heads: query heads; divides `hidden_size`.
-        kv_heads: key and value heads; divides `heads`.
+        layers: number of transformer blocks.
+        heads: number of query heads; divides `hidden_size`.
+        kv_heads: number of key and value heads; divides `heads`.
         seed: the seed of the weights; torch's own random state is left as it was.
         architecture: `qwen2`, `qwen3` or `llama`.
-        dtype: torch's name without the prefix.
+        dtype: torch dtype without the prefix, such as `float32`.
         tie_word_embeddings: whether the output layer is the embedding.
         head: `value` makes a token classifier with one label instead: a critic's checkpoint.
 
@@ -175,7 +175,7 @@ def tiny_model_and_tokenizer(directory: Path, *, vocab_size: int = 512, **model:
     """Write a tiny tokenizer and a model for it into one directory, and return the directory.
 
     Args:
-        directory: the directory of both.
+        directory: the directory of the tokenizer and the model.
         vocab_size: see `tiny_tokenizer`.
         **model: keyword arguments of `tiny_model`.
     """

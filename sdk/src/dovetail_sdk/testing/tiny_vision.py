@@ -52,16 +52,16 @@ _CLIP_VISION = {
 
 
 def tiny_vision_model(directory: Path, *, family: str = "qwen2_5_vl", seed: int = 0) -> Path:
-    """Write a vision-language model with its tokenizer and processors into a directory, and return it.
+    """Write a vision-language model with its tokenizer and processors into a directory, and return the directory.
 
     Args:
-        directory: the directory to write to; created where missing.
-        family: `qwen2_5_vl`, which gives an image as many tokens as its size asks for and numbers them by rows and
-            columns; or `llava`, which gives every image four tokens and numbers them like text.
+        directory: the directory to write to; created if missing.
+        family: `qwen2_5_vl`, in which the number of an image's tokens depends on its size and positions are rows and columns; or
+            `llava`, in which every image has four tokens with the positions of text.
         seed: the seed of the weights; torch's own random state is left as it was.
 
     Raises:
-        ModelError: the family is none of these.
+        ModelError: the family is unknown.
     """
     import torch
     from transformers import AutoModelForImageTextToText
@@ -100,8 +100,8 @@ def square(colour: tuple[int, int, int], width: int = 56, height: int = 56) -> b
 
     Args:
         colour: red, green and blue, 0 to 255.
-        width: pixels.
-        height: pixels.
+        width: width in pixels.
+        height: height in pixels.
     """
     from PIL import Image
 

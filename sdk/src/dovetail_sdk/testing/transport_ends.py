@@ -24,7 +24,7 @@ from dovetail.interfaces import (
 from dovetail_sdk.testing.processes import start_forked
 
 START_SECONDS = 120.0
-"""How long a process may take to start."""
+"""Seconds within which a process must start."""
 
 _HANGS = "hangs"
 
@@ -87,7 +87,7 @@ class TransportPlace:
     device: str = "cpu"
     """Device of the sender and its tensors."""
     receiver_devices: tuple[str, ...] = ()
-    """Devices of the receivers, by rank; empty: all use the sender's."""
+    """Devices of the receivers, by rank; if empty, all receivers use the sender's device."""
 
     def transport(self, side: Literal["sender", "receiver"], rank: int = 0) -> WeightTransport:
         """Return the transport in this process, for an end of this side and rank."""
@@ -104,9 +104,9 @@ class TransportEnd:
     """A process with one end of a transport.
 
     Args:
-        place: the transport's place.
-        side: the end: sender or receiver. A receiver is made, and so registered, when the constructor returns.
-        rank: the rank of its context.
+        place: the arguments with which the process makes the transport.
+        side: sender or receiver. A receiver is created and registered before the constructor returns.
+        rank: the rank in the end's plugin context.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class TransportEnd:
         self.answer(START_SECONDS)
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """Return the sender's prepared manifest."""
+        """Call the sender's `prepare` and return the prepared manifest."""
         self._pipe.send(("prepare", manifest))
         return self.answer()
 
@@ -135,24 +135,24 @@ class TransportEnd:
 
         Args:
             manifest: the sender's manifest.
-            hang_after: the name of a tensor after which no other is requested: the end waits until it is killed.
+            hang_after: the name of the last tensor to request; the end then waits until it is killed.
         """
         self._pipe.send(("receive", manifest, hang_after))
         return self
 
     def send(self, manifest: WeightManifest, seed: int, hang_before: str | None = None) -> Self:
-        """Begin to send `case_tensors(seed)`; `answer` waits for the end.
+        """Begin to send `case_tensors(seed)`; `answer` waits until all tensors are sent.
 
         Args:
             manifest: the manifest of these tensors.
             seed: the seed of `case_tensors`.
-            hang_before: the name of a tensor that is never gathered: the end waits before it until it is killed.
+            hang_before: the name of a tensor that is never gathered; before this tensor, the end waits until it is killed.
         """
         self._pipe.send(("send", manifest, seed, hang_before))
         return self
 
     def answer(self, timeout: float = 60.0) -> Any:
-        """Return the result of `receive`.
+        """Wait for the result of the last request, such as `receive`, and return it.
 
         Raises:
             Exception: whatever the end raised.
@@ -164,7 +164,7 @@ class TransportEnd:
         return found[1]
 
     def await_hang(self, timeout: float = 60.0) -> None:
-        """Wait until the end hangs at the tensor given to it.
+        """Wait until the end hangs at the tensor of `hang_after` or `hang_before`.
 
         Raises:
             Exception: the error with which the end finished instead.

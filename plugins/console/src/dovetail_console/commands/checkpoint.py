@@ -64,7 +64,7 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
 @_RUN
 @_STEP
 def verify(run: Path, step: int | None) -> None:
-    """Check that every file of RUN's checkpoints is as it was written."""
+    """Check that the files of RUN's checkpoints are complete and unchanged."""
     store = _store(run)
     damaged: list[CheckpointError] = []
     for path in store.saved() if step is None else [store.find(step)]:

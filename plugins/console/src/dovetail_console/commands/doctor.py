@@ -36,7 +36,7 @@ answer({
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Examine this environment and every plugin in it.
 
-    Exits with 1 when something is broken. An unmet need of a plugin is shown, but breaks nothing.
+    Exits with 1 if something is broken. A plugin's missing requirement is shown, but does not count as broken.
     """
     torch, dependencies, plugins = examine_torch(), examine_dependencies(), examine_plugins()
     examined = examine_extensions()
@@ -96,7 +96,7 @@ def examine_torch() -> dict[str, Any]:
 
 
 def examine_dependencies() -> list[dict[str, Any]]:
-    """Return the dependencies of the installed distributions on other packages, each once, with the installed version."""
+    """Return the third-party requirements of installed plugins' distributions, each once, with the installed version."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -125,7 +125,7 @@ def examine_dependencies() -> list[dict[str, Any]]:
 
 
 def examine_engines() -> list[dict[str, Any]]:
-    """Return every package that plugins need at run time, such as vLLM: the required version, the installed one, and the plugins."""
+    """Return each requirement that plugins have at run time, such as vLLM, with the installed version and the plugins that need it."""
     wanted: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in default_index().entries():
         for need in entry.needs:
@@ -136,7 +136,7 @@ def examine_engines() -> list[dict[str, Any]]:
 
 
 def examine_plugins() -> list[dict[str, Any]]:
-    """Return every plugin with its state after a probe; `problem` is None where it works or only lacks a need."""
+    """Return every plugin with its state after a trial import; `problem` is None if the plugin works or only lacks a requirement."""
     described = []
     for found in probed(default_index().entries()):
         problem = None
@@ -149,7 +149,7 @@ def examine_plugins() -> list[dict[str, Any]]:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print a report for people."""
+    """Print the report of `doctor` as text."""
     torch = report["torch"]
     devices = ", ".join(torch["devices"]) or f"CPU, {torch['threads']} threads"
     render.fields(

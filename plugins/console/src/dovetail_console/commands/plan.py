@@ -65,12 +65,12 @@ def plan(
     run: Path | None,
     card: int | None,
 ) -> None:
-    """Print which stages and models a run of CONFIG, or of overrides alone, needs, with resolved counts and a memory estimate.
+    """Print the stages, models, resolved counts and memory estimate of a run of CONFIG, or of overrides alone.
 
-    --from-run adds a prediction of the seconds a step, and of the shares of time in which trainer and rollout wait for each other. --fit
-    adds overrides under which no accelerator's memory is exceeded.
+    --from-run predicts the seconds per step, and the shares of time in which trainer and rollout wait for each other. --fit adds
+    overrides with which the run fits the accelerators' memory.
 
-    Findings of the preflight rules follow, as `dovetail check` prints them. Exits with 2 where one is an error.
+    Findings of the preflight rules follow, as `dovetail check` prints them. Exits with 2 if a finding is an error.
     """
     import attrs
 
@@ -141,7 +141,7 @@ def plan(
 
 
 def render_note(note: PlanNote) -> None:
-    """Print a note of the source, and its limitations."""
+    """Print a note of the experience source, and the limitations that the note states."""
     for line in note.text.splitlines():
         rendering.line(line)
     for warning in note.warnings:
@@ -149,7 +149,7 @@ def render_note(note: PlanNote) -> None:
 
 
 def render_memory(memory: PlannedMemory | None, where: str, unknown: str) -> None:
-    """Print the phase of a step with the highest memory use, its parts, and the other phases' use; or why it is unknown."""
+    """Print the memory use of the fullest phase of a step by purpose, and of the other phases; or why the use is unknown."""
     if memory is None:
         rendering.line(f"{where}: not known: {unknown}")
         return
@@ -197,7 +197,7 @@ def _word(value: object) -> str:
 
 
 def render_columns(made: Plan) -> None:
-    """Print the columns of every stage; columns that it reads have a version: 1 as first written, 1 more after each rewrite."""
+    """Print the columns of every stage. Columns that a stage reads have a version: 1 as first written, plus 1 for each rewrite."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

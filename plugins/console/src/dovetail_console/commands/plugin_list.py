@@ -24,10 +24,10 @@ _COUNTED = ("preset", "rollout_correction")
 @click.option("--state", type=click.Choice(STATES), help="Only this state.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_plugins(kind: str | None, every: bool, state: str | None, as_json: bool) -> None:
-    """List the installed plugins by kind; with KIND, those of one kind with state, interface and capabilities.
+    """List the installed plugins by kind; with KIND, list the plugins of one kind with state, interface and capabilities.
 
-    Presets and rollout corrections are only counted unless KIND asks for them. No plugin is imported: `dovetail doctor` does that.
-    With preflight for KIND, list the rules that judge a config before step 1.
+    Presets and rollout corrections are only counted unless KIND names them. No plugin is imported; `dovetail doctor` imports them.
+    If KIND is preflight, list the rules that check a config before step 1.
     """
     if kind == "preflight":
         _rules(as_json)

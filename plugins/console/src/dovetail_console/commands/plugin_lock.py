@@ -27,10 +27,10 @@ _CONFIGS = (".yaml", ".yml")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the lock, and write no file.")
 def lock(what: tuple[str, ...], output: Path, as_json: bool) -> None:
-    """Write a lock of the plugins that a run of CONFIG would use, of the named plugins, or of every compatible one.
+    """Write a lock file of the plugins that a run of CONFIG would use, of the named plugins, or of every compatible plugin.
 
     The lock holds versions, interfaces, hashes of code that no version pins, and the packages that the plugins depend on, in this
-    environment and in those of `runtime.environments`.
+    environment and in the environments of `runtime.environments`.
     """
     from dovetail.plugins import write_lock
 
@@ -54,10 +54,10 @@ def lock(what: tuple[str, ...], output: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> None:
-    """Compare a lock, or the one in a run directory, with what is installed now, and name each difference.
+    """Compare a lock file, or the lock in a run directory, with what is installed, and print each difference.
 
-    Exits with 1 where a run under that lock would be refused: a plugin is gone, of another distribution, or made for
-    other versions of its interface. Differences in versions, contents and packages are only reported.
+    Exits with 1 if a run with this lock would be refused: a plugin is missing, comes from another distribution, or is made
+    for other versions of its interface. Differences in versions, contents and packages are only reported.
     """
     from dovetail.plugins import differences, now_for, read_lock
 

@@ -27,7 +27,7 @@ def runs() -> None:
 def list_runs(paths: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in FOLDER (by default `runs`) and up to two folders below it, the latest first.
 
-    A run is running, completed, stopped (by a signal), failed, or killed; the last three continue with the same `dovetail train`.
+    A run is running, completed, stopped (by a signal), failed, or killed. The last three continue with the same `dovetail train`.
     Scores are given as first → last, for training and for held-out prompts. A warning names the problem,
     its first step, and the key to change.
     """
@@ -110,7 +110,7 @@ def rows_below(folder: Path) -> list[dict[str, Any]]:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return an overview as cells below `HEADERS`."""
+    """Return an overview as table cells, in the order of `HEADERS`."""
     from dovetail_console.run_overview import age, written
 
     return (

@@ -22,7 +22,7 @@ SCHEMA = 1
 @click.argument("plugin", metavar="[KIND/]NAME", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(plugin: tuple[str, ...], as_json: bool) -> None:
-    """Show everything that is known of a plugin: state, needs, what it does, columns, settings, a config to copy."""
+    """Show a plugin's state, needs, description, columns and settings, and a config to copy."""
     if len(plugin) > 1:
         raise click.UsageError(
             f"{' '.join(plugin)!r} is more than one name; did you mean {'/'.join(plugin[:2])!r}?"
@@ -76,7 +76,7 @@ def show_plugin(entry: PluginEntry) -> None:
 
 
 def details_of(entry: PluginEntry) -> dict[str, Any]:
-    """Return a plugin's details as JSON values: its row of a listing, its manifest and its report."""
+    """Return a plugin's details as JSON values: its listing row, manifest and conformance report."""
     details = entry.to_dict()
     if entry.manifest is not None:
         from dovetail_console.conformance_report import shipped_report, tier

@@ -18,7 +18,7 @@ from dovetail.cli import render
 
 @attrs.frozen
 class SweptRun:
-    """One combination of a sweep."""
+    """One combination of a sweep's values, trained as one run."""
 
     overrides: tuple[str, ...]
     path: Path
@@ -40,9 +40,9 @@ def sweep(
 ) -> None:
     """Train a run for each combination of values, one after the other, as `dovetail sweep CONFIG seed=1,2,3` does.
 
-    An override with several values, a YAML list without its brackets, is swept; other overrides apply to every run. Each run is named after
-    its values, `NAME_lr=1e-6_seed=2`. All runs are checked before the first starts, each trains in a process of its own, and a failed run
-    does not end the others. The same command again skips finished runs and continues the others.
+    An override with several values (a YAML list without brackets) is swept; other overrides apply to every run. Each run is named after
+    its values, `NAME_lr=1e-6_seed=2`. All runs are checked before the first run starts. Each run trains in a separate process, and a
+    failed run does not end the sweep. The same command again skips finished runs and continues unfinished runs.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_console.child_process import ChildProcess

@@ -35,10 +35,10 @@ _IDLE_LOOKS = 30
 )
 @click.option("--once", is_flag=True, help="Show how things stand, and end.")
 def watch(path: Path, every: float, once: bool) -> None:
-    """Follow PATH, a run directory or a folder of runs, until nothing in it runs any more. Ctrl-C ends it; the run goes on.
+    """Follow PATH, a run directory or a folder of runs, until no run is active. Ctrl-C ends `watch`; the run continues.
 
-    A run is shown as on its own console, with all its warnings and the last 20 of its existing lines. A folder is followed until nothing
-    has run for 30 looks, so that the next run of a sweep is followed, too.
+    A run is shown as on its own console, with all its warnings and the last 20 of its existing lines. A folder is followed until no run
+    was active in 30 consecutive checks, so that the next run of a sweep is followed too.
     """
     from dovetail.telemetry import RunDirectory
 

@@ -18,7 +18,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ApiError(DovetailError, RuntimeError):
-    """An error that answers a call.
+    """An error with which a call is answered.
 
     Args:
         status: the HTTP status.
@@ -59,7 +59,7 @@ class ModelCall:
 
 @attrs.frozen(kw_only=True)
 class ModelAnswer:
-    """One answer of the policy."""
+    """One answer of the policy to a call."""
 
     content: str
     reasoning: str | None = None
@@ -76,12 +76,12 @@ class ModelAnswer:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message of a later call."""
+        """The answer as an assistant message, as it stands in the history of a later call."""
         return assistant(self.content, self.reasoning, self.calls)
 
 
 class Dialect(ABC):
-    """One provider's API.
+    """The API of one provider: reads requests, and writes answers, events and errors in the provider's form.
 
     Attributes:
         path: the path of the API's requests.
@@ -93,7 +93,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ModelCall:
-        """Parse a request.
+        """Parse the body of a request into a call of the policy.
 
         Raises:
             ApiError: the request is invalid, or uses an unsupported feature.
@@ -106,17 +106,17 @@ class Dialect(ABC):
         Args:
             call: the answered call.
             name: id of the response.
-            answers: as many answers as the call asked for.
+            answers: the policy's answers, as many as the call requested.
         """
 
     @abstractmethod
     def events(
         self, call: ModelCall, name: str, answers: Sequence[ModelAnswer]
     ) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
-        """Yield the events of a streamed response, each as its type (None where the API names none) and its data."""
+        """Yield the events of a streamed response, each as event type (None if the API has no types) and data."""
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error's response; OpenAI's unless the API has another."""
+        """Return the body of an error's response, in OpenAI's form unless the API has another form."""
         default = "invalid_request_error" if error.status < 500 else "server_error"
         kind = _TYPES.get(error.status, default)
         found = {"message": str(error), "type": kind, "param": error.param, "code": error.code}

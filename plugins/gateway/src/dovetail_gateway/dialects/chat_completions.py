@@ -22,7 +22,7 @@ _MOST_ANSWERS = 128
 
 
 class ChatCompletionsApi(Dialect):
-    """`POST /v1/chat/completions`."""
+    """OpenAI's chat completions: `POST /v1/chat/completions`."""
 
     path = "/v1/chat/completions"
     prefix = "chatcmpl-"

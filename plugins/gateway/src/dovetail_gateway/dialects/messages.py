@@ -22,7 +22,7 @@ Block = dict[str, Any]
 
 
 class MessagesApi(Dialect):
-    """`POST /v1/messages`."""
+    """Anthropic's messages: `POST /v1/messages`."""
 
     path = "/v1/messages"
     prefix = "msg_"

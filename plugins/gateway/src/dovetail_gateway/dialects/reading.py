@@ -14,18 +14,18 @@ _SHOWN = 80
 
 
 class Fields:
-    """A JSON object of a request. Null equals an absent field. Methods raise ApiError where a field is wrong.
+    """A JSON object of a request. Null equals an absent field. Methods raise ApiError if a field is wrong.
 
     Args:
         values: the values by name.
-        where: the object's place in the request; empty for the whole.
+        where: the object's path in the request; empty for the request itself.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
         self.values, self._where = values, where
 
     def wrong(self, name: str, expected: str) -> ApiError:
-        """Return the error of a field with a wrong value."""
+        """Return the error for a field with a wrong value."""
         shown = json.dumps(self.values.get(name), ensure_ascii=False, default=str)
         shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
         param = f"{self._where}.{name}".lstrip(".")
@@ -34,7 +34,7 @@ class Fields:
         )
 
     def get(self, name: str, kind: type | None = None, expected: str = "") -> Any:
-        """Return a field, checked against a type where one is given (booleans are not numbers). None where it is absent."""
+        """Return a field, or None if absent; a given type is checked (booleans are not numbers)."""
         value = self.values.get(name)
         is_number = isinstance(value, bool) and kind is int
         if kind is not None and value is not None and (is_number or not isinstance(value, kind)):
@@ -42,29 +42,29 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool:
-        """Return whether a field is true."""
+        """Return whether a boolean field is present and true."""
         return bool(self.get(name, bool, "true or false"))
 
     def count(self, name: str, most: int | None = None) -> int | None:
-        """Return a number of 1 or more."""
+        """Return an integer field of 1 or more, or None if absent."""
         value = self.get(name, int, expected := "an integer of 1 or more")
         if value is not None and (value < 1 or (most is not None and value > most)):
             raise self.wrong(name, expected if value < 1 else f"{most} at most")
         return value
 
     def named(self, name: str, expected: str) -> str:
-        """Return a required text."""
+        """Return a required text field that is not empty."""
         value: str | None = self.get(name, str, expected)
         if not value:
             raise self.wrong(name, expected)
         return value
 
     def inner(self, name: str) -> Fields:
-        """Return an object; an empty one where it is absent."""
+        """Return an object field; an empty object if absent."""
         return Fields(self.get(name, dict, "an object") or {}, f"{self._where}.{name}".lstrip("."))
 
     def each(self, name: str, least: int = 0) -> list[Fields]:
-        """Return the objects of a list."""
+        """Return the objects of a list field, at least `least` of them."""
         expected = f"a list of {'one or more ' * bool(least)}objects"
         values = self.get(name, list, expected) or []
         if len(values) < least or not all(isinstance(value, dict) for value in values):
@@ -73,7 +73,7 @@ class Fields:
         return [Fields(value, f"{where}[{number}]") for number, value in enumerate(values)]
 
     def strings(self, name: str) -> tuple[str, ...]:
-        """Return a list of texts; a single text counts as a list of one."""
+        """Return a field that is a list of texts; a single text counts as a list of one."""
         value = self.get(name)
         found = [value] if isinstance(value, str) else value or []
         if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
@@ -81,21 +81,21 @@ class Fields:
         return tuple(found)
 
     def text(self, name: str) -> str:
-        """Return the text of a content field, with its parts joined."""
+        """Return the text of a content field; a list of text parts is joined."""
         value = self.get(name)
         if value is not None and not isinstance(value, (str, list)):
             raise self.wrong(name, "a text, or a list of its parts")
         return value if isinstance(value, str) else "".join(p.part() for p in self.each(name))
 
     def part(self) -> str:
-        """Return the text of one part of a message's content."""
+        """Return the text of this object, a part of a message's content."""
         text = self.get("text") or self.get("refusal") or ""
         if not isinstance(text, str) or not {"text", "refusal"} & self.values.keys():
             raise self.wrong("type", "a part of text; others are not served")
         return text
 
     def call(self, call_id: object, arguments: str) -> MessageCall:
-        """Return a tool call with `name` and arguments from a field; arguments that are JSON text are parsed."""
+        """Return this object as a tool call, with parsed arguments from the field that `arguments` names."""
         given = self.get(arguments)
         try:
             read = json.loads(given or "{}") if isinstance(given, str) else given
@@ -108,7 +108,7 @@ class Fields:
         return {"id": str(call_id or ""), "type": "function", "function": function}
 
     def tool(self, parameters: str) -> dict[str, Any]:
-        """Return the schema of a function with `name`, `description`, and parameters in a field, for the chat template."""
+        """Return this object as a function's schema for the chat template, with parameters from the field that `parameters` names."""
         function: dict[str, Any] = {"name": self.named("name", "the name of a function")}
         if self.get("description"):
             function["description"] = self.get("description")
@@ -121,8 +121,8 @@ class Fields:
 
         Args:
             names: sampling fields, which the run's config decides.
-            form: the requested form of the answer.
-            choice: the requested choice of a tool.
+            form: the requested format of the answer.
+            choice: the requested choice of tools.
         """
         found = [name for name in names if self.get(name) is not None]
         found += ["response_format"] * (form.get("type") not in (None, "text"))
@@ -130,10 +130,10 @@ class Fields:
 
 
 def check_ends(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages unchanged, unless the last is the assistant's.
+    """Return messages unchanged if the last message is not the assistant's.
 
     Raises:
-        ApiError: the last message is the assistant's.
+        ApiError: the last message is the assistant's, or there are no messages.
     """
     if messages and messages[-1]["role"] != "assistant":
         return messages

@@ -25,7 +25,7 @@ _LOG_PROBS = "message.output_text.logprobs"
 
 
 class ResponsesApi(Dialect):
-    """`POST /v1/responses`."""
+    """OpenAI's responses: `POST /v1/responses`."""
 
     path = "/v1/responses"
     prefix = "resp_"

@@ -16,10 +16,10 @@ from dovetail.text import encodable
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
 def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
-    """Talk with MODEL: its answers are generated whole. Ctrl-D ends it.
+    """Talk with MODEL; each answer is shown when it is complete. Ctrl-D ends the conversation.
 
-    Under an agent loop each answer is an episode: its turns are shown with their calls and what the model was shown after them.
-    MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
+    Under an agent loop, each answer is an episode, shown with its turns, tool calls and observations.
+    MODEL and overrides are as for `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
     """
     from dovetail_datasets import read_tokenizer
     from dovetail_inference.conversation import (

@@ -57,15 +57,15 @@ def evaluate(
     """Evaluate models on held-out prompts, as the validation of a run does.
 
     MODEL is a run directory (its latest checkpoint), RUN@STEP, RUN@best, RUN@all, a directory in Hugging Face format such as RUN/final,
-    or a hub id (ID@REVISION). Several models are a curve: all are evaluated with one config, that of the first one's run or
-    --config, on its data.val_files with its rewards. Overrides change it: rollout.validation.n=8, data.val_files=other.parquet.
+    or a hub id (ID@REVISION). Several models give a curve: all models are evaluated with the config of the first model's
+    run, or --config, on this config's data.val_files and rewards. Overrides: rollout.validation.n=8, data.val_files=other.parquet.
 
-    pass@k is unbiased (arXiv 2107.03374); an interval holds 95% of the means over prompts drawn anew 1,000 times (bootstrap).
+    pass@k is the unbiased estimate (arXiv 2107.03374). Intervals hold 95% of the means over 1,000 resamples of the prompts (bootstrap).
     A checkpoint is first exported to a temporary directory (TMPDIR).
 
-    With --served a server generates, such as vLLM or SGLang with the exported model: as many tokens must come of the first prompts by its
-    chat template as by the run's, and each figure over all prompts must be in the 95% interval that the run's own validation after that
-    step has. The exit code is 1 where one is not.
+    With --served, a server such as vLLM or SGLang generates with the exported model. The server's chat template must give as many tokens
+    for the first prompts as the run's chat template. Each figure over all prompts must be in the 95% interval of the run's own validation
+    after that step; otherwise the exit code is 1.
     """
     from dovetail.telemetry import append_rows
     from dovetail_inference.evaluation import evaluate as evaluate_model

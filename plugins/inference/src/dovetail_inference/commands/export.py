@@ -39,17 +39,17 @@ def export(
 ) -> None:
     """Write a checkpoint of RUN to DIRECTORY, which must not exist, as a Hugging Face model with its tokenizer.
 
-    With `--to hub` DIRECTORY is a repository of the Hugging Face hub, `USER/NAME`, which is made private where there is none.
+    With `--to hub`, DIRECTORY is a repository of the Hugging Face hub, `USER/NAME`, which is created as private if missing.
 
     RUN may also be a checkpoint of verl's FSDP workers: `global_step_N/actor`, `global_step_N`, or the folder of all steps for the
-    latest. Its weights keep the dtype that they were saved in, and no option applies.
+    latest step. The weights keep the dtype that they were saved in, and no option applies.
 
-    `--quantize fp8` makes float8_e4m3fn of the weights of linear layers, each row with a scale of its own, in the compressed-tensors
-    format of vLLM and SGLang; embeddings, norms and the head stay as they are. It needs `pip install 'dovetail-rl[quantize]'`.
+    `--quantize fp8` converts the weights of linear layers to float8_e4m3fn with one scale per row, in the compressed-tensors format of
+    vLLM and SGLang. Embeddings, norms and the head are unchanged. Requires `pip install 'dovetail-rl[quantize]'`.
 
-    The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU, with one file's tensors in memory.
-    Checkpoints of `megatron` have the form of `fsdp2`, which writes them without a GPU: `actor.engine=fsdp2`, or with an adapter
-    `actor.engine={name: fsdp2, lora: {rank: 32}}` as the run had it.
+    The latest checkpoint is exported unless --step or --best names another. This process exports on the CPU, with one file's tensors in
+    memory. Checkpoints of `megatron` have the format of `fsdp2`, which exports without a GPU: set `actor.engine=fsdp2`, or with an adapter
+    `actor.engine={name: fsdp2, lora: {rank: 32}}`, with the run's settings.
     """
     from dovetail.checkpoint import CheckpointStore
     from dovetail.errors import CheckpointError

@@ -28,16 +28,15 @@ def generate(
     out: Path,
     config: Path | None,
 ) -> None:
-    """Generate responses of MODEL to prompts, a line of JSON for each prompt, in their order.
+    """Generate responses of MODEL to prompts, and write one line of JSON per prompt, in the order of the prompts.
 
-    MODEL is a run directory (its latest checkpoint), RUN@STEP, RUN@best, a directory in Hugging Face format, or a hub id. Overrides say
-    how: rollout.n=4 (1 unless given), rollout.temperature=0.7, rollout.top_p=0.9, data.max_response_length=512, seed=7, rollout=vllm;
-    rollout.top_k=1 is greedy. A prompt that is too long is refused unless data.overlong_prompts=filter.
+    MODEL is a run directory (its latest checkpoint), RUN@STEP, RUN@best, a directory in Hugging Face format, or a hub id. Overrides set
+    the sampling: rollout.n=4 (1 unless given), rollout.temperature=0.7, rollout.top_p=0.9, data.max_response_length=512, seed=7,
+    rollout=vllm; rollout.top_k=1 is greedy. A prompt that is too long is refused unless data.overlong_prompts=filter.
 
-    Under an agent loop, which rollout.agent_loop names, each response is an episode with its `trajectory`: turns, calls, and what the
-    model was shown.
+    Under an agent loop (rollout.agent_loop), each response is an episode with a `trajectory`: turns, tool calls, and observations.
 
-    The same command continues where an interrupted one ended. OUT.settings.json keeps the settings.
+    The same command continues an interrupted one. OUT.settings.json keeps the settings.
     A checkpoint is first exported to a temporary directory (TMPDIR).
     """
     from dovetail_inference.generation import generate as generate_rows

@@ -16,7 +16,7 @@ KINDS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo"}
 
 @attrs.frozen
 class Expression:
-    """A value that is not a literal, as source code."""
+    """The source code of a value that is not a literal."""
 
     source: str
 
@@ -28,14 +28,14 @@ class TrlJob:
     kind: str
     """Kind of the config: grpo, sft or dpo."""
     given: dict[str, Any] = attrs.field(factory=dict)
-    """Given values by name; those of LoraConfig and the trainer as `peft_config.r`, `trainer.model`."""
+    """Given values by name; values of LoraConfig and the trainer as `peft_config.r`, `trainer.model`."""
 
 
 def read_trl(path: Path) -> TrlJob:
-    """Read a Python file or YAML, whose fields tell which config it is.
+    """Read the TRL config in a Python file, or in YAML, whose fields determine the kind of config.
 
     Raises:
-        ConfigError: it can't be read, or holds no TRL config.
+        ConfigError: the file can't be read, or holds no TRL config.
     """
     if path.suffix != ".py":
         given = read_yaml(path)

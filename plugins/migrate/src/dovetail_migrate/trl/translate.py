@@ -17,11 +17,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     kind: _TABLES["defaults"]["common"] | _TABLES["defaults"][kind]
     for kind in ("grpo", "sft", "dpo")
 }
-"""TRL's own values of absent fields, by kind."""
+"""TRL's defaults of fields, by kind of config."""
 TRL_KEYS: dict[str, str] = {theirs: ours for theirs, ours, _ in _TABLES["direct"]} | _TABLES[
     "means"
 ]
-"""Fields of TRL and the Dovetail keys that they mean in a config."""
+"""Field of TRL → the equivalent Dovetail key."""
 _NEEDLESS = _TABLES["needless"].split()
 _CASTS: dict[str, Callable[[Any], Any]] = {
     "int": int,

@@ -16,19 +16,19 @@ import yaml
 from dovetail.errors import ConfigError, nearest
 
 VERSIONS = ("0.9.1", "0.8.0")
-"""verl's versions with a table here, newest first."""
+"""Versions of verl with tables in this package, newest first."""
 
 
 @functools.cache
 def verl_files(version: str) -> Mapping[str, Any]:
-    """Return verl's config files by name, such as `actor/dp_actor`, each as YAML reads it."""
+    """Return verl's parsed config files by name, such as `actor/dp_actor`."""
     path = files("dovetail_migrate.verl") / "tables" / f"verl-{version}.json"
     return json.loads(path.read_text("utf-8"))
 
 
 @functools.cache
 def key_tables() -> dict[str, Any]:
-    """Return the tables of verl's keys, patterns compiled."""
+    """Return the tables of verl's keys, with compiled patterns."""
     path = files("dovetail_migrate.verl") / "tables" / "keys.yaml"
     found = yaml.safe_load(path.read_text("utf-8"))
     for name in ("needless", "missing", "changed", "spellings", "finetuning"):
@@ -37,7 +37,7 @@ def key_tables() -> dict[str, Any]:
 
 
 def table(name: str) -> dict[str, Any]:
-    """Return a table from verl's values to Dovetail's, such as `losses`."""
+    """Return the table of this name, such as `losses`, which maps verl's values to Dovetail's."""
     return key_tables()["names"][name]
 
 
@@ -56,7 +56,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: there is no such file, or it holds something else.
+        ConfigError: the file is missing or holds something else.
     """
     try:
         text = path.read_text("utf-8")
@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def without_targets(tree: Any) -> Any:
-    """Leave out `_target_`, which names verl's class and is not a setting."""
+    """Return a config tree without `_target_` keys, which name verl's classes and are not settings."""
     if isinstance(tree, dict):
         return {key: without_targets(value) for key, value in tree.items() if key != "_target_"}
     return tree
@@ -81,11 +81,11 @@ def without_targets(tree: Any) -> Any:
 
 @attrs.define
 class Composer:
-    """Makes one config of a defaults list, and of the files that it names.
+    """Composes one config from a defaults list and the files that the list names.
 
     Args:
-        version: the verl version whose files a user's may name.
-        folder: the folder that is searched first.
+        version: the verl version whose files a user's config may name.
+        folder: the folder that is searched before verl's files.
         choices: options of config groups that the command gives, such as `{model_engine: megatron}`.
     """
 
@@ -94,15 +94,15 @@ class Composer:
     choices: dict[str, str] = attrs.field(factory=dict)
     used_choices: set[str] = attrs.field(factory=set)
     read: list[str] = attrs.field(factory=list)
-    """Names of the files that were read, outer ones first."""
+    """Names of the files that were read, each file before the files that it includes."""
     own: dict[str, Any] = attrs.field(factory=dict)
     """Values from the files in the folder, by key."""
 
     def compose(self, name: str) -> dict[str, Any]:
-        """Return the config of that name, without `defaults`, with unresolved interpolations.
+        """Compose the config of this name, without `defaults` and with unresolved interpolations.
 
         Raises:
-            ConfigError: a file that it names is not there.
+            ConfigError: a file that the config names is missing.
         """
         self._find_overrides(name)
         tree: dict[str, Any] = {}
@@ -173,7 +173,7 @@ class Composer:
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
-    """Put a value below the dotted path; an empty path gives the value itself."""
+    """Put a value below a dotted path, as nested mappings; an empty path gives the value itself."""
     for part in reversed(path.split(".") if path else []):
         value = {part: value}
     return value
@@ -190,7 +190,7 @@ def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 
 def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Lay one tree over another, mapping by mapping; anything else replaces."""
+    """Merge `above` into `below` recursively; values that are not mappings replace earlier values."""
     for key, value in above.items():
         if isinstance(value, Mapping):
             inner = below.get(key)

@@ -58,7 +58,7 @@ class Job:
     """verl's own values by key."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a key's value; the default where the key is absent, or null means no value."""
+        """Return a key's value, or the default if the key is absent or null."""
         value: Any = self.values
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -71,14 +71,14 @@ class Job:
         return any(self.below(key) for key in keys)
 
     def below(self, key: str) -> list[GivenKey]:
-        """Return the given keys that equal this one or are below it."""
+        """Return the given keys that equal `key` or are below `key`."""
         return [
             each for name, each in self.given.items() if name == key or name.startswith(f"{key}.")
         ]
 
     @property
     def finetunes(self) -> bool:
-        """Whether it is supervised fine-tuning."""
+        """Whether the job is supervised fine-tuning."""
         return "messages_key" in self.values.get("data", {})
 
 
@@ -88,10 +88,10 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
     Args:
         command: the result of `read_command`.
         version: a version of verl, one of `VERSIONS`.
-        places: folders that the program's module may lie below.
+        places: folders below which the program's module may be.
 
     Raises:
-        ConfigError: a config is missing or wrong, or an override is.
+        ConfigError: a config is missing, or a config or an override is wrong.
     """
     name = command.config_name or DEFAULT_CONFIGS.get(command.module)
     folder = config_folder(command, places)
@@ -108,7 +108,7 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
 
 
 def job_of_file(path: Path, version: str, overrides: Sequence[Override] = ()) -> Job:
-    """Compose the job of a YAML file: a resolved config, one with a defaults list, or keys alone over verl's defaults."""
+    """Compose the job of a YAML file: a resolved config, a config with a defaults list, or only keys that replace verl's defaults."""
     return _job(version, path.stem, path.parent, overrides, None)
 
 

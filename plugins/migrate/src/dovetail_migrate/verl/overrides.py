@@ -26,13 +26,13 @@ class Override:
 
 
 def is_override(word: str) -> bool:
-    """Return whether a word of a command is an override and no option or position."""
+    """Return whether a word of a command is an override, not an option or a positional argument."""
     match = _OVERRIDE.fullmatch(word.removeprefix("--") if "=" in word else word)
     return match is not None and (match["value"] is not None or match["sign"] == "~")
 
 
 def read_override(word: str) -> Override:
-    """Read one override; `--key=value`, which some pages print, is taken as `key=value`.
+    """Read one override; `--key=value`, which some documentation prints, is read as `key=value`.
 
     Raises:
         ConfigError: the word is not an override, or its value is not a value of Hydra's grammar.

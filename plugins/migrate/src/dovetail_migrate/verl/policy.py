@@ -14,7 +14,7 @@ _LOSS, _ADVANTAGE = "algorithm.policy_loss", "algorithm.advantage"
 
 
 def algorithm(rules: Rules) -> None:
-    """Translate the whole section."""
+    """Translate verl's keys of the algorithm: estimator, loss, aggregation, KL, rollout correction and filters."""
     estimator(rules)
     loss(rules)
     aggregation(rules)
@@ -53,7 +53,7 @@ def estimator(rules: Rules) -> None:
 
 
 def loss(rules: Rules) -> None:
-    """Translate the loss of a token."""
+    """Translate the policy loss."""
     key = "actor.policy_loss.loss_mode"
     mode = str(rules.get(key, "vanilla"))
     if mode not in table("losses"):
@@ -197,7 +197,7 @@ def _rejections(rules: Rules, section: str, options: str) -> None:
 
 
 def filters(rules: Rules) -> None:
-    """Translate which groups are left out, and how often others are generated in their place; the overlong penalty."""
+    """Translate the filters of groups, the rounds in which replacements are generated, and the overlong penalty."""
     theirs, prompts = "algorithm.filter_groups", rules.sizes.prompts
     generation = int(rules.get("data.gen_batch_size") or prompts)
     if rules.get(f"{theirs}.enable"):

@@ -20,7 +20,7 @@ _OWN_LOOPS = frozenset({
 
 
 def foreign_program(job: Job) -> str | None:
-    """Record the job's program, where it trains with code of its own."""
+    """Return a message if the job's program trains with code of its own, which can't be imported; else None."""
     module = job.command.module if job.command else ""
     if "reward_queue" in module:
         return None  # verl's asynchronous program; that samples are scored while others are generated is so here
@@ -45,7 +45,7 @@ def finetuning(rules: Rules) -> None:
 
 
 def distillation(rules: Rules) -> None:
-    """Translate teachers and the student's loss."""
+    """Translate the teachers and the student's loss of a distillation job."""
     if not rules.get("distillation.enabled"):
         return
     loss, stages = "distillation.distillation_loss", _teachers(rules)
@@ -90,7 +90,7 @@ _OF_POLICIES = ("algorithm.advantage", "algorithm.policy_loss", "algorithm.kl", 
 
 
 def self_play(rules: Rules) -> None:
-    """Translate PRIME, SPIN and SPPO, by their programs."""
+    """Translate the settings of PRIME, SPIN and SPPO, which are recognised by their programs."""
     program = (rules.job.command.module if rules.job.command else rules.job.config_name).rpartition(".")[2]  # fmt: skip
     values = rules.draft.values
     if program in ("main_prime", "prime_trainer"):

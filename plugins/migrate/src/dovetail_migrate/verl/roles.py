@@ -17,7 +17,7 @@ _SECTIONS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan", "automod
 
 
 def engine(rules: Rules) -> None:
-    """Translate the actor's engine, its layout and its budget of tokens."""
+    """Translate the actor's engine, parallel layout and token budget."""
     strategy = _strategy(rules)
     name = "megatron" if strategy == "megatron" else "fsdp2"
     why = f"{strategy} is not here; fsdp2 trains the same sharded over all ranks" if strategy in _OTHER_ENGINES else ""  # fmt: skip
@@ -188,7 +188,7 @@ def optimizer(rules: Rules, section: str, ours: str, updates: int) -> None:
         rules: the rules of the job.
         section: verl's section, such as `actor.optim`.
         ours: the role in Dovetail's config.
-        updates: optimizer steps a step of the run: verl advances its schedule once a step, Dovetail once an update.
+        updates: optimizer steps per step of the run. verl advances the schedule once per step, Dovetail once per optimizer step.
     """
     name = str(rules.get(f"{section}.optimizer", "AdamW")).lower()
     known = {"adamw": "adamw", "adam": "adamw", "fusedadam": "adamw", "muon": "muon", "sgd": "sgd"}
@@ -241,7 +241,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def critic(rules: Rules) -> None:
-    """Translate the critic, where the job trains one."""
+    """Translate the critic's settings if the job trains a critic."""
     if not rules.trains_critic:
         return
     if rules.get("algorithm.adv_estimator") != "gae":

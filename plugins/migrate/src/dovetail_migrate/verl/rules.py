@@ -19,7 +19,7 @@ _SHORT = ("actor", "ref", "rollout", "model")
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """The counts of a step, as verl means them."""
+    """The counts of a training step in verl's terms: prompts, samples, updates and GPUs."""
 
     prompts: int
     n: int
@@ -31,62 +31,62 @@ class Sizes:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps a step."""
+        """Number of optimizer steps per training step."""
         return math.ceil(self.prompts / self.mini_batch) * self.epochs
 
 
 @attrs.frozen(kw_only=True)
 class Rules:
-    """A job, the draft of its config, and the counts.
+    """A verl job, the draft of its Dovetail config, and the counts of a step.
 
-    Keys of verl's are written without `actor_rollout_ref.`; `=` before one takes it as it stands.
+    Methods take verl's keys without `actor_rollout_ref.`; a key with a leading `=` is taken literally.
     """
 
     job: Job
     draft: Draft
     sizes: Sizes
     rows: int | None = None
-    """Rows of the training files, where they are known."""
+    """Number of rows of the training files, if known."""
 
     def full(self, key: str) -> str:
-        """Return verl's full key."""
+        """Return verl's full key for a shortened key."""
         if key.startswith("="):
             return key[1:]
         short = key.partition(".")[0] in _SHORT and not self.job.finetunes
         return f"actor_rollout_ref.{key}" if short else key
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a verl key; the default where it is absent or null."""
+        """Return the value of a verl key, or the default if the key is absent or null."""
         return self.job.get(self.full(key), default)
 
     def given(self, key: str) -> bool:
-        """Return whether the key, or one below it, was given."""
+        """Return whether the key, or a key below it, was given."""
         return self.job.is_given(self.full(key))
 
     def put(self, ours: str, value: Any, *theirs: str, why: str = "") -> None:
-        """Set the Dovetail key `ours`, as `Draft.put` does, for keys `theirs` of this section."""
+        """Set the Dovetail key `ours`, as `Draft.put` does, for shortened verl keys `theirs`."""
         self.draft.put(ours, value, *map(self.full, theirs), why=why)
 
     def same(self, theirs: str, ours: str, cast: Callable[[Any], Any] = str) -> None:
-        """Set the Dovetail key `ours` to the value of verl's key `theirs`, converted by `cast`, unless it is null."""
+        """Set the Dovetail key `ours` to the value of verl's key `theirs`, converted by `cast`, unless the value is null."""
         if (value := self.get(theirs)) is not None and (made := cast(value)) is not None:
             self.put(ours, made, theirs)
 
     def idle(self, why: str, *theirs: str) -> None:
-        """Record keys that need no counterpart here."""
+        """Record verl keys that need no counterpart in Dovetail."""
         self.draft.idle(why, *map(self.full, theirs))
 
     def change(self, why: str, *theirs: str) -> None:
-        """Record keys whose effect is achieved in another way than by a key."""
+        """Record verl keys whose effect Dovetail achieves without a key."""
         self.draft.change(why, *map(self.full, theirs))
 
     def refuse(self, why: str, *theirs: str) -> None:
-        """Record keys without a counterpart here."""
+        """Record verl keys that can't be imported."""
         self.draft.refuse(why, *map(self.full, theirs))
 
     @property
     def steps(self) -> int | None:
-        """Steps of the run, where they are known."""
+        """Number of steps of the run, or None if unknown."""
         if (steps := self.get("trainer.total_training_steps")) is not None:
             return int(steps)
         if self.rows is None:
@@ -95,7 +95,7 @@ class Rules:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Heads of queries, of keys, and experts of the model; each 0 where its config is not here, which every size divides."""
+        """Numbers of query heads, key heads and experts of the model; 0, which every size divides, if the model's config is not local."""
         file = Path(str(self.get("model.path", ""))).expanduser() / "config.json"
         whole = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         text = whole.get("text_config", whole)
@@ -104,22 +104,22 @@ class Rules:
 
     @property
     def trains_critic(self) -> bool:
-        """Whether verl trains a critic."""
+        """Whether verl trains a critic in this job."""
         return bool(self.get("critic.enable", self.get("algorithm.adv_estimator") == "gae"))
 
 
 def fitting(size: int, *counts: int) -> int:
-    """Return the largest size up to this one that divides it and all counts."""
+    """Return the largest divisor of `size` that also divides all counts."""
     return max(n for n in range(1, size + 1) if not any(count % n for count in (size, *counts)))
 
 
 def on(value: Any) -> bool | None:
-    """Return true for what is on, and nothing for what is off."""
+    """Return True for a true value, else None."""
     return True if value else None
 
 
 def as_list(value: Any) -> Any:
-    """Return one file as text, several as a list; scripts also quote lists."""
+    """Return one file as text, several files as a list; a list may also be given as quoted text."""
     from dovetail_migrate.verl.overrides import read_value
 
     listed = read_value(value) if isinstance(value, str) and value.startswith("[") else value
@@ -141,7 +141,7 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 
 
 def apply_tables(rules: Rules) -> None:
-    """Translate the keys of the tables; of a fine-tuning job only the table `every` applies."""
+    """Translate the keys of the tables; for a fine-tuning job, only the table `every` applies."""
     tables = key_tables()
     for theirs, ours, cast in tables["every"] + ([] if rules.job.finetunes else tables["direct"]):
         rules.same(theirs, ours, _CASTS[cast])
@@ -166,7 +166,7 @@ def apply_tables(rules: Rules) -> None:
 
 
 def note_inert(rules: Rules) -> None:
-    """Record the keys that have no effect; called last, so that they outweigh nothing."""
+    """Record the keys that have no effect. Called last, so that earlier findings on the same keys take precedence."""
     states = {"critic": rules.trains_critic, "agent_loop": "rollout.agent_loop.name" in rules.draft.values}  # fmt: skip
     for keys, condition, why in key_tables()["inert"]:
         wanted, of = condition[:1], condition[1:]

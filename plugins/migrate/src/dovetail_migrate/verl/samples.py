@@ -7,7 +7,7 @@ from dovetail_migrate.verl.rules import Rules, fitting
 
 
 def data(rules: Rules) -> None:
-    """Translate how long prompts are treated, and the order of rows."""
+    """Translate the treatment of overlong prompts, and the order of rows."""
     cut, filters = str(rules.get("data.truncation", "error")), "data.filter_overlong_prompts"
     ours = "error" if cut == "error" else f"truncate_{cut}"
     if rules.get(filters):

@@ -34,7 +34,7 @@ def counts(job: Job) -> Sizes:
 
 
 def batches(rules: Rules) -> None:
-    """Translate the prompts of a step and of an update."""
+    """Translate the numbers of prompts per step and per update."""
     key, prompts = "actor.ppo_mini_batch_size", rules.sizes.prompts
     given = int(rules.get(key, 256))
     if rules.get("async_training"):

@@ -76,9 +76,9 @@ STAND_INS = [
     "aws",
     "gsutil",
 ]
-"""Programs that are not started: their names and arguments are taken down."""
+"""Programs that are not started; their names and arguments are recorded."""
 SECONDS = 20.0
-"""CPU seconds that a script may use; its wall time is limited to three times that."""
+"""CPU seconds that a script may use; the limit of wall-clock time is three times as long."""
 _RECORDER = """#!/bin/sh
 name=${0##*/}
 printf '%s\\000' "$#" "$name" "$@" > /box/tmp/call.$$
@@ -118,18 +118,18 @@ WHAT_IT_MAY_DO = """The script {script} runs confined, to find the commands that
 
 @attrs.frozen
 class ScriptRun:
-    """The result of running a script."""
+    """The recorded commands, exit status and errors of a script that ran in the sandbox."""
 
     commands: tuple[tuple[str, ...], ...]
-    """The words of every stand-in that it called, in order."""
+    """The words of every recorded command, in order."""
     status: int | None
-    """Its exit status; None where it was ended at its time limit."""
+    """The script's exit status; None if the script was ended at its time limit."""
     errors: str
-    """The end of what it printed as errors."""
+    """The end of the script's standard error."""
 
 
 def may_do(script: Path) -> str:
-    """Print what the script is allowed to do, before it runs; for errors see `run_script`."""
+    """Return a text on what the script may do, to print before the script runs; for errors see `run_script`."""
     if not script.is_file():
         raise ConfigError(f"there is no script {script}")
     return WHAT_IT_MAY_DO.format(script=script, seconds=SECONDS, more=len(STAND_INS) - 6)
@@ -143,17 +143,17 @@ def run_script(
     seconds: float = SECONDS,
     gpus: int = 8,
 ) -> ScriptRun:
-    """Run a bash script confined and return the commands that it would have started.
+    """Run a bash script in a sandbox and return the commands that the script would have started.
 
     Args:
-        script: the file; small text files in its folder are there, too.
-        arguments: its positional arguments.
-        variables: the variables of its environment, which holds nothing else of the caller's.
-        seconds: the limit of CPU seconds; that of wall-clock seconds is three times as long.
+        script: the script file; small text files in the same folder are in the sandbox too.
+        arguments: positional arguments of the script.
+        variables: environment variables of the script, which gets no other variables of the caller.
+        seconds: the limit of CPU seconds; the limit of wall-clock seconds is three times as long.
         gpus: the number of GPUs that `nvidia-smi` reports.
 
     Raises:
-        ConfigError: there is no such file, or no level of the sandbox holds on this machine.
+        ConfigError: the file is missing, or this machine can't sandbox the script.
     """
     may_do(script)
     home, here = Path.home(), Path.cwd()

@@ -13,12 +13,12 @@ _LEGACY = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
 
 def canonical(key: str, value: Any, tree: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the key of verl's tables for a spelling of it, and the value in that key's terms.
+    """Return the key in verl's tables for an alternative spelling, and the value converted for this key.
 
     Args:
         key: the key as written.
         value: the value as written.
-        tree: the composed config: a root that it has, such as `model` of fine-tuning, is not a spelling.
+        tree: the composed config; keys that it contains, such as `model` in fine-tuning, are not alternative spellings.
     """
     finetunes = _A not in tree
     for pattern, becomes in key_tables()["finetuning" if finetunes else "spellings"]:

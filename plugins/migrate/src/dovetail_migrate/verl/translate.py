@@ -18,11 +18,11 @@ _OFF: tuple[Any, ...] = (None, False, 0, "", "disabled", -1, {}, [], "none", "No
 
 
 def translate(job: Job, rows: int | None = None) -> Draft:
-    """Return the draft of a job.
+    """Translate a verl job into the draft of a Dovetail config.
 
     Args:
         job: a job of verl.
-        rows: the rows of its training files, where they are known: a warm-up may be a share of the run's steps.
+        rows: the number of rows of the training files, if known; needed if the warm-up is a fraction of the run's steps.
     """
     draft = Draft()
     if (program := recipes.foreign_program(job)) is not None:

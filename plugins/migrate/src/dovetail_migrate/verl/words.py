@@ -33,14 +33,14 @@ DEFAULT_CONFIGS = {
     "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
     "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
 }
-"""verl's programs that train, to the config that each reads."""
+"""verl's programs that train → the config that each program reads."""
 OTHERS = {
     "verl.trainer.main_generation": "dovetail generate",
     "verl.trainer.main_generation_server": "dovetail generate",
     "verl.trainer.main_eval": "dovetail eval",
     "verl.model_merger": "dovetail export",
 }
-"""verl's programs that do not train, to the command that stands for each here."""
+"""verl's programs that do not train → the equivalent Dovetail command."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,14 +50,14 @@ class VerlCommand:
     words: tuple[str, ...]
     """The command as it was recorded."""
     module: str
-    """The program, such as `verl.trainer.main_ppo`; of a file, its path with dots."""
+    """The program, such as `verl.trainer.main_ppo`; for a file, the file's path with dots."""
     config_name: str | None = None
     config_path: str | None = None
     overrides: tuple[Override, ...] = ()
     rest: tuple[str, ...] = ()
-    """Words that are neither options of Hydra's nor overrides."""
+    """Words that are neither Hydra's options nor overrides."""
     processes: int | None = None
-    """Processes a node, from torchrun's `--nproc_per_node`."""
+    """Number of processes per node, from torchrun's `--nproc_per_node`."""
     nodes: int | None = None
 
     @property
@@ -69,12 +69,12 @@ class VerlCommand:
 
     @property
     def finetunes(self) -> bool:
-        """Whether it is verl's program for supervised fine-tuning."""
+        """Whether the program is verl's supervised fine-tuning."""
         return "sft" in self.module.rpartition(".")[2]
 
 
 def read_command(words: Sequence[str]) -> VerlCommand | None:
-    """Read a command past launchers and wrappers; None where it starts no Python program."""
+    """Parse a command, skipping launchers and wrappers; return None if the command starts no Python program."""
     left = list(words)
     processes = nodes = None
     while left:
@@ -195,11 +195,11 @@ def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
     """Find the folder with the command's config files: `--config-path`, which may be relative to the program's module.
 
     Args:
-        command: the command, below whose module's folder each place is searched.
-        places: the working directory, the script's folder and those above it.
+        command: the command, whose config folder is relative to its module's folder.
+        places: folders to search: the working directory, the script's folder and its parent folders.
 
     Raises:
-        ConfigError: `--config-path` names a folder that is nowhere.
+        ConfigError: `--config-path` names a folder that can't be found.
     """
     wanted = Path(command.config_path or "config").expanduser()
     found = [folder for folder in _candidates(command, wanted, places) if folder.is_dir()]

@@ -27,7 +27,7 @@ class AdvantageConformance(PluginConformance):
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
     component_names: ClassVar[tuple[str, ...]] = ("accuracy", "format")
-    """Reward components that every sample has."""
+    """Names of the reward components of every sample."""
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
         """Return a random batch with the columns that the estimator requires: groups × n samples of 0 to 12 tokens."""
@@ -41,7 +41,7 @@ class AdvantageConformance(PluginConformance):
         )
 
     def compares_groups(self) -> bool:
-        """Return whether a sample's advantage compares the sample with others of its prompt."""
+        """Return whether a sample's advantage depends on the other samples of the same prompt."""
         least = self.plugin.min_group_size(self.make_config())
         return self.plugin.scope == "group" or least >= 2
 
@@ -52,14 +52,14 @@ class AdvantageConformance(PluginConformance):
         return self.make(**context).estimate(batch, groups)
 
     def flat(self, batch: Batch, **context: Any) -> list[np.ndarray]:
-        """Return advantages as one array a sample: [1], or [t] over its t tokens."""
+        """Estimate advantages and return one array per sample: [1], or [t] for a sample of t tokens."""
         advantages = self.estimate(batch, **context).advantages
         if isinstance(advantages, Ragged):
             return list(advantages)
         return [np.atleast_1d(value) for value in advantages]
 
     def assert_close(self, got: list[np.ndarray], expected: list[np.ndarray]) -> None:
-        """Assert equality within the tolerance, sample by sample, each array [1] or [t]."""
+        """Assert that two lists of arrays, [1] or [t] per sample, agree within the tolerance."""
         for mine, theirs in zip(got, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=self.tolerance, atol=self.tolerance)
 

@@ -40,13 +40,13 @@ def draw_episodes(
     n: int = 1,
     tokens: int = 4096,
 ) -> list[Sample]:
-    """Run episodes concurrently, with a scripted policy and a small tokenizer; starts and closes the loop.
+    """Start the loop, run episodes concurrently with a scripted policy and a small tokenizer, and close the loop.
 
     Args:
         loop: an agent loop whose context has the tokenizer `template_tokenizer(CHATML)`.
-        prompts: rows with messages in `raw`; their tokens are computed here.
-        said: a function that returns the policy's turns for the prompt with an index; after the last turn they repeat.
-        n: the number of samples a prompt.
+        prompts: prompts with messages in `raw`; this function computes their tokens.
+        said: a function from a prompt's index to the texts of the policy's turns, which repeat after the last turn.
+        n: the number of samples per prompt.
         tokens: the token limit of a response.
     """
     tokenizer = template_tokenizer(CHATML)
@@ -91,17 +91,17 @@ class AgentLoopConformance(PluginConformance):
     kind = "agent_loop"
     plugin: ClassVar[type[AgentLoop]]
     turns: ClassVar[Sequence[str]] = ("one turn", "another")
-    """Texts of the policy's turns, in order; after the last they repeat."""
+    """Texts of the policy's turns, in order; after the last turn, the texts repeat."""
     row: ClassVar[Mapping[str, Any]] = {}
-    """Further fields of the prompts, besides their messages: fields of `Prompt`."""
+    """Fields of `Prompt` to set besides the messages."""
 
     def draw(
         self, n: int = 3, *, indices: Sequence[int] = (0,), tokens: int = 4096
     ) -> list[Sample]:
-        """Run n episodes for each of these prompts at once, with a policy that says `turns`.
+        """Run n episodes per prompt concurrently, with a policy whose turns are `turns`.
 
         Args:
-            n: the number of samples a prompt.
+            n: the number of samples per prompt.
             indices: the indices of the prompts.
             tokens: the token limit of a response.
         """

@@ -19,7 +19,7 @@ from dovetail_sdk.testing.conformance.engine_value import ValueRoleConformance
 
 
 class EngineConformance(ValueRoleConformance):
-    """Conformance suite for training engines, by their capabilities: subclass it and set `plugin`."""
+    """Conformance suite for training engines: subclass it and set `plugin`; the plugin's capabilities decide which tests run."""
 
     # -- forward -----------------------------------------------------------------------------
 

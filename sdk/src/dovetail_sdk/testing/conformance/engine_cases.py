@@ -21,7 +21,7 @@ Weights = dict[str, torch.Tensor]
 
 
 class EngineCases(PluginConformance):
-    """Base of the suites of training engines; its only tests are those of every plugin."""
+    """Base of the suites of training engines: helpers for their tests, but no tests besides those of `PluginConformance`."""
 
     kind = "engine"
     plugin: ClassVar[type[TrainEngine]]
@@ -30,12 +30,12 @@ class EngineCases(PluginConformance):
     tolerance: ClassVar[float] = 2e-5
     """Largest difference that counts as float32 rounding."""
     policy_loss: ClassVar[str] = "reinforce"
-    """The policy loss of the test objective; it may be any that is installed."""
+    """Name of the policy loss of the test objective; any installed policy loss will do."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Return a tiny Qwen2 model with its tokenizer."""
+        """Make a tiny Qwen2 model with its tokenizer and return the directory."""
         return tiny_model_and_tokenizer(tmp_path_factory.mktemp("tiny"), vocab_size=300)
 
     def start(
@@ -46,7 +46,7 @@ class EngineCases(PluginConformance):
         head: Literal["lm", "value"] = "lm",
         **optim: Any,
     ) -> TrainEngine:
-        """Start an engine in float32: the actor's, or the critic's for the head "value"."""
+        """Start a float32 engine: an actor for the head "lm", a critic for the head "value"."""
         transport = make_plugin(
             PluginRef(kind="weight_transport", name="in_process"), PluginContext()
         )
@@ -68,7 +68,7 @@ class EngineCases(PluginConformance):
         return engine
 
     def batch(self, seed: int = 0, size: int = 9) -> Batch:
-        """Return random samples of different lengths; three share each prompt; some tokens are masked."""
+        """Return random samples of different lengths, three per prompt, with some tokens masked."""
         rng = np.random.default_rng(seed)
         prompts = [rng.integers(5, 300, rng.integers(1, 9)) for _ in range(-(-size // 3))]
         responses = Ragged.from_list(
@@ -90,13 +90,13 @@ class EngineCases(PluginConformance):
         )
 
     def needs_equal_bits(self) -> None:
-        """Skip the test where two equal computations may differ in their bits."""
+        """Skip the test if the engine's results may differ in their bits between two equal computations."""
         if self.device != "cpu":
             pytest.skip("bit-identity is promised on the CPU; on an accelerator kernels may differ")
         self.needs("deterministic")
 
     def objective(self) -> ObjectiveSpec:
-        """Return a policy gradient with the mean over tokens."""
+        """Return the spec of a policy-gradient objective that averages over tokens."""
         return objective_spec(
             "policy",
             policy_loss=PluginSection(name=self.policy_loss),
@@ -104,7 +104,7 @@ class EngineCases(PluginConformance):
         )
 
     def received(self, engine: TrainEngine, version: int = 1) -> Weights:
-        """Return the engine's weights, as a rollout would receive them."""
+        """Return the engine's weights as a rollout engine would receive them."""
         manifest = engine.weight_manifest(version)
         engine.send_weights(version, manifest)
         receiver = engine.context.transport.receiver()
@@ -118,7 +118,7 @@ class EngineCases(PluginConformance):
         count: int = 2,
         objective: ObjectiveSpec | None = None,
     ) -> Weights:
-        """Return weights after some updates on one batch."""
+        """Start a new engine, train it for `count` updates on one batch, and return its weights."""
         engine = self.start(directory, budget=budget)
         try:
             for _ in range(count):

@@ -24,14 +24,14 @@ CLIP = 0.02
 
 
 class ValueRoleConformance(EngineCases):
-    """The critic's part of `EngineConformance`."""
+    """The critic tests of `EngineConformance`, for engines with the capability `value_head`."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def value_directory(
         cls, model_directory: Path, tmp_path_factory: pytest.TempPathFactory
     ) -> Path:
-        """Return a tiny checkpoint with a value head of its own: a token classifier of one label."""
+        """Make a tiny checkpoint with a value head (a token classifier with one label) and return the directory."""
         cls().needs("value_head")
         directory = tmp_path_factory.mktemp("tiny_value")
         tokenizer = AutoTokenizer.from_pretrained(str(model_directory))
@@ -40,7 +40,7 @@ class ValueRoleConformance(EngineCases):
         return directory
 
     def value_objective(self) -> ObjectiveSpec:
-        """Return the clipped value loss with the mean over tokens."""
+        """Return the spec of the clipped value loss, averaged over tokens."""
         return objective_spec("value", clip=CLIP)
 
     def values(self, engine: TrainEngine, batch: Batch) -> np.ndarray:
@@ -48,7 +48,7 @@ class ValueRoleConformance(EngineCases):
         return engine.forward(batch, VALUES)["values"].values
 
     def value_batch(self, engine: TrainEngine, seed: int) -> Batch:
-        """Return a batch with values and returns, as a step gives it to a critic's update."""
+        """Return a batch with values and returns, the input of a critic update."""
         batch = self.batch(seed)
         column = engine.forward(batch, VALUES)["values"]
         noise = np.random.default_rng(seed).normal(size=(2, len(column.values)))
@@ -71,14 +71,14 @@ class ValueRoleConformance(EngineCases):
             engine.close()
 
     def reference(self, directory: Path) -> torch.nn.Module:
-        """Return the same model by transformers itself."""
+        """Load the checkpoint in `directory` with transformers alone, as the reference model."""
         model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
             str(directory), dtype=torch.float32
         )
         return model.eval()
 
     def reference_values(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Return float32 [T]: the model's value of the state before each response token, sample by sample; carries the gradient."""
+        """Return float32 [T]: the model's value of the state before each response token, sample by sample, with gradients."""
         found = []
         for prompt, response in zip(batch["prompt_ids"], batch["response_ids"], strict=True):
             ids = torch.from_numpy(np.concatenate([prompt, response]))[None]

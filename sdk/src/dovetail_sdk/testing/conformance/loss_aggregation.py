@@ -26,7 +26,7 @@ class LossAggregationConformance(PluginConformance):
     """Largest relative difference that counts as rounding."""
 
     def samples(self, seed: int) -> list[tuple[Tensor, Tensor]]:
-        """Return random losses, float32 [T], and masks, bool [T], of each sample; one is empty, and one fully masked."""
+        """Return random losses, float32 [T], and a mask, bool [T], per sample; one sample is empty, and one is fully masked."""
         generator = torch.Generator().manual_seed(seed)
         found = [
             (torch.randn(k, generator=generator), torch.rand(k, generator=generator) < 0.7)
@@ -36,7 +36,7 @@ class LossAggregationConformance(PluginConformance):
         return found
 
     def total(self, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return float32 []: the sum over these samples."""
+        """Return the loss sum over samples, float32 [], before division by the denominator."""
         lengths = torch.tensor([0, *(len(losses_T) for losses_T, _ in samples)])
         empty = (torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         losses_T, mask_T = (torch.cat(parts) for parts in zip(*(samples or [empty]), strict=True))

@@ -18,31 +18,31 @@ from dovetail_sdk.testing.objectives import ObjectiveUpdate, spec_of, update_of
 from dovetail_sdk.testing.ranks import on_ranks
 
 LENGTHS = (3, 7, 2, 5, 1, 9, 4, 6)
-"""Response tokens of the samples of a mini-batch."""
+"""Number of response tokens of each sample of a mini-batch."""
 PARTS = {
     "one by one": [[0, 1], [2, 3], [4, 5], [6, 7]],
     "uneven": [[2, 3, 6, 7, 0, 1], [4, 5]],
     "empty ones": [[], [0, 1, 2, 3, 4, 5, 6, 7], []],
 }
-"""Cuts of the mini-batch into micro-batches that keep neighbours together, which are a pair and a group."""
+"""Splits of the mini-batch into micro-batches that keep two neighbouring samples (one pair, one group) together."""
 SINGLE = {"single": [[row] for row in range(8)]}
-"""A cut that the unit `sample` also allows."""
+"""A split that separates pairs, for objectives that treat every sample alone."""
 
 
 class ObjectiveCases(PluginConformance):
-    """Base of the suites of objectives and of policy losses: updates with one objective, cut and spread in every way."""
+    """Base of the suites of objectives and policy losses. Its tests check that micro-batches and ranks don't change an update."""
 
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
     scalars: ClassVar[Mapping[str, float]] = {}
-    """Scalars under test, where they differ from their defaults."""
+    """Values of the objective's scalars that differ from the defaults."""
 
     def goal(self) -> Objective:
-        """Return the objective of the updates."""
+        """Return the objective under test."""
         raise NotImplementedError
 
     def mini_batch(self, seed: int) -> Batch:
-        """Return eight samples with the columns that the objective requires; neighbours are a unit."""
+        """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 must stay together."""
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ class ObjectiveCases(PluginConformance):
     def update(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray], **how: Any
     ) -> ObjectiveUpdate:
-        """Compute the objective on a mini-batch and outputs, [T, …] each; `how` goes to `update_of`."""
+        """Compute the objective on a mini-batch and outputs, [T, …] each; `how` holds keyword arguments of `update_of`."""
         return update_of(self.goal(), mini_batch, outputs, scalars=self.scalars, **how)
 
     def same(self, got: ObjectiveUpdate, want: ObjectiveUpdate) -> None:
@@ -125,7 +125,7 @@ class ObjectiveConformance(ObjectiveCases):
     # What a third party may override
 
     def mini_batch(self, seed: int) -> Batch:
-        """Return eight samples with the columns that the objective requires; neighbours are a pair, and a group."""
+        """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 are a pair and a group."""
         rng = np.random.default_rng(seed)
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in LENGTHS], dtype=np.bool_)
         samples = len(LENGTHS)
@@ -151,7 +151,7 @@ class ObjectiveConformance(ObjectiveCases):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]] | None:
-        """Return the loss by a plain formula in float64, and its gradient by each output, [T, …]; None where there is no oracle."""
+        """Return the float64 loss of a plain formula and its gradient with respect to each output, [T, …]; None without an oracle."""
         return None
 
     # How the suite runs it

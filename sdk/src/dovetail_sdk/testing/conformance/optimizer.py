@@ -24,10 +24,10 @@ class OptimizerConformance(PluginConformance):
     kind = "optimizer"
     plugin: ClassVar[type[Optimizer]]
     steps: ClassVar[int] = 3
-    """Number of steps before a state is kept."""
+    """Number of steps before the optimizer state is saved."""
 
     def make_config(self) -> Any:
-        """Return the config under test, with a learning rate above 1e-4, whose steps show in float32."""
+        """Return the config under test, with a learning rate large enough to change float32 parameters visibly."""
         config = super().make_config()
         return attrs.evolve(config, lr=max(config.lr, 1e-2))
 
@@ -42,7 +42,7 @@ class OptimizerConformance(PluginConformance):
     def built(
         self, parameters: Mapping[str, nn.Parameter]
     ) -> tuple[Optimizer, Sequence[torch.optim.Optimizer]]:
-        """Return the plugin, and its optimizers over these parameters."""
+        """Return the plugin and the torch optimizers that it builds for these parameters."""
         plugin: Optimizer = self.make()
         return plugin, plugin.build(parameters, MATRICES)
 
@@ -52,7 +52,7 @@ class OptimizerConformance(PluginConformance):
         parameters: Mapping[str, nn.Parameter],
         steps: Sequence[int],
     ) -> None:
-        """Take steps with gradients that depend on the step number alone; at every second step the bias has no gradient."""
+        """Take optimizer steps with gradients that depend only on the step number; at every second step, the bias has no gradient."""
         for step in steps:
             generator = torch.Generator().manual_seed(100 + step)
             for name, parameter in parameters.items():
@@ -67,7 +67,7 @@ class OptimizerConformance(PluginConformance):
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, nn.Parameter],
     ) -> dict[str, Tensor]:
-        """Return every tensor that a checkpoint keeps, of any shape, by kind and parameter."""
+        """Return every optimizer state tensor that a checkpoint stores, of any shape, by kind of state and parameter."""
         return {
             f"{kind}.{part}.{name}": tensor
             for name, parameter in parameters.items()
@@ -163,7 +163,7 @@ class ScheduleConformance(PluginConformance):
     plugin: ClassVar[type[Schedule]]
 
     def shares(self, last: int, needs_end: bool = True) -> list[float]:
-        """Return the share of the peak learning rate at every step up to the last."""
+        """Return the learning rate, as a share of its peak, at every step up to `last`."""
         schedule: Schedule = self.make()
         return [schedule.share(step, last if needs_end else None) for step in range(last + 1)]
 

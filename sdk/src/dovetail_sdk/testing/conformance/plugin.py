@@ -21,24 +21,23 @@ _KIT = __name__.rpartition(".")[0]
 
 
 class PluginConformance:
-    """Base of every conformance suite. A subclass sets `plugin`, and `config` where the default is not enough.
+    """Base of every conformance suite. A subclass sets `plugin`, and `config` if the default config is not enough.
 
-    A subclass may add tests of its own, but can't replace a standard one. A standard test that can't hold for a plugin is named in
-    `expected_failures`; it still runs, and is reported with its reason.
+    A subclass may add tests, but can't replace standard tests. Standard tests that can't hold for a plugin are listed in
+    `expected_failures`; they still run and are reported with the reason.
 
     Raises:
-        PluginError: at the definition of a subclass that overrides a standard test, or whose `expected_failures` name an unknown
-            test or lack a reason.
+        PluginError: a subclass overrides a standard test, or one of its `expected_failures` lacks a reason or names an unknown test.
     """
 
     kind: ClassVar[str]
-    """The plugin's kind; the suite sets it."""
+    """The plugin's kind, set by each suite."""
     plugin: ClassVar[type[Plugin]]
     """The class under test."""
     config: ClassVar[Any] = None
     """The plugin's config; by default `plugin.Config(name=plugin.name)`."""
     expected_failures: ClassVar[Mapping[str, str]] = {}
-    """Standard tests that fail for this plugin, each with the reason. A named test that passes is a failure."""
+    """Standard tests that fail for this plugin, each with the reason. A listed test that passes counts as a failure."""
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
@@ -63,12 +62,12 @@ class PluginConformance:
 
     @classmethod
     def of(cls, plugin: type[Plugin], config: Any = None, **attributes: Any) -> type[Self]:
-        """Return the suite of a plugin that needs no code: `TestGrpo = AdvantageConformance.of(GrpoEstimator)`.
+        """Build the suite of a plugin in one line, without a subclass: `TestGrpo = AdvantageConformance.of(GrpoEstimator)`.
 
         Args:
             plugin: the class under test.
-            config: the plugin's config, where the default is not enough.
-            attributes: further class attributes, by name.
+            config: the plugin's config; by default `plugin.Config(name=plugin.name)`.
+            attributes: further class attributes of the suite, by name.
         """
         given = {"plugin": plugin, "config": config, **attributes, "__module__": plugin.__module__}
         return cast("type[Self]", type(f"Test{plugin.__name__}", (cls,), given))
@@ -85,7 +84,7 @@ class PluginConformance:
         return self.config if self.config is not None else self.plugin.Config(name=self.plugin.name)
 
     def make(self, **context: Any) -> Any:
-        """Return a plugin that has not been started."""
+        """Construct the plugin under test without starting it."""
         return self.plugin(self.make_config(), PluginContext(**context))
 
     def named_columns(self) -> frozenset[str]:
@@ -96,7 +95,7 @@ class PluginConformance:
         return self.plugin.requires(config) | self.plugin.provides(config)
 
     def known_columns(self) -> dict[str, Column]:
-        """Return the columns that the plugin may read, by name: core's, the plugin's own, and those that installed plugins declare."""
+        """Return the columns that the plugin may read, by name: columns of core, of the plugin, and of installed plugins."""
         known = glossary(self.plugin.columns)
         for entry in default_index().entries():
             if entry.usable and entry.manifest is not None:
@@ -106,7 +105,7 @@ class PluginConformance:
         return known
 
     def needs(self, capability: str) -> None:
-        """Skip the test where the plugin does not claim this capability."""
+        """Skip the test if the plugin does not claim this capability."""
         if capability not in self.plugin.capabilities:
             pytest.skip(f"it does not claim the capability {capability!r}")
 

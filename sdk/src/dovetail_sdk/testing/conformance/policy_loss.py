@@ -35,8 +35,8 @@ class PolicyLossConformance(ObjectiveCases):
     kind = "policy_loss"
     plugin: ClassVar[type[PolicyLoss]]
     smooth: ClassVar[bool] = False
-    """Whether the aggregated loss has no stop-gradient that its value shows; its gradient is then compared with finite differences, for
-    one advantage a sample.
+    """Whether the gradient of the aggregated loss is the derivative of its value, unaffected by stop-gradients. If so, the suite compares
+    the gradient with finite differences, with one advantage per sample.
     """
 
     # What a third party may override
@@ -44,7 +44,7 @@ class PolicyLossConformance(ObjectiveCases):
     def mini_batch(
         self, seed: int, lengths: Sequence[int] = (3, 7, 0, 5, 1, 9, 4, 6), spread: float = 0.3
     ) -> Batch:
-        """Return the columns that the loss requires, and the current `log_probs`; policies differ by about `spread` nats."""
+        """Return a batch with the loss's required columns and `log_probs`; log-probs of other policies differ by about `spread` nats."""
         rng = np.random.default_rng(seed)
         config = self.make_config()
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in lengths], dtype=np.bool_)
@@ -78,7 +78,7 @@ class PolicyLossConformance(ObjectiveCases):
     # How the suite runs it
 
     def goal(self) -> Objective:
-        """Return the loss in the objective `policy`, with the aggregation that it prescribes, or `token_mean`."""
+        """Return the objective `policy` with the loss under test and the loss's own aggregation, by default `token_mean`."""
         of_policies: Any = load_plugin_class(PluginRef(kind="objective", name="policy"))
         section = PluginSection(name=self.plugin.aggregation or "token_mean")
         aggregation = make_plugin(ref_for("loss_aggregation", section), PluginContext())

@@ -24,13 +24,13 @@ class PresetConformance(PluginConformance):
     """The config with which the preset is tested."""
 
     def config_class(self, kind: str, section: Mapping[str, Any]) -> type:
-        """Return the Config of a plugin: of the preset under test, even if it is not installed, or of an installed plugin."""
+        """Return the Config class of an installed plugin, or of the preset under test, which need not be installed."""
         if (kind, section.get("name")) == (self.kind, self.plugin.name):
             return self.plugin.Config
         return installed_config_class(kind, section)
 
     def load(self, *overrides: str) -> LoadedConfig:
-        """Return the config under test, with the preset."""
+        """Load the config under test with the preset applied."""
         own = {
             key: value for key, value in to_mapping(self.make_config()).items() if value is not None
         }

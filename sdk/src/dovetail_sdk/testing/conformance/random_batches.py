@@ -21,15 +21,15 @@ def random_batch(
     declared: Iterable[Column] = (),
     component_names: tuple[str, ...] = ("accuracy", "format"),
 ) -> Batch:
-    """Make groups × n samples of 0 to 12 tokens, of which a fifth are masked as tools' output.
+    """Make groups × n samples of 0 to 12 tokens; a fifth of the tokens are masked as tool output.
 
     Args:
         required: columns to add to `group_id`, `scores`, `token_rewards` and `response_mask`.
         seed: the random seed.
         groups: number of prompts.
-        n: samples a prompt.
-        declared: the plugin's own columns; floats are drawn from a normal distribution, objects are None.
-        component_names: names of the reward's components, where `reward_components` is required.
+        n: the number of samples per prompt.
+        declared: columns that the plugin declares; floats are drawn from a normal distribution, objects are None.
+        component_names: names of the reward components, used if `reward_components` is required.
 
     Raises:
         ColumnError: the plugin redefines a column.
@@ -59,11 +59,11 @@ def random_batch(
 
 
 def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
-    """Return the batch with these rewards: as scores, as token rewards on the policy's last token, and as components.
+    """Return the batch with new rewards, set as scores, as token rewards on the policy's last token, and as components.
 
     Args:
         batch: a batch with `response_mask`.
-        scores_N: float32 [N].
+        scores_N: the new rewards, float32 [N].
     """
     mask = batch["response_mask"]
     rewards_T = np.zeros(len(mask.values), np.float32)
@@ -91,7 +91,7 @@ def without_tokens(batch: Batch) -> Batch:
 
 
 def along_responses(batch: Batch) -> dict[str, Ragged]:
-    """Return the ragged columns other than the prompt's, [N, T, …] each."""
+    """Return the ragged columns over response tokens (not prompt tokens), [N, T, …] each."""
     return {
         name: column
         for name, column in batch.columns.items()
@@ -100,9 +100,9 @@ def along_responses(batch: Batch) -> dict[str, Ragged]:
 
 
 def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
-    """Return random values of one column, [N, …], or [N, T, …] in the rows of the mask; masked tokens hold 0.
+    """Return random values of a column, [N, …], or [N, T, …] with the row lengths of the mask; masked tokens hold 0.
 
-    Flags are true for every other sample or token.
+    Boolean columns are true for every other sample or token.
     """
     if column.shape == "object":
         return [None] * len(mask)
@@ -117,7 +117,7 @@ def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
 
 
 def random_trajectory(rng: np.random.Generator) -> dict[str, Any]:
-    """Return an episode of 1 to 3 turns, some with calls, ended by itself or at a limit, as JSON values."""
+    """Return a random episode of 1 to 3 turns as JSON values; some turns have tool calls, and some episodes end at a limit."""
     call = {"id": "0", "type": "function", "function": {"name": "add", "arguments": {}}}
     turns = tuple(
         Turn(
@@ -134,7 +134,7 @@ def random_trajectory(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def inner_of(column: Column) -> tuple[int, ...]:
-    """Return an inner shape for the column: sizes that differ between runs are 3."""
+    """Return an inner shape for the column, with size 3 for dimensions that vary between runs."""
     return tuple(3 if size is None else size for size in column.inner)
 
 

@@ -32,12 +32,12 @@ class RewardFunctionConformance(PluginConformance):
     kind = "reward_function"
     plugin: ClassVar[type[RewardFunction]]
     right: ClassVar[tuple[tuple[str, Any], ...]] = ()
-    """Pairs of response and ground truth that deserve the full score; without any, tests that need them are skipped."""
+    """Pairs of response and ground truth that deserve the full score; if empty, tests that need examples are skipped."""
     wrong: ClassVar[tuple[tuple[str, Any], ...]] = ()
     """Pairs of response and ground truth that deserve less than the full score."""
 
     def needs_examples(self) -> None:
-        """Skip the test where the suite has no example of a right or of a wrong answer."""
+        """Skip the test if the suite has no example of a right answer or of a wrong answer."""
         if not (self.right and self.wrong):
             pytest.skip(
                 "it names no examples: set `right` and `wrong` in a suite, in the package's conformance.py"

@@ -45,7 +45,7 @@ KINDS = {
         FailureKind.INVALID_VALUE,
     ),
 }
-"""Way to fail at once → the kind of failure that it must give."""
+"""Way in which a reward function fails immediately → the kind of failure that the outcome must have."""
 KINDS_OF_PROCESSES = {
     "hang": FailureKind.TIMEOUT,
     "spin": FailureKind.TIMEOUT,
@@ -53,42 +53,42 @@ KINDS_OF_PROCESSES = {
     "kill": FailureKind.CRASH,
 }
 SETTLE = 60.0
-"""Seconds within which threads and processes must have ended."""
+"""Seconds within which the manager's threads and processes must end."""
 PATIENCE = 120.0
-"""Time limit in seconds of samples that end, long enough for a busy machine."""
+"""Time limit in seconds of samples whose scoring ends, long enough for a busy machine."""
 
 
 class RewardManagerConformance(PluginConformance):
     """Conformance suite for reward managers: subclass it and set `plugin` and `config`.
 
-    The manager is made with the function of `dovetail_sdk.testing.failing_reward`, which fails as a row asks and otherwise scores 1 where
-    the response is the ground truth, else 0. For a manager that scores by a service, override `around` to run a service that does the
-    same.
+    The manager uses the reward function of `dovetail_sdk.testing.failing_reward`. A sample's `extra_info` makes this function fail on
+    demand; otherwise the score is 1 if the response is the ground truth, else 0. For a manager that calls a scoring service, override
+    `around` to run a service with this behaviour.
 
-    With the capability `timeout`, hanging functions are tested; with `processes`, functions that end their process.
+    The capability `timeout` adds tests of functions that hang; `processes` adds tests of functions that end their process.
     """
 
     kind = "reward_manager"
     plugin: ClassVar[type[RewardManager]]
     attribute: ClassVar[str] = "compute_score"
-    """The function of `failing_reward` that is used: `compute_score`, or `compute_scores` on lists."""
+    """Name of the function of `failing_reward` to use: `compute_score`, or `compute_scores`, which takes lists."""
     shares_calls: ClassVar[bool] = False
-    """Whether samples share calls, so that a hanging sample makes others fail."""
+    """Whether one call of the reward function scores several samples, so that a hanging sample makes others fail."""
     timeout: ClassVar[float] = 0.4
-    """Time limit in seconds of samples that never end, and of all that share a call with one."""
+    """Time limit in seconds of samples whose scoring hangs, and of samples scored in the same call."""
     fails_on_demand: ClassVar[bool] = True
-    """Whether scoring fails as a row asks; False for a manager that does not use the suite's function."""
+    """Whether a sample can make scoring fail; False for a manager that does not use the suite's reward function."""
     tolerance: ClassVar[float] = 0.0
     """Largest absolute difference of a score from `expected`."""
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Start surroundings that the manager needs, such as a server, and yield while they run."""
+        """Run what the manager needs, such as a server, for the duration of the context."""
         yield
 
     @contextlib.contextmanager
     def started(self) -> Iterator[RewardManager]:
-        """Yield a started manager, closed afterwards."""
+        """Yield a started manager, and close the manager after the block."""
         functions = configured_functions(
             RewardSection(
                 function=PluginSection(path=failing_reward.__file__, attribute=self.attribute)
@@ -105,7 +105,7 @@ class RewardManagerConformance(PluginConformance):
                 manager.close()
 
     def expected(self, value: float) -> float:
-        """Return the manager's score of a sample to which its function gives `value`."""
+        """Return the score that the manager should give a sample for which the reward function returns `value`."""
         return value
 
     def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> Sample:
@@ -126,9 +126,9 @@ class RewardManagerConformance(PluginConformance):
         *,
         endless: Collection[str] = (),
     ) -> dict[str, Outcome]:
-        """Return the samples' outcomes as the Scorer computes them. For managers that score groups, each sample is a group.
+        """Score samples with a Scorer and return outcomes by sample name. For managers that score groups, each sample is a group.
 
-        Samples whose names are in `endless` have the time limit `timeout`; where calls are shared, all samples have it.
+        Samples named in `endless` have the time limit `timeout`. If samples share calls, all of them have this limit.
         """
 
         async def main() -> dict[str, Outcome]:

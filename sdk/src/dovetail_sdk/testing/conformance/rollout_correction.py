@@ -39,7 +39,7 @@ class RolloutCorrectionConformance(PluginConformance):
     def inputs(
         self, seed: int, lengths: tuple[int, ...] = LENGTHS, spread: float = 0.1
     ) -> CorrectionInputs:
-        """Return random packed samples, one of them empty and the last fully masked; the policies differ by about `spread` nats."""
+        """Return random packed samples, one empty and the last fully masked; the policies differ by about `spread` nats per token."""
         generator = torch.Generator().manual_seed(seed)
         total = sum(lengths)
         rollout_T = -torch.rand(total, generator=generator) * 3 - 0.1
@@ -53,11 +53,11 @@ class RolloutCorrectionConformance(PluginConformance):
         )
 
     def correct(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Correction:
-        """Run the correction."""
+        """Run the correction on packed samples."""
         return self.make().correct(inputs, reduction or LocalReduction())
 
     def factors(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Tensor:
-        """Return float32 [T]: the factor of each masked-in token's loss; 0 elsewhere."""
+        """Return float32 [T]: the factor on each token's loss; 0 for masked tokens."""
         done = self.correct(inputs, reduction)
         factors_T = inputs.mask_T.float()
         if done.weights_T is not None:
@@ -65,7 +65,7 @@ class RolloutCorrectionConformance(PluginConformance):
         return factors_T if done.keep_T is None else factors_T.masked_fill(~done.keep_T, 0)
 
     def assert_close(self, got: Tensor, expected: Tensor) -> None:
-        """Assert equality in shape, and up to rounding in values, NaN where NaN."""
+        """Assert that shapes are equal and values agree within rounding; NaN equals NaN."""
         torch.testing.assert_close(
             got, expected, atol=self.tolerance, rtol=self.tolerance, equal_nan=True
         )

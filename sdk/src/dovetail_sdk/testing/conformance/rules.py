@@ -14,9 +14,8 @@ class RulesConformance:
 
     Attributes:
         distribution: the installed package.
-        found: by rule, `key=value` overrides of configs in which the rule finds something, with the severity and words
-            of the message.
-        silent: by rule, overrides of configs in which the rule finds nothing.
+        found: configs with a finding, by rule: `key=value` overrides, and the severity and words of the finding's message.
+        silent: overrides of configs without a finding, by rule.
         elsewhere: rules of the package that other tests cover.
     """
 
@@ -32,7 +31,7 @@ class RulesConformance:
         return {rule.name: rule for rule in installed}
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Make a test of each config."""
+        """Make one test for each config of `found` and `silent`."""
         if "overrides" not in metafunc.fixturenames:
             return
         names = ["rule", "overrides"]

@@ -22,9 +22,9 @@ class RunConformance:
         """Return a new run of `steps` steps, in which the same seed gives the same samples.
 
         Args:
-            steps: the steps of the whole run; at most 3.
-            learn_error: an exception that a stage raises, once, in the first `learn`, before any weights have changed.
-            max_staleness: the max staleness of the run's trainer.
+            steps: the number of steps of the whole run; at most 3.
+            learn_error: an exception that a stage raises once, in the first `learn`, before any weights have changed.
+            max_staleness: the maximum staleness that the run's trainer allows, in weight versions.
         """
         raise NotImplementedError
 
@@ -38,7 +38,7 @@ class RunConformance:
 
     @contextmanager
     def abandoned(self, run: Run) -> Iterator[StepContext]:
-        """Yield a step whose block ends with an error, as the trainer's own."""
+        """Yield a step and end its block with an error, as if the trainer had raised it."""
         with pytest.raises(_RaisedError), run.step() as step:  # noqa: PT012 - the step passes it on
             yield step
             raise _RaisedError
@@ -115,8 +115,8 @@ class RunConformance:
     def assert_no_trace(
         self, run: Run, ends: Callable[[Run, StepContext], None], error: type[Exception]
     ) -> None:
-        """Assert that a step raises this error where `ends` breaks it off after `collect`, and that the next step has its number and
-        samples.
+        """Assert that a step raises `error` if `ends` breaks off the step after `collect`, and that the next step has the same number
+        and samples.
         """
         run.publish_weights()
         before = run.position
@@ -168,7 +168,7 @@ class RunConformance:
                 self.begin(run) if calls[-1] == "step" else getattr(run, calls[-1])(step)
 
     def begin(self, run: Run) -> None:
-        """Begin a step that must not begin."""
+        """Begin a step and fail the test if the run allows it."""
         with run.step() as step:
             pytest.fail(f"step {step.number} began; expected PluginBrokenError")
 
@@ -207,7 +207,7 @@ class RunConformance:
         assert run.position.step == 1
 
     def assert_refused(self, run: Run) -> None:
-        """Assert that `collect` of a step is refused."""
+        """Assert that `collect` raises PluginBrokenError in a new step."""
         with self.abandoned(run) as step, pytest.raises(PluginBrokenError):
             run.collect(step)
 

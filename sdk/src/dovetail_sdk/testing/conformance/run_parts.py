@@ -36,7 +36,7 @@ class KlControllerConformance(PluginConformance):
     plugin: ClassVar[type[KlController]]
 
     def after(self, *kls: float) -> KlController:
-        """Return a controller that has seen these KLs of 64 samples each."""
+        """Return a controller updated with these KL values, each measured on 64 samples."""
         controller: KlController = self.make()
         for kl in kls:
             controller.update(kl, 64)
@@ -95,14 +95,14 @@ class DatasetConformance(PluginConformance):
     """Rows that a file of the format can hold."""
 
     suffix: ClassVar[str] = ".jsonl"
-    """Suffix of its files' names."""
+    """File name suffix of the format."""
 
     def write(self, path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows to a file of this format."""
         pytest.skip("it says no way to write its files: override `write` in a suite")
 
     def read(self, *paths: Path) -> list[Mapping[str, Any]]:
-        """Return rows of these files."""
+        """Return the rows that the plugin reads from these files."""
         return list(self.make().read([str(path) for path in paths]))
 
     def test_all_rows_come_in_order_over_several_files(self, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ class TrackerConformance(PluginConformance):
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Start surroundings that the tracker needs, such as a server, and yield while they run."""
+        """Run what the tracker needs, such as a server, for the duration of the context."""
         yield
 
     def test_a_whole_run_is_followed(self, tmp_path: Path) -> None:
@@ -200,13 +200,13 @@ class TrainerConformance(PluginConformance):
     """Number of the run's steps."""
 
     def trained(self, **settings: Any) -> ScriptedRun:
-        """Return a run that the trainer has driven to its end; for `settings` see `ScriptedRun`."""
+        """Run the trainer on a scripted run until the run ends, and return the run; for `settings` see `ScriptedRun`."""
         run = self.scripted(**settings)
         self.make().run(run)
         return run
 
     def scripted(self, **settings: Any) -> ScriptedRun:
-        """Return a run for the trainer; for `settings` see `ScriptedRun`."""
+        """Return a scripted run that the trainer has not started; for `settings` see `ScriptedRun`."""
         config = self.make_config()
         of_trainer = {
             "max_staleness": self.plugin.max_staleness(config),
@@ -215,7 +215,7 @@ class TrainerConformance(PluginConformance):
         return ScriptedRun(**{"total_steps": self.steps, **of_trainer, **settings})
 
     def skip_without_rollout(self) -> None:
-        """Skip the test of a trainer whose runs generate nothing."""
+        """Skip the test if the trainer's runs generate nothing."""
         if self.plugin.examples(self.make_config()) != "prompts":
             pytest.skip("its runs have no rollout")
 
@@ -264,7 +264,7 @@ class TrainerConformance(PluginConformance):
         assert {2, 4} <= {*self.steps_at("save", save_every=2)}
 
     def steps_at(self, method: str, **settings: Any) -> list[int]:
-        """Return the finished steps at each call of a method, in a run of five steps under further settings."""
+        """Run five steps with a changed trainer config; return how many steps had finished at each call of `Run`'s `method`."""
         run = self.scripted(total_steps=5)
         trainer: Any = self.plugin(attrs.evolve(self.make_config(), **settings), PluginContext())
         trainer.run(run)

@@ -37,7 +37,7 @@ class RuntimeConformance(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def runtime(cls) -> Iterator[Runtime]:
-        """Yield a started runtime with room for two replicas, which all tests share: starting one may take a while."""
+        """Yield a started runtime with room for two replicas. All tests share the runtime because starting it may be slow."""
         runtime = cls().placed()
         yield runtime
         runtime.close()
@@ -56,7 +56,7 @@ class RuntimeConformance(PluginConformance):
         return runtime
 
     def spec(self, kind: str, attribute: str) -> WorkerSpec:
-        """Return the spec of a group of one of the suite's worker classes."""
+        """Return the spec of a worker group for the suite's worker class `attribute`."""
         ref = PluginRef(
             kind=kind, name=attribute, path=runtime_workers.__file__, attribute=attribute
         )
@@ -115,7 +115,7 @@ class DispatchModeConformance(PluginConformance):
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """Return the calls and the receipt; skips the test where the mode takes other arguments than the suite's."""
+        """Return a split's calls by rank and its receipt for `collect`; skip the test if the mode does not accept the suite's arguments."""
         try:
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:

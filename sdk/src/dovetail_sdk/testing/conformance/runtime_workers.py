@@ -9,7 +9,7 @@ from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 
 class EchoRollout(ScriptedRollout):
-    """Answers every prompt with the run's seed, its own number and the prompt."""
+    """Rollout replica that answers every prompt with the run's seed, the replica's number and the prompt."""
 
     name = "EchoRollout"
 

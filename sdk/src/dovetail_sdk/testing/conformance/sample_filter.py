@@ -51,7 +51,7 @@ class SampleFilterConformance(PluginConformance):
         return Batch(columns)
 
     def keep(self, batch: Batch) -> np.ndarray:
-        """Run the filter on a batch of N samples: bool [N]."""
+        """Run the filter on a batch of N samples and return which samples it keeps, bool [N]."""
         groups = Groups.of(batch["group_id"], batch["trajectory_id"])
         return self.make().keep(batch, groups)
 

@@ -54,7 +54,7 @@ _RUN = {
 
 
 class Lengths(RewardManager):
-    """Scores a response by its length."""
+    """Reward manager that scores a response by its length."""
 
     name, api = "lengths", ">=1.0,<2"
 
@@ -67,7 +67,7 @@ class Lengths(RewardManager):
 
 
 class OneByOne(Trainer):
-    """Publishes weights, collects and learns, step by step."""
+    """Trainer that publishes weights, collects samples and learns in every step."""
 
     name, api, Config = "one_by_one", ">=2.0,<3", TrainerSection
 
@@ -96,7 +96,7 @@ class SourceConformance(PluginConformance):
 
     @pytest.fixture
     def start(self, tmp_path: Path) -> Iterator[Start]:
-        """Yield a function that starts a run which takes from the source: `start("data.val_files=…", name="another")`."""
+        """Yield a function that starts a run with the experience source under test: `start("data.val_files=…", name="another")`."""
         model = tiny_model_and_tokenizer(tmp_path / "model")
         self.file = tmp_path / "rows.jsonl"
         self.file.write_text("\n".join(json.dumps(row) for row in self.rows))
@@ -121,7 +121,7 @@ class SourceConformance(PluginConformance):
             yield started
 
     def collected(self, run: TrainingRun, *, learn: bool) -> list[str]:
-        """Take a step, and return the names of its samples. Without `learn`, the step ends after collecting."""
+        """Run one step and return the names of its samples. Without `learn`, the step ends after collecting."""
         run.publish_weights()
         names: list[str] = []
         with nullcontext() if learn else pytest.raises(PluginBrokenError), run.step() as step:

@@ -53,20 +53,20 @@ class StageConformance(PluginConformance):
     """Largest difference that counts as rounding."""
 
     def facts(self) -> PlanFacts:
-        """Return the facts of the plan."""
+        """Return the plan's facts for the config under test."""
         return plan_facts(self.overrides, frozenset(self.required.items()))
 
     def asked(self, what: str) -> Any:
-        """Call the class method of this name, and return its result."""
+        """Call the stage's class method `what` with config and plan facts, and return its result."""
         return getattr(self.plugin, what)(self.make_config(), self.facts())
 
     def named_columns(self) -> frozenset[str]:
         return frozenset().union(*map(self.asked, ("requires", "provides", "rewrites")))
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
-        """Return a random batch with the columns that the stage requires and rewrites, and those of rollout and reward.
+        """Return a random batch with the columns that the stage requires and rewrites, and the columns of rollout and reward.
 
-        `advantages` and `returns` are at the level of the config's estimator, [N] or [T].
+        `advantages` and `returns` are per sample, [N], or per token, [T], as the config's estimator returns them.
         """
         facts = self.facts()
         batch = step_batch(
@@ -102,7 +102,7 @@ class StageConformance(PluginConformance):
     def run(
         self, batch: Batch, *, stage: Stage | None = None, number: int = 1
     ) -> tuple[Batch, StepContext]:
-        """Run the stage on a read-only batch; return its batch, or the given one where it skips, and the step."""
+        """Run the stage on a read-only batch; return the stage's batch (the given batch if the stage skips) and the step."""
         if stage is None:
             stage = self.started()
         given, step = batch.read_only(), self.step(batch, number=number)
@@ -194,8 +194,8 @@ class StageConformance(PluginConformance):
         self.assert_sound(self.columns(0).drop(absent))
 
     def assert_sound(self, batch: Batch) -> None:
-        """Assert that the samples are the same unless the stage changes them, and that only declared columns differ, with finite values as
-        the glossary describes them.
+        """Assert that only declared columns changed and that their values are finite and fit the glossary. The samples must be the same
+        unless the stage declares that it changes them.
         """
         before = deepcopy(batch)
         done, _ = self.run(batch)

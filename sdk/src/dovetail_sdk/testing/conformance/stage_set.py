@@ -32,7 +32,7 @@ class StageSetConformance(PluginConformance):
 
     @pytest.fixture
     def plan(self) -> Iterator[Plan]:
-        """Yield the plan of a run with the set."""
+        """Yield the plan of a run with the stage set."""
         own = attrs.asdict(self.make_config(), filter=lambda _, value: value is not None)
         given: dict[str, Any] = {
             "model": {"path": "tiny"},

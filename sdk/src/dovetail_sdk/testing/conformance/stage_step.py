@@ -33,8 +33,8 @@ def plan_facts(overrides: tuple[str, ...], required: frozenset[tuple[str, str]])
     """Return the facts of a plan for the smallest config.
 
     Args:
-        overrides: `key=value` overrides of that config.
-        required: columns that others require, each with what requires it.
+        overrides: `key=value` overrides of the config.
+        required: pairs of a column and the stage that requires the column.
 
     Raises:
         ConfigError: an override is wrong.
@@ -64,9 +64,9 @@ def step_batch(
         names: columns to add to `group_id`, `response_mask`, `scores` and `token_rewards`.
         seed: the random seed.
         groups: number of prompts.
-        n: samples a prompt.
+        n: the number of samples per prompt.
         by_token: whether `advantages` and `returns` are [T] rather than [N].
-        declared: the plugin's own columns; floats are drawn from a normal distribution, objects are None.
+        declared: columns that the plugin declares; floats are drawn from a normal distribution, objects are None.
     """
     batch = random_batch(names, seed=seed, groups=groups, n=n, declared=declared)
     rng = np.random.default_rng(seed)
@@ -93,7 +93,7 @@ def step_batch(
 
 
 def with_masked_row(batch: Batch, row: int) -> Batch:
-    """Return the batch with one row fully masked: its tokens hold 0."""
+    """Return the batch with one sample fully masked, so that the sample's tokens hold 0."""
     kept = ("response_ids", "token_weight_versions", "turn_ids")
     changed = {}
     for name, column in along_responses(batch).items():
@@ -105,7 +105,7 @@ def with_masked_row(batch: Batch, row: int) -> Batch:
 
 
 def not_finite(batch: Batch) -> list[str]:
-    """Return the names of the columns with a number that is not finite."""
+    """Return the names of the columns that hold NaN or infinity."""
     columns = {name: getattr(column, "values", column) for name, column in batch.columns.items()}
     return [
         name
@@ -117,13 +117,13 @@ def not_finite(batch: Batch) -> list[str]:
 
 
 def random_outputs(role: str, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
-    """Return random columns that depend on role, output and tokens alone; masked tokens hold 0. Token ids of outputs with K per token are 0
-    to K − 1.
+    """Return random columns that depend only on role, output and tokens; masked tokens hold 0. Outputs with K token ids per token get the
+    ids 0 to K − 1.
 
     Args:
         role: the role of the model.
-        batch: with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
-        outputs: names of `OUTPUTS`; a spec for an output whose size is chosen.
+        batch: a batch with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
+        outputs: the outputs to return: names of `OUTPUTS`, or specs for outputs of a configurable size.
 
     Raises:
         ColumnError: a column is missing.
@@ -158,10 +158,10 @@ def random_outputs(role: str, batch: Batch, outputs: frozenset[str | OutputSpec]
 
 
 class RandomModel:
-    """The worker group of one role, whose model answers at random.
+    """A worker group of one role whose model returns random outputs.
 
     Attributes:
-        updates: optimizer steps that it took.
+        updates: the number of optimizer steps taken.
     """
 
     def __init__(self, role: str, answer: Answer) -> None:
@@ -174,11 +174,11 @@ class RandomModel:
         return getattr(self, method)(*args, **kwargs)
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Future[Batch]:
-        """Score response tokens: one ragged column an output."""
+        """Return random outputs for the response tokens, one ragged column per output."""
         return Future.completed(self._answer(self.role, batch, frozenset(outputs)))
 
     def update(self, mini_batch: Batch, objective: Any) -> Future[Mapping[str, Metric]]:
-        """Count an optimizer step.
+        """Count an optimizer step without training anything.
 
         Raises:
             ColumnError: a column that the objective requires is missing.
@@ -207,7 +207,7 @@ class RandomModel:
 
 
 class Roles(dict[str, Any]):
-    """Worker groups by role; an unknown role raises.
+    """Worker groups by role. Access to an unknown role raises an error.
 
     Attributes:
         refused: roles that were requested and do not exist.
@@ -218,7 +218,7 @@ class Roles(dict[str, Any]):
         self.refused: list[str] = []
 
     def updates(self) -> dict[str, int]:
-        """Return the optimizer steps that were taken, by role."""
+        """Return the number of optimizer steps taken, by role."""
         return {role: group.updates for role, group in self.items() if group.updates}
 
     def __missing__(self, role: str) -> NoReturn:

@@ -39,14 +39,14 @@ class ToolConformance(PluginConformance):
     episode: ClassVar[EpisodeInfo] = EpisodeInfo(sample_id="sample-0")
     """The episode for which the tool is opened."""
     calls: ClassVar[tuple[tuple[str, Mapping[str, Any], str], ...]] = ()
-    """Calls: function, arguments, and a text that the observation contains. Each is tried in an episode of its own."""
+    """Calls as function, arguments, and a text that the observation contains. Each call runs in a separate episode."""
     refused: ClassVar[tuple[tuple[str, Mapping[str, Any], str], ...]] = ()
     """Calls that become an error observation, each with a text that the observation contains."""
     hanging: ClassVar[tuple[str, Mapping[str, Any]] | None] = None
     """A call that runs for more than ten seconds unless it is cancelled."""
 
     def use(self, work: Callable[[ToolSet], Awaitable[Any]]) -> Any:
-        """Start the tool, do the work on it in an event loop, and close it."""
+        """Start the tool, run `work` on the tool in an event loop, and close the tool."""
 
         async def run() -> Any:
             return await work(ToolSet([tool]))
@@ -59,7 +59,7 @@ class ToolConformance(PluginConformance):
             tool.close()
 
     def called(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the result of one call, in an episode of its own."""
+        """Return the result of one call in a new episode."""
 
         async def work(tools: ToolSet) -> ToolResult:
             async with tools.open(self.episode) as opened:
@@ -68,7 +68,7 @@ class ToolConformance(PluginConformance):
         return self.use(work)
 
     def needs_calls(self) -> None:
-        """Skip the test where the suite names no calls."""
+        """Skip the test if the suite names no calls."""
         if not self.calls:
             pytest.skip("it names no calls: set `calls` in a suite")
 

@@ -18,9 +18,9 @@ __all__ = ["RolloutConformance", "RolloutSuite"]
 class RolloutConformance(
     GenerationCases, LogProbCases, InterruptionCases, UpdateCases, AdapterCases, MemoryCases
 ):
-    """Conformance suite for rollout engines: subclass it and set `plugin`; its capabilities decide which tests run.
+    """Conformance suite for rollout engines: subclass it and set `plugin`; the plugin's capabilities decide which tests run.
 
-    Attributes and methods of `RolloutSuite` say how the suite reaches the engine: its device, the weight transport, how an update is
-    sent. An engine in other processes needs a `weight_transport` that reaches them; an engine with the capability `lora`, a `config` with
-    room for adapters.
+    Override attributes and methods of `RolloutSuite` to set the engine's device, the weight transport, and how an update is sent. An
+    engine in other processes needs a `weight_transport` that reaches these processes. An engine with the capability `lora` needs a
+    `config` with room for adapters.
     """

@@ -26,7 +26,7 @@ EVERY_LAYER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 class AdapterCases(RolloutSuite):
-    """Tests of the capability `lora`. The config must reserve room for adapters where the engine needs it at its start."""
+    """Tests of the capability `lora`. If the engine allocates adapters when it starts, the config must reserve room for them."""
 
     adapter_rank: ClassVar[int] = 4
     """Rank of the adapters that are sent."""
@@ -130,7 +130,7 @@ class AdapterCases(RolloutSuite):
     # -- what the cases use --------------------------------------------------------------------
 
     def needs_room(self, modules: tuple[str, ...]) -> None:
-        """Skip the test where the plugin does not claim `lora`, or its config has no room for such adapters."""
+        """Skip the test if the plugin does not claim `lora`, or if its config has no room for adapters on these modules."""
         self.needs("lora")
         planned = PlannedAdapter(rank=self.adapter_rank, target_modules=modules)
         why = self.make_config().unfit_adapter(planned)
@@ -145,7 +145,7 @@ class AdapterCases(RolloutSuite):
         rank_stabilised: bool = False,
         seed: int = 0,
     ) -> PlainAdapter:
-        """Return an adapter with a version higher than all before, drawn from the seed."""
+        """Return a random adapter, drawn from the seed, with a version higher than all earlier versions."""
         return PlainAdapter.random(
             plain,
             next_version(),
@@ -162,14 +162,14 @@ class AdapterCases(RolloutSuite):
         return merged
 
     def adapt(self, engine: BaseRollout, adapter: PlainAdapter) -> int:
-        """Send an adapter and empty the caches; returns its version."""
+        """Send an adapter to the engine, empty the engine's caches, and return the adapter's version."""
         tensors = {name: of.to(self.weights_device) for name, of in adapter.tensors.items()}
         self.send(engine, adapter.manifest, tensors.items())
         asyncio.run(engine.reset_cache())
         return adapter.manifest.version
 
     def assert_serves(self, engine: BaseRollout, model: PlainModel, version: int) -> None:
-        """Assert that the engine generates and scores with this model's weights, all under this version."""
+        """Assert that the engine generates and scores with this model's weights and reports this version for every token."""
         completion = self.greedy(engine, LONG)
         self.assert_greedy(completion, LONG, model)
         assert set(completion.weight_versions.tolist()) == {version}

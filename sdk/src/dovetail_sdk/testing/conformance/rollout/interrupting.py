@@ -17,7 +17,7 @@ _ATTEMPTS = 20
 
 
 async def collected(engine: BaseRollout, request: RolloutRequest) -> list[Completion]:
-    """Return all samples of a request, in sample order."""
+    """Submit a request and return all of its samples, in sample order."""
     found = [completion async for completion in engine.submit(request)]
     return sorted(found, key=lambda completion: completion.sample)
 
@@ -34,11 +34,11 @@ async def begun(engine: BaseRollout, request: RolloutRequest, tokens: int = 4) -
 
 
 def order_of_waiting(engine: BaseRollout, request: RolloutRequest) -> list[int]:
-    """Return the priorities of four requests that wait behind eight others, in the order in which they end.
+    """Queue four requests behind eight running requests, and return the priorities of the four in order of completion.
 
     Args:
-        engine: a started engine, which runs eight samples at once.
-        request: the request of one sample.
+        engine: a started engine that runs eight samples at once.
+        request: a request for one sample, of which all twelve requests are copies.
     """
     ended: list[int] = []
 
@@ -63,16 +63,16 @@ async def interrupted(
     interrupt: Callable[[], Awaitable[Any]],
     caught: Callable[[list[Completion]], bool],
 ) -> list[Completion]:
-    """Submit a request and interrupt it, again until it was caught in the middle.
+    """Submit and interrupt a request, again and again until its samples are interrupted in the middle.
 
     Args:
         engine: a started engine.
-        request: a request that runs long enough to be caught.
+        request: a request that runs long enough to be interrupted.
         interrupt: the interruption, awaited while the request runs; afterwards the request must end.
-        caught: whether the samples show that they were caught in the middle.
+        caught: a predicate: whether the samples were interrupted in the middle.
 
     Returns:
-        The samples, caught in the middle.
+        The samples of the interrupted request.
     """
     for attempt in range(_ATTEMPTS):
         running = asyncio.create_task(collected(engine, request))

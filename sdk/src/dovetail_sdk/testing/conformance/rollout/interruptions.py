@@ -207,14 +207,14 @@ class InterruptionCases(RolloutSuite):
         self.assert_likely_by_version(whole, 1, {first: plain, second: changed})
 
     def version_of(self, engine: BaseRollout) -> int:
-        """Return the version of the weights with which the engine generates now."""
+        """Return the version of the weights with which the engine currently generates."""
         (version,) = versions_of(self.greedy(engine))
         return version
 
     def assert_likely_by_version(
         self, completion: Completion, prompt: int, models: dict[int, PlainModel]
     ) -> None:
-        """Assert that each token's log-probability is that of its own version's weights."""
+        """Assert that each token's log-probability matches the model of the token's weight version."""
         assert versions_of(completion).keys() <= models.keys()
         if not self.claims("logprobs"):
             return

@@ -14,7 +14,7 @@ from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, RolloutSuite
 
 DRAWS = 1000
-"""Number of single tokens drawn for one prompt, over a vocabulary of 300: the estimate's standard deviation is 0.013."""
+"""Number of single tokens drawn for one prompt, from a vocabulary of 300: the estimate's standard deviation is 0.013."""
 
 
 class LogProbCases(RolloutSuite):

@@ -19,7 +19,7 @@ _BEFORE = "base_model.model."
 
 @attrs.frozen
 class PlainAdapter:
-    """An adapter in the layout of weight updates.
+    """A low-rank adapter in the layout of weight updates.
 
     Legend: r rank; an adapted layer's weight is [out, in].
     """
@@ -48,10 +48,10 @@ class PlainAdapter:
             base: the base model.
             version: the version of the update.
             modules: last parts of the names of the adapted layers, such as `q_proj`.
-            rank: r.
+            rank: the rank r.
             alpha: the numerator of the scale s.
             rank_stabilised: whether s is alpha / √r instead of alpha / r (arXiv 2312.03732).
-            strength: standard deviation of B's entries; A's have 1.
+            strength: standard deviation of the entries of B; entries of A have 1.
             seed: the random seed; by default the version.
         """
         generator = torch.Generator().manual_seed(version if seed is None else seed)
@@ -74,7 +74,7 @@ class PlainAdapter:
         return cls._of(tensors, version=version, adapter=spec)
 
     def renamed(self, module: str, other: str) -> PlainAdapter:
-        """Return the same adapter for layers of another name."""
+        """Return a copy of the adapter for layers named `other` instead of `module`."""
         tensors = {
             name.replace(f".{module}.", f".{other}."): tensor
             for name, tensor in self.tensors.items()

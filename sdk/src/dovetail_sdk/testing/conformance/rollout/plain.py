@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 
 class PlainModel:
-    """A causal language model with its log-probabilities, computed without a cache or a batch."""
+    """A reference causal language model that scores one unbatched sequence at a time."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
 
     @classmethod
     def of(cls, directory: Path) -> PlainModel:
-        """Return the model in this directory, in float32."""
+        """Load the model in this directory in float32."""
         return cls(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
 
     def changed(self) -> PlainModel:
@@ -43,14 +43,14 @@ class PlainModel:
         return PlainModel(model)
 
     def weights(self, device: str = "cpu") -> dict[str, torch.Tensor]:
-        """Return every parameter by its Hugging Face name and in its shape, tied ones once, as copies on this device."""
+        """Return a copy of every parameter on this device, in its shape, by Hugging Face name; tied parameters appear once."""
         return {
             name: parameter.detach().clone().to(device)
             for name, parameter in self._model.named_parameters()
         }
 
     def score(self, ids_L: Sequence[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """Return float32 [L − 1]: log-probability, in nats, of every token but the first, given those before it."""
+        """Return float32 [L − 1]: log-probability, in nats, of every token but the first, given the tokens before it."""
         ids_1L = torch.tensor([[int(token) for token in ids_L]])
         with torch.no_grad():
             logits_LV = self._model(ids_1L, use_cache=False).logits[0] / temperature
@@ -81,15 +81,15 @@ class PlainModel:
         response_ids_T: np.ndarray,
         versions_T: np.ndarray,
     ) -> np.ndarray:
-        """Return float32 [T], nats: log-probabilities of a response during which weights changed, without recomputing keys and values.
+        """Return float32 [T], nats: log-probabilities of a response during which the weights changed while the KV cache was kept.
 
-        The weights of a token's version process the token before it, on top of the keys and values computed so far.
+        To score a token, the model of the token's version processes the preceding token with the keys and values computed so far.
 
         Args:
             models: the models by version.
-            prompt_ids_P: the prompt, under the first token's version.
-            response_ids_T: int64.
-            versions_T: int64, ascending: the version of each token.
+            prompt_ids_P: token ids of the prompt, which the model of the first token's version processes.
+            response_ids_T: token ids of the response, int64.
+            versions_T: weight version of each response token, int64, ascending.
         """
         whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
         cache, begin, logits = DynamicCache(), 0, []
@@ -107,7 +107,7 @@ class PlainModel:
     def behind_T(
         self, prompt_ids_P: Sequence[int] | np.ndarray, response_ids_T: np.ndarray
     ) -> np.ndarray:
-        """Return float32 [T], nats: the log-probability of the most likely token minus that of the response's token, at each position."""
+        """Return float32 [T], nats: the most likely token's log-probability minus the response token's, at each position."""
         whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
         with torch.no_grad():
             logits_LV = self._model(whole_1L, use_cache=False).logits[0]
@@ -116,7 +116,7 @@ class PlainModel:
         return np.asarray((logits_TV.max(-1).values - chosen_T).numpy(), dtype=np.float32)
 
     def greedy(self, prompt_ids_P: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-        """Return int64 [count]: the most likely tokens, one after the other."""
+        """Return int64 [count]: the greedy continuation of the prompt."""
         ids_1L = torch.tensor([[int(token) for token in prompt_ids_P]])
         with torch.no_grad():
             for _ in range(count):

@@ -52,12 +52,12 @@ _versions = itertools.count(1)
 
 
 def next_version() -> int:
-    """Return the version of an update, higher than all before in this process."""
+    """Return a weight version higher than all versions returned earlier in this process."""
     return next(_versions)
 
 
 class RolloutSuite(PluginConformance):
-    """Base of all rollout cases."""
+    """Base of all rollout tests: starts engines and sends them requests and weights."""
 
     kind = "rollout"
     plugin: ClassVar[type[BaseRollout]]
@@ -68,27 +68,27 @@ class RolloutSuite(PluginConformance):
     dtype: ClassVar[Literal["float32", "bfloat16"]] = "float32"
     """Dtype in which the engine computes; the reference always computes in float32."""
     tolerance: ClassVar[float] = 1e-5
-    """Largest difference of log-probabilities, in nats, from the reference in float32. In another dtype, a greedy token may be any whose
-    reference log-probability is within twice this of the most likely one's."""
+    """Largest difference of log-probabilities, in nats, from the float32 reference. In another dtype, a greedy token's reference
+    log-probability may be up to twice this difference below the most likely token's."""
     weight_transport: ClassVar[PluginSection] = InProcessTransportConfig(
         name="in_process", timeout=60.0
     )
-    """How weights reach the engine: the config of a transport. A timeout of a minute is enough for its ends to meet on a busy machine,
-    and not too long for a torn update."""
+    """The config of the weight transport. Its timeout of a minute is enough for both ends to connect on a busy machine, and short
+    enough for tests of incomplete updates."""
     long_response: ClassVar[int] = 2000
-    """Tokens of a response that is long enough to be interrupted; with the longest prompt, it fits the engine's length."""
+    """Number of tokens of a response that is long enough to interrupt. Prompt and response must fit the engine's maximum length."""
 
     # -- what an engine may override -----------------------------------------------------------
 
     def transport(self, run_directory: Path) -> WeightTransport:
-        """Return the weight transport of one engine; its ends meet in `run_directory`, which no other engine uses."""
+        """Return the weight transport of one engine. Sender and receivers meet in `run_directory`, which no other engine uses."""
         config = self.weight_transport
         ref = PluginRef(kind="weight_transport", name=str(config.name), config=config)
         transport = make_plugin(ref, PluginContext(run_directory=run_directory))
         return cast("WeightTransport", transport)
 
     def start(self, model_directory: Path) -> BaseRollout:
-        """Start an engine on this model, with a transport of its own."""
+        """Start an engine on this model, with its own weight transport."""
         run_directory = Path(tempfile.mkdtemp(prefix="run-", dir=model_directory.parent))
         engine: BaseRollout = self.make(
             seed=1,
@@ -103,7 +103,7 @@ class RolloutSuite(PluginConformance):
         return engine
 
     def sender(self, engine: BaseRollout) -> WeightSender:
-        """Return the trainer's end for this engine, made once and closed with it."""
+        """Return the trainer's end of the engine's weight transport, created once and closed with the engine."""
         if engine not in _senders:
             _senders[engine] = engine.context.transport.sender()
         return _senders[engine]
@@ -117,7 +117,7 @@ class RolloutSuite(PluginConformance):
         """Send an update, in the manifest's shapes, while the engine receives, as a run with several processes does.
 
         Raises:
-            WeightSyncError: the update did not arrive completely; the engine's own error where it raised one.
+            WeightSyncError: the update did not arrive completely. An error that the engine raised takes precedence.
         """
         send_weights(engine, self.sender(engine), manifest, tensors)
 
@@ -126,19 +126,19 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Return a tiny Qwen2 model with its tokenizer."""
+        """Make a tiny Qwen2 model with its tokenizer and return the directory."""
         return tiny_model_and_tokenizer(tmp_path_factory.mktemp("rollout") / "tiny", vocab_size=300)
 
     @pytest.fixture(scope="class")
     @classmethod
     def plain(cls, model_directory: Path) -> PlainModel:
-        """Return the reference with the weights on disk."""
+        """Return the reference model with the weights in `model_directory`."""
         return PlainModel.of(model_directory)
 
     @pytest.fixture(scope="class")
     @classmethod
     def changed(cls, plain: PlainModel) -> PlainModel:
-        """Return the reference model with other weights, which give other responses."""
+        """Return the reference model with changed weights, which give different responses."""
         changed = plain.changed()
         for prompt in PROMPTS:
             assert changed.greedy(prompt, 8).tolist() != plain.greedy(prompt, 8).tolist()
@@ -156,7 +156,7 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def updated_engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
-        """Yield the started engine that `fresh` updates."""
+        """Yield one started engine, shared by the tests that update it through `fresh`."""
         suite = cls()
         engine = suite.start(model_directory)
         yield engine
@@ -164,20 +164,20 @@ class RolloutSuite(PluginConformance):
 
     @pytest.fixture
     def fresh(self, updated_engine: BaseRollout, plain: PlainModel) -> BaseRollout:
-        """Return an engine to update: it works, and has just received the weights of `plain`."""
+        """Return the engine `updated_engine`, resumed and with the weights of `plain`."""
         asyncio.run(updated_engine.resume())
         self.update(updated_engine, plain)
         return updated_engine
 
     def close(self, engine: BaseRollout) -> None:
-        """Close an engine and its trainer's end."""
+        """Close an engine and the trainer's end of its weight transport."""
         engine.close()
         sender = _senders.pop(engine, None)
         if sender is not None:
             sender.close()
 
     def update(self, engine: BaseRollout, model: PlainModel, *, bucket_bytes: int = 1 << 20) -> int:
-        """Send all weights of a model and empty the caches; returns the version, higher than all before."""
+        """Send all weights of a model, empty the engine's caches, and return the new weight version."""
         version = self.send_model(engine, model, bucket_bytes=bucket_bytes)
         asyncio.run(engine.reset_cache())
         return version
@@ -185,7 +185,7 @@ class RolloutSuite(PluginConformance):
     def send_model(
         self, engine: BaseRollout, model: PlainModel, *, bucket_bytes: int = 1 << 20
     ) -> int:
-        """Send all weights of a model; returns the version, higher than all before."""
+        """Send all weights of a model to the engine and return the new weight version."""
         tensors = model.weights(self.weights_device)
         manifest = manifest_of(tensors, next_version(), bucket_bytes)
         self.send(engine, manifest, tensors.items())
@@ -195,10 +195,10 @@ class RolloutSuite(PluginConformance):
         """Send an update that the engine must refuse.
 
         Args:
-            engine: started.
+            engine: a started engine.
             model: the new weights.
-            fault: the fault of the update: it `breaks off` in the middle; or its manifest `lacks a tensor` of the model, or `names
-                another`.
+            fault: `breaks off`: the update stops in the middle; `lacks a tensor`: the manifest omits a tensor of the model; `names
+                another`: the manifest has an unknown tensor instead.
 
         Raises:
             WeightSyncError: the engine's error.
@@ -215,7 +215,7 @@ class RolloutSuite(PluginConformance):
         self.send(engine, manifest, list(tensors.items())[:count])
 
     def request(self, prompt: int, n: int = 4, **sampling: Any) -> RolloutRequest:
-        """Return a request for N samples of prompt number `prompt`, 8 tokens each by default."""
+        """Return a request for n samples of prompt number `prompt`, 8 tokens each by default."""
         settings = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
         return RolloutRequest(
             request_id=f"prompt{prompt}",
@@ -227,7 +227,7 @@ class RolloutSuite(PluginConformance):
     def generate(
         self, engine: BaseRollout, *requests: RolloutRequest
     ) -> dict[str, list[Completion]]:
-        """Return every request's samples, in sample order, all requests running together."""
+        """Run requests concurrently and return each request's samples, in sample order, by request id."""
 
         async def everything() -> list[list[Completion]]:
             return await asyncio.gather(*(collected(engine, request) for request in requests))
@@ -236,7 +236,7 @@ class RolloutSuite(PluginConformance):
         return {request.request_id: done for request, done in zip(requests, found, strict=True)}
 
     def greedy(self, engine: BaseRollout, prompt: int = 1, **sampling: Any) -> Completion:
-        """Return the greedy response to a prompt, with log-probabilities where the engine has them."""
+        """Return the greedy response to a prompt, with log-probabilities if the engine returns them."""
         sampling = {"temperature": 0.0, "log_probs": self.claims("logprobs"), **sampling}
         request = self.request(prompt, n=1, **sampling)
         return self.generate(engine, request)[request.request_id][0]

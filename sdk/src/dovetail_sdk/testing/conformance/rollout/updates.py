@@ -65,7 +65,7 @@ class UpdateCases(RolloutSuite):
     def assert_greedy_is(
         self, completion: Completion, prompt: int, model: PlainModel, version: int
     ) -> None:
-        """Assert that the response is the model's greedy one, with every token under this version."""
+        """Assert that the completion is the model's greedy response and that every token has this weight version."""
         count = len(completion.response_ids)
         self.assert_greedy(completion, prompt, model)
         assert versions_of(completion) == {version: count}

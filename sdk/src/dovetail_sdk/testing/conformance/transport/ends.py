@@ -25,15 +25,15 @@ from dovetail_sdk.testing.transport_ends import Contents, TransportPlace, conten
 
 Outcome = Contents | WeightSyncError
 PATIENCE = 60.0
-"""Seconds that ends may wait for each other where all connect: enough on a busy machine."""
+"""Seconds that sender and receivers may wait for each other in tests where all of them connect."""
 TO_COME = 2.0
-"""Seconds within which ends connect in tests where one of them never does."""
+"""Seconds that ends wait for each other in tests where one end never connects."""
 IN_VAIN = 0.3
 """Seconds to wait in tests where no other end connects."""
 
 
 class EndsOfATransport(PluginConformance):
-    """Base of the suite of weight transports, which makes the ends and runs an update between them."""
+    """Base of the suite of weight transports: creates a sender and receivers and sends updates between them."""
 
     kind = "weight_transport"
     plugin: ClassVar[type[WeightTransport]]
@@ -42,7 +42,7 @@ class EndsOfATransport(PluginConformance):
 
     @pytest.fixture(autouse=True)
     def run_directory(self, tmp_path: Path) -> Path:
-        """Return the run's directory of every end in a test."""
+        """Return the run directory that all ends in a test share."""
         self._run_directory = tmp_path
         return tmp_path
 
@@ -77,14 +77,14 @@ class EndsOfATransport(PluginConformance):
         *,
         at_once: bool = True,
     ) -> tuple[WeightSyncError | None, list[Outcome]]:
-        """Send one update, and return the sender's error, and each receiver's tensors or error.
+        """Send one update; return the sender's error, if any, and each receiver's tensors or error.
 
         Args:
             sender: a sender of `ends`.
             receivers: the receivers of `ends`, all of which take part.
             manifest: the manifest of the tensors.
             tensors: the tensors, in the manifest's shapes.
-            at_once: whether the receivers start during the sending; else afterwards.
+            at_once: whether the receivers start while the sender sends, rather than afterwards.
         """
         manifest = self.prepared(sender, manifest, len(receivers))
         with ThreadPoolExecutor(len(receivers)) as threads:
@@ -103,16 +103,16 @@ class EndsOfATransport(PluginConformance):
     def prepared(
         self, sender: WeightSender, manifest: WeightManifest, receivers: int
     ) -> WeightManifest:
-        """Return the manifest as both ends get it."""
+        """Return the manifest as the sender prepares it for this number of receivers."""
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors, in their shapes, as a trainer gathers them: each created on request, and dropped after it."""
+        """Yield a copy of each tensor, in its shape, created on request as by a trainer that gathers weights."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 
     def place(self) -> TransportPlace:
-        """Return the arguments that ends in processes of their own need."""
+        """Return the arguments for creating ends in separate processes."""
         return TransportPlace(
             plugin=self.plugin,
             config=self._waiting(PATIENCE),
@@ -126,7 +126,7 @@ class EndsOfATransport(PluginConformance):
         return "ends_meet" in self.plugin.capabilities
 
     def needs_processes(self) -> None:
-        """Skip the test where the ends must be in one process."""
+        """Skip the test if the sender and the receivers must share one process."""
         self.needs("across_processes")
 
     def _waiting(self, timeout: float) -> Any:
@@ -136,7 +136,7 @@ class EndsOfATransport(PluginConformance):
 
 
 def outcome_of(receiver: WeightReceiver, manifest: WeightManifest) -> Outcome:
-    """Return the tensors that a receiver got, or its error."""
+    """Receive an update, and return the received tensors or the receiver's error."""
     try:
         return contents(receiver.receive(manifest))
     except WeightSyncError as error:

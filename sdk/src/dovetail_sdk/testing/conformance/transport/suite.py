@@ -25,10 +25,10 @@ from dovetail_sdk.testing.transport_ends import case_tensors, contents, manifest
 
 
 class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
-    """Conformance suite for weight transports: subclass it and set `plugin`, and `config` where the default is not enough.
+    """Conformance suite for weight transports: subclass it and set `plugin`, and `config` if the default config is not enough.
 
-    The suite sets the config's `timeout`, the seconds for which ends wait for each other. A transport without that key should stop
-    waiting after about ten seconds.
+    The suite sets the config's `timeout`: how many seconds sender and receivers wait for each other. A transport without a `timeout`
+    should stop waiting after about ten seconds.
     """
 
     @pytest.mark.parametrize("bucket_bytes", [1, 700, 1 << 20])
