@@ -288,7 +288,7 @@ class PreflightSection:
 
 
 _OWN_SECTIONS = ("actor", "ref", "critic")
-"""Roles whose sections are fields of the config."""
+"""Roles whose sections are top-level fields of the config; other roles are in `roles`."""
 _METRICS_OF_RUNS = ("data", "perf", "reward", "rollout", "time", "val")
 """Prefixes of metrics that are not a role's; a role's metrics begin with its name."""
 

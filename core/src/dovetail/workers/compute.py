@@ -25,14 +25,14 @@ def turn() -> Iterator[None]:
     try:
         yield
     finally:
-        # Before torch is loaded there is no team, and the runtime that it brings can't be found yet.
+        # Before torch is loaded there is no team, and torch's OpenMP library can't be found.
         if "torch" in sys.modules and (pause := _pause()) is not None:
             pause(_SOFT_PAUSE)
 
 
 @cache
 def _pause() -> Callable[[int], int] | None:
-    """`omp_pause_resource_all` of GNU's OpenMP, where this process has loaded it; None elsewhere."""
+    """Return `omp_pause_resource_all` of GNU's OpenMP; None if this process has not loaded that library."""
     if not _MAPS.exists():
         return None
     libraries = sorted(
