@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 _KEPT_PASSES = 1000
-"""For so many passes of the model a request that has ended is kept: some were never to be taken, as of a call that was cancelled."""
+"""Number of the model's passes for which an ended request's values are kept; those of cancelled calls are never fetched."""
 
 
 class LogProbRecorder:
@@ -99,7 +99,9 @@ class LogProbRecorder:
         return found
 
     def _batch(self, args: Sequence[Any]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
-        """Names [N]; tokens so far and of the prompt, int64 [N]; whether the row samples its next token, bool [N]."""
+        """Return the requests' names [N], numbers of tokens so far and of the prompt, int64 [N], and whether each samples its next
+        token, bool [N].
+        """
         runner = self._runner
         if hasattr(runner, "optimistic_seq_lens_cpu"):
             batch, count = runner.input_batch, runner.input_batch.num_reqs
@@ -112,7 +114,7 @@ class LogProbRecorder:
         return batch.req_ids, lengths_N, prompts_N, lengths_N >= batch.prefill_len_np
 
     def _rows_of(self, ids: Sequence[str]) -> np.ndarray:
-        """The row of each request, int64 [N]; they change only where the batch does."""
+        """Return each request's row in the store, int64 [N], cached until the batch changes."""
         self._passes += 1
         if ids != self._ids:
             new = [name for name in ids if name not in self._rows]
@@ -128,7 +130,7 @@ class LogProbRecorder:
         return self._rows_N
 
     def _make_room(self, count: int) -> None:
-        """Give up rows of requests that ended long ago and nobody asked for; where that is not enough, have more rows."""
+        """Free the rows of requests that ended long ago and were not fetched; if these are too few, add rows."""
         states = getattr(self._runner, "req_states", None)
         live = self._runner.requests if states is None else states.req_id_to_index
         long_ago = self._passes - _KEPT_PASSES
