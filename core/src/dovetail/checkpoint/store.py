@@ -237,7 +237,7 @@ class CheckpointStore:
     def _commit(self, partial: Path, final: Path) -> None:
         pointer = self._prepare_pointer(final)
         if final.exists():
-            # A directory can't be renamed onto another. After a kill between the two renames, `_recover` restores it.
+            # A directory can't be renamed onto another. After a kill between the two renames, `_recover` restores the old one.
             final.rename(self._temporary(_REPLACED, final))
         partial.rename(final)
         sync(self.directory)

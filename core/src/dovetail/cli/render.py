@@ -129,7 +129,7 @@ def complete(
     return []
 
 
-# bash sets a blank after a completion; after `key=` the value must follow without one.
+# bash appends a blank to a completion; after `key=` the value must follow without a blank.
 class _Bash(BashComplete):
     source_template = BashComplete.source_template.replace(
         "    return 0", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0"

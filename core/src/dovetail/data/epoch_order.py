@@ -1,6 +1,6 @@
 """EpochOrder: the row at each position of an epoch, for one dataset or a mixture, loaded or streamed.
 
-N prompts an epoch, of which n_d come from dataset d: n_d = N w_d / Σ w, rounded, where N is the number of rows of all datasets together.
+An epoch has N prompts, N being the number of rows of all datasets. Of these, n_d = N w_d / Σ w, rounded, come from dataset d of weight w_d.
 Each pass over a dataset has its own order, and may continue across the end of an epoch. A row depends only on the sampler and the position.
 """
 

@@ -72,7 +72,7 @@ class Ledger:
             raise _other_size(self.size, size)
         self.size = size
 
-    # -- the life of an attempt ----------------------------------------------------------------
+    # -- transitions of an attempt -------------------------------------------------------------
 
     def issue(self, epoch: int, prompt: int) -> int:
         """Record a prompt as issued, and return the attempt's number: 0 for the prompt's first attempt in this epoch.
@@ -166,7 +166,7 @@ class Ledger:
             else:
                 self.drop(*key, reason=reasons.get(key, "reward_failures"))
 
-    # -- what it knows -------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def attempt(self, epoch: int, prompt: int) -> int:
         """Return the number of the latest attempt of a prompt that is in flight."""

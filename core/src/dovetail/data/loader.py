@@ -91,7 +91,7 @@ class PromptLoader:
     @property
     def epoch(self) -> float:
         """Passes over the data so far: 1.5 is half-way through the second."""
-        # Not from the position: it is ahead of the trained prompts, and after a resume behind, until issued prompts are skipped.
+        # Not computed from the position, which is ahead of the trained prompts, and after a resume behind until issued prompts are skipped.
         counts = self._ledger.counts()
         reached: int = counts["used"] + sum(counts["dropped"].values())
         return reached / len(self._prompts)

@@ -51,7 +51,7 @@ class Learner:
         self._constant = constant
         self._weights, self._source = weights, source
         self._left_out: dict[tuple[int, int, int], str] = {}
-        """Prompts of the current step of which a stage left every sample out, and the stage."""
+        """Prompt of the current step → the stage that left out all of the prompt's samples."""
         self._stages = list(zip(record.plan.stages, stages, strict=True))
         plugins = [plugin.cls for plugin in record.plan.facts.plugins.values()]
         self._columns = glossary(c for cls in (*plugins, *map(type, stages)) for c in cls.columns)

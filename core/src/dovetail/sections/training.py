@@ -1,4 +1,4 @@
-"""The sections on training: optimizer and engine of the policy, the critic, the reference and further models. Nothing here imports torch."""
+"""The sections on training: optimizer and engine of the policy, the critic, the reference and further models. This module does not import torch."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON lines on disk, readable even if a killed run tore the last line; and the tracker `jsonl`."""
+"""JSON lines on disk, readable even if a killed run left the last line incomplete; and the tracker `jsonl`."""
 
 from __future__ import annotations
 

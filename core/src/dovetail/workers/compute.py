@@ -1,9 +1,9 @@
 """Release of CPU cores between threads of one process that do tensor work.
 
-OpenMP keeps a team of threads for every thread that ever ran a parallel loop. GNU's runtime, which torch's CPU builds use, sends idle team
-members to sleep at once as soon as all teams together have more threads than the machine has cores, and small operations then take several
-times as long. So a thread that has computed dissolves its team (`omp_pause_resource_all`, OpenMP 5.0): the next parallel loop makes a new
-one within a fraction of a millisecond.
+OpenMP keeps a team of threads for every thread that ever ran a parallel loop. GNU's runtime, which torch's CPU builds use, puts idle threads
+to sleep at once if all teams together have more threads than the machine has cores. Small operations then take several times as long. So a
+thread that has computed ends its team (`omp_pause_resource_all`, OpenMP 5.0); the next parallel loop makes a new team within a fraction of
+a millisecond.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The inline runtime: groups of one worker in this process. No Ray, friendly to debuggers."""
+"""The inline runtime: groups of one worker in this process, without Ray and easy to debug."""
 
 from __future__ import annotations
 

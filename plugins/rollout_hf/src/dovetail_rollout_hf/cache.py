@@ -55,8 +55,8 @@ class KvCache:
     keys: list[Tensor] = attrs.field(factory=list)
     values: list[Tensor] = attrs.field(factory=list)
     _spare: list[Tensor] = attrs.field(factory=list)
-    """Memory of earlier tensors, for the next ones. Accelerators' allocators keep it by themselves;
-    the C library gives it back, and the system clears every page anew."""
+    """Memory of earlier tensors, to be reused on CPUs: the C library would return it to the system, which then clears
+    every page again. Accelerators' allocators reuse memory themselves."""
 
     def rebuild(
         self,

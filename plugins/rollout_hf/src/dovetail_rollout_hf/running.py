@@ -39,7 +39,7 @@ class RunningBatch:
         self._max_prefill_tokens = max_prefill_tokens
         self._counts = counts
         self.version = 0
-        """The weight version in force."""
+        """The current weight version."""
         self._cache = KvCache()
         self.clear()
 

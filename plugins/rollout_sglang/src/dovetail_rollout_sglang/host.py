@@ -39,9 +39,9 @@ class SglangHost(Host):
         self._asleep: frozenset[str] = frozenset()
         self._updating = asyncio.Lock()
         self._adapter: str | None = None
-        """What SGLang calls the adapter that requests use."""
+        """SGLang's name of the adapter that requests use; None without an adapter."""
         self._replaced: dict[str, Any] | None = None
-        """What the weights are since they are no longer those that the server was started with."""
+        """Version, completeness and time of the weights that replaced the server's initial ones; None before."""
         self._numbers = itertools.count(1)
         self._prefixes = Prefixes(self._prime)
 

@@ -54,7 +54,8 @@ def main(argument: str) -> None:
     from dovetail_rollout_sglang.routes import SglangRoutes
 
     arguments = server_args(given)
-    # SGLang would send itself this request over HTTP, before it listens and without the token. The host does it when a run connects.
+    # SGLang would send itself the request to freeze garbage over HTTP, before it listens and without the token. `SglangHost` does
+    # this when a run connects.
     http_server._freeze_gc_after_server_warmup = lambda *_: None  # noqa: SLF001
     http_server.app.add_middleware(SglangRoutes)
     try:

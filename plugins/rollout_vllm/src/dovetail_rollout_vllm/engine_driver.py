@@ -42,7 +42,7 @@ class EngineDriver:
         self._made_pictures: VllmImagePrompts | None = None
         self._frozen = False
         self._salt: str | None = None
-        """Keeps requests from the cached prefixes of older weights."""
+        """Salt of cached prefixes, by which requests do not find prefixes of older weights."""
         self._records = False
         self._due: dict[str, tuple[int, asyncio.Future[str | None]]] = {}
         self._fetching: asyncio.Task[None] | None = None

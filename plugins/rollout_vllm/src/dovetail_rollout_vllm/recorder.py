@@ -32,12 +32,12 @@ class LogProbRecorder:
         self._runner, self._sampler = runner, runner.sampler
         self._longest = longest
         self._log_probs = torch.full((rows, longest), torch.nan, device=runner.device)
-        """Row 0 is written where a row of the batch samples nothing, as within a prompt that is computed in parts."""
+        """Row 0 takes the values of requests that sample nothing in a pass, such as one whose prompt is computed in chunks."""
         self._free = list(range(1, rows))
         self._rows: dict[str, int] = {}
         self._passes = 0
         self._seen: dict[str, int] = {}
-        """The latest pass of the model, among those whose batch changed, that had the request."""
+        """Request → the last pass at which the batch changed and had the request."""
         self._ids: list[str] = []
         self._rows_N = np.zeros(0, np.int64)
 

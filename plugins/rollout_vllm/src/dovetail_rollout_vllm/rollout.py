@@ -37,7 +37,7 @@ class VllmRollout(ServingRollout):
         super().__init__(config, context)
         self._fused: FusedLayers | None = None
         self._names: frozenset[str] = frozenset()
-        """Tensors of the last whole update that came."""
+        """Names of the tensors in the last full update."""
 
     def make_backend(self) -> Backend:
         if self.config.mode == "server":

@@ -1,4 +1,4 @@
-"""Tests of the optimisations that an architecture allows, by running a few tokens instead of a list of names; and the cost of its
+"""Tests of the optimisations that an architecture allows, made by running a few tokens rather than by a list of names; and the cost of
 attention.
 """
 

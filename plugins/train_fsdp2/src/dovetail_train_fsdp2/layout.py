@@ -178,7 +178,7 @@ class _Samples:
         self.responses = [
             responses[i][:n] for i, n in zip(active, self.response_lengths_B, strict=True)
         ]
-        """As far as they are fed."""
+        """The response tokens of each row that are fed to the model."""
 
     def tokens(self, *, shared: bool) -> int:
         """Return the number of tokens to feed; if prompts are shared, each distinct prompt counts once."""
