@@ -188,7 +188,7 @@ def _head(facts: PlanFacts, role: str, objective: ObjectiveSpec | None) -> Liter
 
 
 def _training(config: RunConfig, role: str) -> TrainingSection:
-    """Return the training section of a role; for a role without one, the actor's with this role's micro-batch size and offload."""
+    """Return the training section of a role; for a role without one, the actor's with this role's token budget and offload."""
     section = config.role_sections[role]
     if isinstance(section, TrainingSection):
         return section
