@@ -152,7 +152,7 @@ def _load(
     dataset: Rows | None,
     val_dataset: Rows | None,
 ) -> LoadedConfig:
-    """The config, with what is given in place of what it names."""
+    """Load the config, with `reward` and the datasets in place of those that the config names."""
     from dovetail.config.load import config_from_mapping, load_config
 
     def load(*more: str) -> LoadedConfig:
@@ -170,7 +170,7 @@ def _load(
 
 
 def _written(rows: Rows, config: RunConfig, what: str) -> Path:
-    """A file that holds the rows, written by the dataset source that reads it again."""
+    """Write rows to a file in the format of the config's dataset source, and return the path."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     section = config.data.source
@@ -183,7 +183,7 @@ def _written(rows: Rows, config: RunConfig, what: str) -> Path:
 
 
 def _outside_event_loops(run: Callable[[StopSwitch], dict[str, Any]]) -> dict[str, Any]:
-    """Run here, or in a thread where an event loop runs here, as in a notebook: generation starts loops of its own."""
+    """Call `run`; in a new thread if this one runs an event loop, as in a notebook: generation starts event loops of its own."""
     from dovetail.run.interrupt import StopSwitch
 
     stop = StopSwitch()
@@ -191,17 +191,17 @@ def _outside_event_loops(run: Callable[[StopSwitch], dict[str, Any]]) -> dict[st
         asyncio.get_running_loop()
     except RuntimeError:
         return run(stop)
-    # Signals reach the main thread alone, so that the switch listens here, and the run looks at it there.
+    # Python runs signal handlers in the main thread only: `stop` is set in this thread, and read by the run in the other.
     with stop, ThreadPoolExecutor(1, thread_name_prefix="dovetail") as thread:
         running = thread.submit(run, stop)
         while not running.done():
-            # A signal that another thread was given is handled once this one wakes.
+            # Python handles a signal that another thread received only once this thread wakes.
             wait([running], timeout=0.5)
         return running.result()
 
 
 def _warn(loaded: LoadedConfig, plan: Plan, _: Path) -> None:
-    """Python warnings for what `dovetail train` prints as warnings."""
+    """Issue a Python warning for each warning that `dovetail train` prints."""
     from dovetail.run.examination import rule_findings
 
     found = [f for f in rule_findings(loaded.config, plan) if f.severity == "warning"]

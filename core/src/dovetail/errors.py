@@ -128,7 +128,7 @@ class NumericsError(DovetailError, ArithmeticError):
         """Add the sample ids of other ranks' numerics errors: each rank knows only its own samples."""
         found = [e for e in others if isinstance(e, NumericsError) and e.sample_ids]
         if found:
-            # A rank that names samples says more in its message too.
+            # A rank that names samples also has the more specific message.
             self.message = self.message if self.sample_ids else found[0].message
             names = [name for error in (self, *found) for name in error.sample_ids]
             self.sample_ids = tuple(dict.fromkeys(names))

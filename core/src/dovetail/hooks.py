@@ -40,7 +40,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     if not name.startswith("_")
 }
 """Names of each hook's arguments, by hook."""
-# Marked here and not in the interface, which needs no pluggy.
+# HookSpec's methods are marked here, so that the module of the interface need not import pluggy.
 for _name in HOOKS:
     pluggy.HookspecMarker(_PROJECT)(getattr(HookSpec, _name))
 
@@ -131,7 +131,7 @@ class Observers:
 
 
 def _hooks_of(observer: object) -> list[str]:
-    """Names of the methods that carry the mark; of a tracker, of the hooks that it overrides."""
+    """Return the names of the hooks that an observer implements: marked methods, or those that a tracker overrides."""
     if isinstance(observer, Tracker):
         return [n for n in HOOKS if getattr(type(observer), n) is not getattr(HookSpec, n)]
     mark = f"{_PROJECT}_impl"

@@ -96,7 +96,7 @@ class Std:
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
     def merge(self, other: Std) -> Std:
-        # Chan, Golub and LeVeque: deviations are never taken from a mean that is far away.
+        # Chan, Golub and LeVeque's update: sum(x²) − n·mean² would cancel if the mean is large.
         if not self.count or not other.count:
             return self if self.count else other
         count = self.count + other.count

@@ -23,7 +23,7 @@ def encodable(value: Any) -> Any:
 def unencodable(value: object) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield each text or key in nested containers that UTF-8 can't encode, with its key path."""
     waiting: list[tuple[tuple[str | int, ...], object]] = [((), value)]
-    while waiting:  # not by recursion: rows may be nested deeply
+    while waiting:  # a stack, not recursion: rows may be nested beyond Python's recursion limit
         path, part = waiting.pop()
         if isinstance(part, str):
             if not part.isascii() and encodable(part) != part:

@@ -1,4 +1,4 @@
-"""A tiny model on disk, and a running engine over it."""
+"""A tiny model on disk, and a running engine with the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    # The tensors are tiny: threads would only wait for one another.
+    # The tensors are tiny: more threads would only wait for each other.
     torch.set_num_threads(1)
 
 
@@ -33,7 +33,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tiny_tokenizer(directory, vocab_size=300)
     model = tiny_model(directory, tokenizer, hidden_size=32, intermediate_size=48)
     with torch.no_grad():
-        # Random weights of the usual size predict next to nothing; these have opinions.
+        # Random weights of the usual size give almost uniform predictions; larger weights give distinct ones.
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn(parameter.shape, generator=torch.manual_seed(5)))
     model.save_pretrained(str(directory))

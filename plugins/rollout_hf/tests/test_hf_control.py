@@ -1,4 +1,4 @@
-"""HfRollout under control: aborted, paused, closed, broken and refused; nobody is left waiting."""
+"""HfRollout: requests that are aborted, paused, closed, broken or refused; every waiting call gets an answer."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_pause_that_is_given_up_leaves_the_engine_alive(
         await asyncio.gather(pause, return_exceptions=True)
         assert pause.cancelled()
         go_on.set()
-        # Another pause settles the one that was given up along with itself.
+        # Another pause completes, and with it the cancelled one.
         await asyncio.wait_for(rollout.pause(mode), 240)
         await asyncio.wait_for(rollout.resume(), 240)
         return await asyncio.wait_for(task, 240)
@@ -175,7 +175,7 @@ def test_when_the_decode_thread_breaks_off_everyone_hears_and_the_next_call_work
             return [c async for c in rollout.submit(request)]
 
         tasks = [asyncio.create_task(one(request_of(i, max_new_tokens=4000))) for i in range(2)]
-        while not scheduler._batch.active:  # a pause that comes before is over at once
+        while not scheduler._batch.active:  # an earlier pause would return at once
             await asyncio.sleep(0.01)
         tasks.append(asyncio.create_task(rollout.pause()))
         while not scheduler._drained:
@@ -184,7 +184,7 @@ def test_when_the_decode_thread_breaks_off_everyone_hears_and_the_next_call_work
             patch.setattr(scheduler._batch, "clear", fail)
             patch.setattr(rollout.decoder, "step", fail)
         else:
-            # Both are taken in one turn: the second must not be lost with the first.
+            # Both jobs are taken in one turn of the thread: the second must not be lost if the first breaks the thread.
             with scheduler._lock:
                 jobs = [(leave, Future()), (lambda: None, Future())]
                 scheduler._jobs.extend(jobs)

@@ -1,4 +1,4 @@
-"""Decoders reproduce the model's own logits: any of them, padded or not, row by row, and wrong ones are found out."""
+"""Decoders: both reproduce the model's own logits, with and without padding, and a wrong decoder is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HfRollout generates: samples that depend on nothing but their stream and the weights, in full batches."""
+"""Generation by HfRollout: samples depend only on their stream and the weights, and batches are full."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_each_prompt_is_prefilled_once_for_all_its_samples(
         lambda **kw: shapes.append(tuple(kw["input_ids"].shape)) or forward(**kw),
     )
     generate(rollout, *(request_of(i, n=5, max_new_tokens=4) for i in range(3)))
-    # One pass over three prompts; three steps of fifteen rows, the first token coming from the prefill.
+    # One pass over three prompts, which gives the first tokens; then three steps of fifteen rows.
     assert shapes == [(3, 6), (15, 1), (15, 1), (15, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Prompts with images: what is generated is what transformers' own forward pass finds likely, image by image."""
+"""Prompts with images: samples have the log-probabilities of transformers' own forward pass."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_it_is_standard_exponential() -> None:
     values = np.sort(noise(50, 40, 100).ravel())
     expected = 1 - np.exp(-values)
     distance = np.abs(expected - (np.arange(len(values)) + 0.5) / len(values)).max()
-    # Kolmogorov's bound at 1 in 10,000.
+    # The bound of the Kolmogorov-Smirnov test at a significance of 1 in 10,000.
     assert distance < 2.23 / np.sqrt(len(values))
     assert np.isfinite(np.log(values)).all()
 

@@ -1,4 +1,4 @@
-"""Several HfRollout replicas of one process: an update that is sent once reaches all of them."""
+"""Several HfRollout replicas in one process: an update that is sent once reaches every replica."""
 
 from __future__ import annotations
 

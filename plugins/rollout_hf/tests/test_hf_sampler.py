@@ -1,4 +1,4 @@
-"""The sampler draws from softmax(logits / temperature) cut by top-k and top-p, and reports those probabilities."""
+"""The sampler draws from softmax(logits / temperature) restricted by top-k and top-p, and reports the probabilities."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_frequencies_match_the_probabilities(setting) -> None:
 
 
 @given(
-    # Hundredths: what differs at all differs by more than rounding, so that the order is certain.
+    # Integers, divided by 100: different logits differ by more than rounding, so that their order is certain.
     logits=arrays(np.int64, 9, elements=st.integers(-800, 800), unique=True),
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     top_k=st.sampled_from([-1, 1, 2, 5, 9, 100]),
@@ -79,7 +79,7 @@ def test_log_probs_are_those_of_the_sampler_as_used(logits, temperature, top_k, 
     tokens = draw.tokens_N.numpy()
     used = oracle(logits.astype(np.float64), **setting)[tokens]
     raw = oracle(logits.astype(np.float64), temperature)[tokens]
-    # At the edge of the nucleus rounding may decide whether a token is in: leave those cases out.
+    # Leave out cases in which rounding decides whether a token is in the nucleus.
     mass = np.sort(oracle(logits.astype(np.float64), temperature, top_k))[::-1].cumsum()
     if top_p < 1 and np.abs(mass - top_p).min() < 1e-5:
         return

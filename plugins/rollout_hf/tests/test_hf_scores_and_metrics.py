@@ -1,4 +1,4 @@
-"""What HfRollout scores and counts."""
+"""HfRollout's scores of given sequences, and its metrics."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_scoring_goes_on_beside_generation(start, request_of) -> None:
 def test_figures_count_tokens_and_how_full_the_batch_was(start, generate, request_of) -> None:
     rollout = start(max_batch_size=8)
     assert "rollout/generated_tokens" in rollout.metrics()
-    # Ten steps: four with six rows, six with two. Prompts of six tokens, each run once for all its samples.
+    # Ten steps: four with six rows, six with two. Two prompts of six tokens, each computed once for all of its samples.
     generate(rollout, request_of(0, n=4, max_new_tokens=4), request_of(1, n=2, max_new_tokens=10))
     figures = {name: metric.value for name, metric in rollout.metrics().items()}
     assert figures == {

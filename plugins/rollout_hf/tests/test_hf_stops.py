@@ -1,4 +1,4 @@
-"""Stop rules: token stops where they are exact, the decoded tail where they are not."""
+"""Stop rules: by tokens if that is exact, else by the decoded end of the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HfRollout's weights: verified, versioned, taken over by what runs; and its memory, given back and taken again."""
+"""HfRollout's weights: verification, versions, and use by running samples; and the release of memory in sleep."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_runs_during_an_update_goes_on_from_logits_of_the_new_weights(
 
         tasks = [asyncio.create_task(one(request)) for request in requests]
         await until_running(rollout, 4)
-        # It need not pause: an update comes between two steps.
+        # No pause is needed: an update is applied between two steps.
         await asyncio.to_thread(
             rollout.receive_weights, 3, WeightManifest(version=3, tensors=specs)
         )
@@ -171,7 +171,7 @@ def test_on_the_cpu_sleep_frees_spare_caches_and_changes_nothing(
     rollout = start()
     before = generate(rollout, request_of(0))
     assert rollout.sleep(frozenset({"weights"})) == 0
-    # 2 layers, keys and values, 2 rows, 2 heads, 6 + 8 columns, 8 wide, 4 bytes.
+    # 2 layers, keys and values, 2 rows, 2 heads, 6 + 8 columns, head width 8, 4 bytes.
     assert rollout.sleep(frozenset({"weights", "kv_cache"})) == 2 * 2 * 2 * 2 * 14 * 8 * 4
     assert rollout.sleep(frozenset({"kv_cache"})) == 0
     rollout.wake(frozenset({"weights", "kv_cache"}))

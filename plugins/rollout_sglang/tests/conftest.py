@@ -1,4 +1,4 @@
-"""A tiny model, configs on it, and stand-ins for what SGLang lacks without an accelerator."""
+"""A tiny model, configs with the model, and stand-ins for parts that SGLang lacks without an accelerator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments, refusals and errors in words: none of it needs SGLang."""
+"""Arguments, refusals and error messages; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestArguments:
         assert found["enable_lora"] is True
         assert found["max_lora_rank"] == 16
         assert found["lora_target_modules"] == ["o_proj", "q_proj"]
-        # What an adapter lies upon is on disk, and no update brings it.
+        # The weights below an adapter are read from disk, since no update brings them.
         follow = attrs.evolve(context(), weights_follow=True)
         assert "load_format" not in own_arguments(chosen, follow)
 

@@ -1,4 +1,4 @@
-"""What SGLang is asked for, what is made of its answers, and its metrics: none of it needs SGLang."""
+"""Conversion of requests to SGLang's form and of its answers, and metrics; SGLang is not needed."""
 
 from __future__ import annotations
 

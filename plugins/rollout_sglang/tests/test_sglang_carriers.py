@@ -1,6 +1,6 @@
-"""Weights that come to SGLang's processes from another accelerator, and to those that have slept.
+"""Weights sent to SGLang's processes from another accelerator, also after a sleep.
 
-Where there is none, gloo carries them in NCCL's place between the same processes; a directory does with and without.
+Without accelerators, gloo replaces NCCL between the same processes; the transport by a directory is tested in both cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail_transports.config import CudaIpcConfig, NcclConfig
 THERE = torch.accelerator.is_available()
 ACCELERATORS = torch.accelerator.device_count() if THERE else 0
 TOLERANCE = 0.1 if THERE else 1e-5
-"""Nats a token, the mean; SGLang computes in bfloat16 on an accelerator, and the reference in float32 everywhere."""
+"""Maximum mean difference in nats a token; on an accelerator SGLang computes in bfloat16, the reference always in float32."""
 EVERYTHING = frozenset({"weights", "kv_cache"})
 TWO = (
     pytest.mark.gpu,
@@ -61,7 +61,7 @@ def assert_updates_arrive(engine: SglangRollout, plain: PlainModel, where: str) 
     sender = transport.sender()
     try:
         weights = other.weights(where)
-        # So small that many go through the ring.
+        # Small buckets, so that many pass through the ring buffer.
         manifest = manifest_of(weights, 1, bucket_bytes=1 << 16)
         send_weights(engine, sender, manifest, weights.items())
         assert far_from(other, engine) < TOLERANCE < far_from(plain, engine)

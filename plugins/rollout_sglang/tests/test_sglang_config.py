@@ -1,4 +1,4 @@
-"""Keys that people know from other engines, or from SGLang itself, and what they are told."""
+"""Error messages on keys that users know from other engines or from SGLang itself."""
 
 from __future__ import annotations
 

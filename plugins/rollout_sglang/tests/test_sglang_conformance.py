@@ -1,6 +1,6 @@
-"""The conformance suite on a real server of SGLang's, and weights through shared memory from this process.
+"""The conformance suite on a real SGLang server, with weights through shared memory from this process.
 
-Without an accelerator its kernels are stand-ins, and it computes by PyTorch: this shows the protocol, and what travels over it.
+Without an accelerator, SGLang's kernels are stand-ins, and it computes by PyTorch: the suite then tests the protocol and the data.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ pytestmark = [
 ]
 
 PLAIN = json.loads((Path(__file__).with_name("stand_ins") / "arguments.json").read_text())
-"""Arguments under which SGLang computes by PyTorch alone."""
+"""Arguments with which SGLang computes by PyTorch only."""
 
 
 @pytest.mark.usefixtures("stand_ins")
 class TestSglangServer(RolloutConformance):
     plugin = SglangRollout
-    # PyTorch alone is slow: these are tokens enough to be interrupted.
+    # Enough tokens for an interruption, since SGLang on plain PyTorch is slow.
     long_response = 400
     config: ClassVar[Any] = SglangRolloutConfig(
         name="sglang", max_model_len=4096, engine_args=PLAIN
@@ -53,7 +53,7 @@ class TestSglangServerOnAccelerator(TestSglangServer):
     """
 
     device = "cuda"
-    # SGLang's kernels of norms compute in 16 bits alone.
+    # SGLang's norm kernels compute in 16 bits only.
     dtype = "bfloat16"
     tolerance = 0.1
     long_response = 2000

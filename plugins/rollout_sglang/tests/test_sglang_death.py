@@ -1,4 +1,4 @@
-"""Servers that are killed or stopped while they generate or receive weights: what was asked of them fails in words, in bounded time."""
+"""Servers that are killed or stopped while they generate or receive weights: requests fail with a clear error in bounded time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def generating(engine: SglangRollout, asking: Any, harm: Callable[[], None]) -> 
         work = asyncio.create_task(collected(engine, request))
         while engine._gate.running < request.n:
             await asyncio.sleep(0.02)
-        await asyncio.sleep(
-            1.0
-        )  # on their way to the scheduler, they are not in the middle of anything
+        await asyncio.sleep(1.0)  # until the scheduler has received the requests
         harm()
         return await asyncio.gather(work, return_exceptions=True)
 
@@ -61,7 +59,7 @@ def receiving(
     def with_harm() -> Iterator[tuple[str, Tensor]]:
         for number, named in enumerate(weights.items()):
             if number == len(weights) // 2:
-                time.sleep(0.5)  # what went out before has been loaded
+                time.sleep(0.5)  # the earlier tensors are loaded meanwhile
                 harm()
             yield named
 

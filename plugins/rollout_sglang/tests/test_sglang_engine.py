@@ -1,6 +1,6 @@
-"""Beyond the conformance suite, on one real server: shared prompts, low-rank adapters, its end.
+"""Tests beyond the conformance suite on one real server: shared prompts, low-rank adapters, and the server's end.
 
-Without an accelerator SGLang's kernels for adapters are its plain PyTorch ones.
+Without an accelerator, SGLang computes adapters by plain PyTorch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TestAdapters(AdapterCases):
 
     plugin = SglangRollout
     config: ClassVar[Any] = SglangRolloutConfig(name="sglang", max_adapter_rank=RANK)
-    # On an accelerator it computes in bfloat16, and the reference in float32 everywhere.
+    # On an accelerator SGLang computes in bfloat16, the reference always in float32.
     tolerance = 0.1 if torch.accelerator.is_available() else 1e-5
     dtype = "bfloat16" if torch.accelerator.is_available() else "float32"
 

@@ -1,4 +1,4 @@
-"""What only accelerators show: samples with seeds of their own, which SGLang heeds in its deterministic inference."""
+"""Tests that need an accelerator: a seed for each sample, which SGLang uses only in deterministic inference."""
 
 from __future__ import annotations
 

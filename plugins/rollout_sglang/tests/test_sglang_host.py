@@ -1,4 +1,4 @@
-"""What a server does around SGLang: shared prompts, processes that stand still, arguments by their names; none of it needs SGLang."""
+"""Dovetail's part of a server: shared prompts, stopped processes, and names of arguments; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestPrefixes:
 
         async def together() -> None:
             prefixes = Prefixes(compute)
-            for _ in range(2):  # what was kept of the first time must not do for the second
+            for _ in range(2):  # no state of the first time may be used in the second
                 await asyncio.gather(*(sample(prefixes, prompt) for prompt in prompts))
 
         asyncio.run(together())
@@ -52,7 +52,7 @@ class TestPrefixes:
 
     def test_a_sample_alone_waits_for_nothing_and_so_do_short_prompts(self) -> None:
         assert self.order([LONG]) == ["100 sampled"]
-        # An equal prompt of another request is another.
+        # An equal prompt of another request does not count as the same prompt.
         assert self.order([LONG, list(LONG)]) == ["100 sampled"] * 2
         assert self.order([SHORT] * 3) == ["3 sampled"] * 3
 
@@ -97,7 +97,7 @@ class TestLiveness:
         assert liveness.lost() is None
         now, stopped = 6.0, [8]
         assert liveness.lost() is None
-        now, stopped = 12.0, [7, 8]  # 7 has gone on in between
+        now, stopped = 12.0, [7, 8]  # 7 ran in between
         said = liveness.lost()
         assert said is not None
         assert "8 have been stopped" in said
@@ -126,9 +126,9 @@ def test_arguments_have_the_names_of_the_version_that_reads_them() -> None:
     newer = {"cuda_graph_max_bs_decode", "tp_size"}
     expected = {"cuda_graph_max_bs_decode": 512, "tp_size": 2}
     assert in_this_versions_words(ours, newer) == expected
-    # An order in which an old version can't retract samples is left to it.
+    # An argument that an old version lacks and does not need is dropped.
     assert in_this_versions_words({**ours, "retraction_policy": "priority"}, newer) == expected
-    # What neither has stays as it is, to be refused by its name.
+    # An argument that no version has is passed on, so that SGLang refuses it by name.
     assert in_this_versions_words({"cuda_grap": 1}, newer) == {"cuda_grap": 1}
 
 

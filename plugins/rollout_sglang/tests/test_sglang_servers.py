@@ -1,4 +1,4 @@
-"""Servers: what is refused before one starts, which can be joined, and who may ask one; none of it needs SGLang."""
+"""Servers: refusals before a start, servers that can be joined, and authorization; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FITTING: dict[str, Any] = {
     "stages": 1,
     "copies": 1,
 }
-"""How a server describes itself that fits the tiny model."""
+"""Description that a server which fits the tiny model gives of itself."""
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_run_that_sends_whole_weights_joins_whatever_the_server_holds(
 def test_a_plain_server_is_told_apart_from_one_that_is_no_sglang(fake, config, context) -> None:
     chosen = config(urls=(fake.url,))
     assert "SGLang server" in failure(chosen, context()).message
-    # Nor is one that answers whatever it is asked.
+    # A server that gives the same answer to every request is no SGLang server either.
     fake.answers |= dict.fromkeys(
         ("/model_info", "/dovetail/v1/describe"), words_of({"hello": "there"})
     )

@@ -1,4 +1,4 @@
-"""A scheduler's part in an update, without SGLang: a rank that fails calls it off, and is the one that is named."""
+"""A scheduler's part in an update, without SGLang: a failing rank cancels the update, and the error names the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program in the place of `trtllm-serve`, a tiny model, and what tests do with replicas."""
+"""A fake `trtllm-serve`, a tiny model, and helpers for tests with replicas."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A small server that answers as `trtllm-serve` does, over a Qwen2 model in NumPy, so that it starts at once. It is not TensorRT-LLM.
+"""A small server that answers as `trtllm-serve` does, with a Qwen2 model in NumPy, so that it starts at once. It is not TensorRT-LLM.
 
-Its options, paths and fields are those of TensorRT-LLM's source: `tensorrt_llm/commands/serve.py` (at 00209af1);
+Options, paths and fields follow TensorRT-LLM's source: `tensorrt_llm/commands/serve.py` (at 00209af1);
 `CompletionRequest`, `CompletionStreamResponse` and `ErrorResponse` of `tensorrt_llm/serve/openai_protocol.py` (at 0076e939);
 the routes of `tensorrt_llm/serve/openai_server.py` (at 00057725) and `completion_stream_post_processor` of
 `tensorrt_llm/serve/postprocess_handlers.py` (at 01bf1923).
@@ -26,7 +26,7 @@ REQUEST = """
     detokenize thinking_token_budget add_special_tokens response_format disaggregated_params priority
     conversation_params
 """
-"""Fields of `CompletionRequest`, which forbids others."""
+"""Fields of `CompletionRequest`, which refuses other fields."""
 
 
 class Qwen2:

@@ -1,4 +1,4 @@
-"""What the server is asked for a sample, and what is made of its answer."""
+"""Conversion of a sample's call to a request, and of the server's answer to a sample."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_a_greedy_sample_is_asked_for_without_truncation() -> None:
     body = request_of(call(temperature=0.0, top_p=0.5, top_k=7), "tiny")
     assert body["temperature"] == 0
     assert not {"top_p", "top_k"} & body.keys()
-    assert request_of(call(top_p=0.5), "tiny")["top_k"] == 0  # all
+    assert request_of(call(top_p=0.5), "tiny")["top_k"] == 0  # 0 means all tokens
 
 
 def test_stop_strings_end_a_sample_and_are_part_of_it(replica: TrtllmRollout) -> None:
     decode = replica.context.tokenizer.decode
     free = sample(replica, temperature=0.0)
     text = decode(free.response_ids[:3])
-    # By the text of one token, and across tokens of which it is none.
+    # A stop string that is the text of one token, and one that spans several tokens.
     for stop in (decode(free.response_ids[2:3]), text[1:]):
         stopped = sample(replica, temperature=0.0, stop=(stop,))
         assert len(stopped.response_ids) <= 3

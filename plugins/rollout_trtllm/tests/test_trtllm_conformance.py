@@ -1,4 +1,4 @@
-"""The conformance suite against a program in the place of `trtllm-serve`: the client, its processes and updates are real."""
+"""The conformance suite with a fake `trtllm-serve`; the client, its processes and updates are real."""
 
 from __future__ import annotations
 

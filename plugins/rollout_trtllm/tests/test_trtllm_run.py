@@ -1,4 +1,4 @@
-"""GRPO steps whose samples come from a program in the place of `trtllm-serve`: the whole command, an update every step."""
+"""GRPO steps by the command `dovetail train` with samples of a fake `trtllm-serve`, and a weight update in every step."""
 
 from __future__ import annotations
 

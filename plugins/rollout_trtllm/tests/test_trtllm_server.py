@@ -1,4 +1,4 @@
-"""The server of a replica: how it is started, what it is started on, and how it fails."""
+"""The server of a replica: its command, its checkpoint, and its failures."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_server_that_dies_fails_what_runs_and_the_replica(replica: TrtllmRollo
     def kill() -> None:
         while not replica.backend._running:  # type: ignore[attr-defined]
             time.sleep(0.01)
-        time.sleep(0.2)  # on its way there, it would not be in the middle of anything
+        time.sleep(0.2)  # until the server has received the request
         os.kill(process_of(replica), signal.SIGKILL)
 
     killing = threading.Thread(target=kill)
@@ -243,7 +243,7 @@ def test_a_checkpoint_has_the_models_files_unchanged_and_the_new_weights(
     weights = PlainModel.of(tiny).changed().weights()
 
     def received() -> Iterator[tuple[str, Tensor]]:
-        """A receiver may use a tensor's memory again once the next one is asked for."""
+        """Yield tensors that are overwritten when the next one is requested, as a receiver's may be."""
         for name, tensor in weights.items():
             buffer = tensor.clone()
             yield name, buffer

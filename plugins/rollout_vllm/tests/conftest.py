@@ -1,4 +1,4 @@
-"""Tiny models, rollouts on them that need no engine, and what tests do with those that do."""
+"""Tiny models, rollouts without an engine, and helpers for tests on real engines."""
 
 from __future__ import annotations
 

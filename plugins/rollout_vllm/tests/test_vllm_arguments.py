@@ -1,4 +1,4 @@
-"""Arguments, refusals and errors in words: none of it needs vLLM."""
+"""Arguments, refusals and error messages; vLLM is not needed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestVersions:
         release(vllm="0.31.1")
         for mode in ("engine", "server"):
             assert "before version 0.32 (installed: 0.31.1)" in config(mode=mode).cache_problem()
-        # What a server is shows when it is joined.
+        # A server's version is known only when it is joined.
         assert config(mode="server", urls=("http://127.0.0.1:8000",)).cache_problem() is None
         release(vllm="0.32.0")
         assert config(mode="server").cache_problem() is None

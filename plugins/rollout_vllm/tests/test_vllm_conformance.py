@@ -45,9 +45,9 @@ class TestVllmEngine(RolloutConformance):
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 class TestVllmEngineOnAccelerator(TestVllmEngine):
     device = "cuda"
-    # A float32 matrix product on an accelerator need not add up in the order of a CPU's.
+    # An accelerator may add up a float32 matrix product in another order than a CPU.
     tolerance = 1e-3
-    # Without room for adapters, which vLLM does not apply in float32 on accelerators.
+    # Without adapters, which vLLM does not compute in float32 on accelerators.
     config = VllmRolloutConfig(
         name="vllm", max_model_len=4096, gpu_memory_utilization=0.2, offload=True
     )

@@ -1,4 +1,4 @@
-"""Beyond the conformance suite, on one real engine: shared prompts, updates, logs, and the death of its process."""
+"""Tests beyond the conformance suite on one real engine: shared prompts, updates, logs, and the death of the engine's process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestEngine:
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, tiny: Path, run: Path) -> Iterator[VllmRollout]:
-        # Room for 5,120 tokens: where more run, vLLM takes some back and computes them again.
+        # A KV cache of 5,120 tokens: if more run, vLLM preempts some requests and computes them again.
         settings = {"num_gpu_blocks_override": 40}
         engine = start(tiny, run, metrics_port=free_port(), max_num_seqs=8, engine_args=settings)
         yield engine
@@ -77,7 +77,7 @@ class TestEngine:
         engine.metrics()
         asyncio.run(collected(engine, acts.request(prompt=[5 + n % 290 for n in range(600)], n=8)))
         figures = engine.metrics()
-        # 600 prompt tokens hold 4 blocks of 128; all but the first sample find them.
+        # 600 prompt tokens fill 4 blocks of 128, which all samples but the first find in the cache.
         assert figures["rollout/vllm/prefix_cache_hits"].value > 0.5
         assert figures["rollout/vllm/new_tokens"].value == 64
         assert figures["rollout/vllm/running_requests_max"].value == 8
@@ -121,7 +121,7 @@ class TestEngine:
         before = counted()
         asyncio.run(collected(engine, acts.request(n=3)))
         assert counted() - before == 24
-        # Elsewhere the port is still free.
+        # On other addresses the port is still free.
         with socket.socket() as other:
             other.bind(("127.0.0.2", engine.config.metrics_port))
 

@@ -1,4 +1,4 @@
-"""What vLLM makes one layer of comes whole or not at all; what an architecture leaves out itself is not missing."""
+"""Fused layers of vLLM: an update has all parts of a layer or none; parts that the architecture itself lacks are not missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only accelerators show: weights through their memory, adapters, sleep, random weights at the start, fp8, several GPUs.
+"""Tests that need accelerators: weights through their memory, adapters, sleep, random initial weights, fp8, several GPUs.
 
 Models compute in bfloat16; the reference is a plain forward pass in float32 on the CPU, and differences are means in nats a token.
 """
@@ -46,9 +46,9 @@ EVERYTHING, WEIGHTS, CACHE = (
     frozenset({"kv_cache"}),
 )
 ROUNDING = 0.03
-"""Most that bfloat16 may cost; other weights of these models are ten times as far away."""
+"""Maximum mean difference by bfloat16; other weights of these models differ ten times as much."""
 QUANTISING = 0.12
-"""Most that fp8 may cost."""
+"""Maximum mean difference by fp8."""
 TRAINER = "cuda:0"
 IPC = CudaIpcConfig(name="cuda_ipc", timeout=30.0)
 
@@ -283,7 +283,7 @@ class TestServer(RolloutConformance):
     plugin = VllmRollout
     device = "cuda"
     weights_device = TRAINER
-    # A float32 matrix product on an accelerator need not add up in the order of a CPU's.
+    # An accelerator may add up a float32 matrix product in another order than a CPU.
     tolerance = 1e-3
     config = VllmRolloutConfig(
         name="vllm", mode="server", max_model_len=4096, gpu_memory_utilization=0.1, offload=True

@@ -1,4 +1,4 @@
-"""Prompts with images as vLLM takes them; and vLLM itself on them, where its vision models can be loaded."""
+"""Prompts with images in vLLM's form; and vLLM itself with images, if its vision models can be loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def call(ids: list[int], media: tuple = ()) -> SampleCall:
     [
         ([1, 9, 9, 9, 2], 1, [1, 9, 2]),
         ([9, 9, 1, 9, 2, 3], 2, [9, 1, 9, 2, 3]),
-        ([1, 9, 9, 2, 9, 9, 3], 1, [1, 9, 2, 9, 9, 3]),  # what a policy produced stays
+        ([1, 9, 9, 2, 9, 9, 3], 1, [1, 9, 2, 9, 9, 3]),  # tokens of the policy stay
     ],
 )
 def test_each_image_leaves_one_token(ids: list[int], images: int, expected: list[int]) -> None:
@@ -132,7 +132,7 @@ async def _all(rollout: VllmRollout, asked: list[RolloutRequest]) -> list[list[C
 
 
 def _plain(section: ModelSection, request: RolloutRequest, response_ids: np.ndarray) -> np.ndarray:
-    """float32 [T]: by transformers, in float32."""
+    """Return the response's log-probabilities, float32 [T], computed by transformers in float32."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(section.path)

@@ -1,4 +1,4 @@
-"""Loading layer by layer inside vLLM: an update that breaks off leaves nothing behind, and its error is the one that is told."""
+"""Loading layer by layer inside vLLM: a failed update leaves no tensors behind, and its own error is reported."""
 
 from __future__ import annotations
 

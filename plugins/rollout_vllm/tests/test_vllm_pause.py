@@ -1,4 +1,4 @@
-"""Pausing while calls are on their way to vLLM, which does not know of them yet."""
+"""A pause while calls are being sent to vLLM, before vLLM has received them."""
 
 from __future__ import annotations
 

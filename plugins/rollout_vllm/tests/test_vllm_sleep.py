@@ -1,4 +1,4 @@
-"""Sleep and wake of an engine that is partly asleep already, over an engine that refuses tags as vLLM does."""
+"""Sleep and wake of an engine that is already partly asleep, on a fake engine that refuses tags as vLLM does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that an engine in processes of its own may take to start."""
+"""The time limit for the start of an engine in separate processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_start_that_hangs_ends_with_its_processes_and_its_thread(
     engines: list[BaseProcess] = []
 
     async def make(*_: Any) -> None:
-        """As vLLM does it: the event loop's thread waits for the engine's process."""
+        """Wait for the engine's process in the event loop's thread, as vLLM does."""
         engines.append(_sleeper("EngineCore"))
         engines[0].join()
         raise RuntimeError("Engine core initialization failed")

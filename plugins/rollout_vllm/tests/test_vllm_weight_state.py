@@ -1,4 +1,4 @@
-"""Which updates make an engine fit again: an adapter does not bring back what it lies upon."""
+"""Updates after a failed one or a sleep: an adapter's update does not restore the weights below the adapter."""
 
 from __future__ import annotations
 

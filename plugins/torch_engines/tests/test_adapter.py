@@ -1,4 +1,4 @@
-"""What engines agree on of an adapter: names of its tensors, its description, and what its matrices start from."""
+"""Adapters in every engine: names of tensors, description, and initial values of the matrices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIRE = f"base_model.model.{LAYER}"
     [
         (state_name(LAYER, "lora_A"), f"{WIRE}.lora_A.weight"),
         (state_name(LAYER, "lora_B"), f"{WIRE}.lora_B.weight"),
-        # Neither of these is a layer of its own in peft.
+        # In peft, neither of these is a module, so that its name does not end in `weight`.
         (state_name(LAYER, "lora_magnitude_vector"), f"{WIRE}.lora_magnitude_vector"),
         (f"{LAYER}.lora_embedding_A.default", f"{WIRE}.lora_embedding_A"),
     ],

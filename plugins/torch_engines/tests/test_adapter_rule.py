@@ -1,4 +1,4 @@
-"""What an adapter is to be put on, and the model does not have, or what can't have one."""
+"""The rule `adapter_targets`: targets that the model lacks, or that can't have an adapter."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_tied_weight_is_refused_where_both_its_layers_are(
     assert finding.message.startswith(f"actor.engine: lora.target_modules names {layer!r}, whose")
     assert finding.hint == "leave it out: the two would part when the update is merged"
     assert judge("adapter_targets", model, engine(target)) == []
-    # A critic has a value head in place of the output layer.
+    # A critic's value head replaces the output layer, with which the embedding is tied.
     own = f"critic.engine={{name: fsdp2, lora: {{target_modules: [q_proj, {target}]}}}}"
     assert judge("adapter_targets", tied, own, GAE) == []
 

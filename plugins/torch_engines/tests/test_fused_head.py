@@ -1,5 +1,5 @@
-"""The fused output layer on the CPU, with plain functions for the kernels: logits that are kept for the backward pass change
-nothing but the work, and a vocabulary that is divided among ranks changes nothing at all."""
+"""The fused output layer on the CPU, with plain functions in place of the kernels: results are the same with kept logits, which only
+save work, and with a vocabulary that is divided among ranks."""
 
 import sys
 import types
@@ -15,9 +15,9 @@ from dovetail_torch_engines import Vocabulary, fused_head
 
 R, H, V, K = 19, 8, 50, 5
 TOP = 20
-"""More words than a third of the vocabulary has."""
+"""Number of most likely words: more than a rank's third of the vocabulary has."""
 CHUNK = 6
-"""Rows of a chunk: the last of four is not full."""
+"""Rows of a chunk; the last of four chunks is not full."""
 A_CHUNK = CHUNK * V * 4
 
 
@@ -98,7 +98,7 @@ def test_kept_logits_give_the_same_gradients_for_less_work(products, room, kept,
     assert len(products) == 4 + (4 - kept)
     for mine, theirs in zip(once, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    # What was kept has become its gradient: another backward pass makes all of it again.
+    # Kept logits were overwritten with their gradient: a second backward pass recomputes all of them.
     again = torch.autograd.grad(total, leaves)
     assert len(products) == 4 + (4 - kept) + 4
     for mine, theirs in zip(again, once, strict=True):
@@ -144,7 +144,7 @@ def test_a_divided_vocabulary_gives_the_scores_and_gradients_of_the_whole(
     torch.manual_seed(0)
     hidden_RH, weight_VH = torch.randn(R, H) * 3, torch.randn(V, H)
     targets_R, temperature_R = torch.randint(0, V, (R,)), torch.rand(R) + 0.5
-    # A word that is the token itself, and words of every rank's part.
+    # Words in every rank's shard, and some rows with the target itself.
     ids_RK = torch.stack([torch.randperm(V)[:K] for _ in range(R)])
     ids_RK[::3, 1] = targets_R[::3]
     given = {name: torch.linspace(-1, 1, R) + k for k, name in enumerate(upstream)}

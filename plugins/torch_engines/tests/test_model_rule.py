@@ -1,4 +1,4 @@
-"""Models that can't be loaded: their config, the files of their weights, and the tensors in them."""
+"""Models that can't be loaded because of their config, their weight files, or the tensors in the files."""
 
 from __future__ import annotations
 

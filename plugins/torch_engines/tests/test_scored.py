@@ -1,4 +1,4 @@
-"""Scored tokens: where they are, what they become in micro-batches, and which rank has which."""
+"""Scored tokens: positions in a batch, in micro-batches, and on the ranks that share a pack."""
 
 import numpy as np
 from hypothesis import given, strategies as st
@@ -60,7 +60,7 @@ def test_every_sample_is_in_one_micro_batch_and_there_are_as_many_as_asked_for(
 def test_the_shares_of_all_ranks_hold_every_prediction_where_they_say(ranks, tokens, data):
     source_R = np.array(data.draw(st.lists(st.integers(0, ranks * tokens - 1))), np.int64)
     shares = [ScoredShare.of(source_R, tokens, rank=r, ranks=ranks) for r in range(ranks)]
-    # Equally many on every rank, and at least one.
+    # Every rank has the same number of predictions, at least one.
     assert len({len(share.source_M) for share in shares}) == 1
     assert len(shares[0].source_M) >= 1
     held = np.concatenate([share.source_M + r * tokens for r, share in enumerate(shares)])

@@ -1,4 +1,4 @@
-"""The search for a weight that is not finite: what it finds, and that it ends."""
+"""The search for a non-finite weight: its result, and its time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on ranks as it treats models whose logits are more than a product with hidden states: it takes the model's own."""
+"""An engine class that uses the model's own logits, as for architectures whose output layer is more than a matrix product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An objective on the log-probabilities of the words in a column."""
+"""An objective on the log-probabilities of the token ids in a column."""
 
 from __future__ import annotations
 

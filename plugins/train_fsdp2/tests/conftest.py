@@ -119,7 +119,7 @@ def make_engine():
         engine.close()
 
 
-# Ended with each module: gloo's threads poll, so that ranks kept for the whole session would use half a core while idle.
+# Closed after each module: gloo's threads poll, so that ranks kept for the whole session would use half a core while idle.
 @pytest.fixture(scope="module")
 def two():
     """Two processes, joined."""
@@ -175,7 +175,7 @@ def on_ranks():
             plugin = PluginRef(
                 kind="engine", name=variant, path=file, attribute=variant, config=config
             )
-            load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
+            load_plugin_class(plugin)  # Needed to unpickle ranks' answers.
         spec = WorkerSpec(role=role, plugin=plugin, context=context, transport=transport)
         mesh = mesh or Mesh.over(ranks.world, **config.mesh_axes())
         groups.append(ranks.worker_group(spec, mesh))

@@ -1,4 +1,4 @@
-"""The engine on ranks with a model that drops out half of what it embeds, as a model with code of its own may."""
+"""An engine class whose model drops out half of its embeddings, as a model with its own code may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objectives that write into what the model gives."""
+"""Objectives that write into the model's outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_stages import all_finite
 
 
 class _Halved(Objective):
-    """−Σ x / 2 of an output."""
+    """The objective −Σ x / 2 of an output x."""
 
     api = ">=1.0,<2"
     output = ""

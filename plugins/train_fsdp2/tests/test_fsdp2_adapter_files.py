@@ -1,4 +1,4 @@
-"""Adapters in peft's form: written from a training state, loaded by peft, and trained further."""
+"""Adapters in peft's format: written from a training state, loaded by peft, and trained further."""
 
 import json
 

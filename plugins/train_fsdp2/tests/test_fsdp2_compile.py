@@ -1,4 +1,4 @@
-"""Compiled layers: the same gradients, and a few versions of their code however many lengths a run brings."""
+"""Compiled layers: the same gradients, and few versions of the code for any number of lengths."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ from dovetail_train_fsdp2 import layers
 from dovetail_train_fsdp2.config import Fsdp2Config
 
 PIECES = {"never": 1, "always": 4}
-"""Of a layer's code: packed, it is cut where attention looks at the lengths."""
+"""Number of compiled pieces of a layer, by packing: packed attention is not traced and divides the code."""
 VERSIONS = 2
-"""Of a piece at most, for all layers and all lengths together."""
+"""Maximum number of versions of a piece, for all layers and lengths together."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_gradients_are_the_same_for_any_number_of_tokens(
     given = {"packing": packing, "share_prompts": "never", "gradient_checkpointing": recompute}
     plain = make_engine(tiny, budget=60, config=Fsdp2Config(**given))
     compiled = make_engine(tiny, budget=60, config=Fsdp2Config(**given, compile=True))
-    # The first length makes a version, the second one for any length, and a third none.
+    # The first length compiles a version, the second one a version for any length, the third none.
     for seed in range(3):
         batch = new_batch(seed)
         expected, _ = gradients(plain, batch, objective)

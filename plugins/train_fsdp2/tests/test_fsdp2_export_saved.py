@@ -1,4 +1,4 @@
-"""A model out of a training state that no engine has loaded: the same files as the engine that trained it exports."""
+"""Export of a training state without an engine: the files equal those that the engine exports."""
 
 import filecmp
 import json

@@ -1,4 +1,4 @@
-"""Products in float8: near those of the full dtype and not equal to them, in scores and in gradients."""
+"""Matrix products in float8: scores and gradients are close to those of the full dtype, but not equal."""
 
 import pytest
 import torch

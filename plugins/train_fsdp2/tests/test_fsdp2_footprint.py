@@ -1,4 +1,4 @@
-"""What an update is said to take, against what autograd keeps of a real pass."""
+"""The estimated memory of an update, compared with the tensors that autograd keeps in a real pass."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def test_frozen_weights_need_no_inputs_and_a_frozen_model_keeps_nothing(path: Pa
 @pytest.mark.parametrize(
     ("settings", "changes", "tokens"),
     [
-        ({}, {}, 4 * (10 + 8 * 20)),  # a prompt once for its eight responses
+        ({}, {}, 4 * (10 + 8 * 20)),  # each prompt once for 8 responses
         ({}, {"budget": 400}, 2 * (10 + 8 * 20)),
         ({}, {"budget": 120}, 10 + 5 * 20),  # a group in parts
         ({"share_prompts": "never"}, {}, 4 * 8 * 30),
         ({"share_prompts": "never"}, {"budget": 700}, 16 * 30),  # 32 samples in two halves
         ({"packing": "never"}, {"budget": 700}, 16 * 30),
         ({}, {"prompt_tokens": 1, "budget": 10**6}, 4 * 8 * 21),  # sharing gains too little
-        ({}, {"budget": 7, "responses": 1}, 30),  # one that alone exceeds it
+        ({}, {"budget": 7, "responses": 1}, 30),  # a sample that exceeds the budget
     ],
 )
 def test_a_micro_batch_holds_whole_samples_and_about_as_many_as_the_others(

@@ -1,4 +1,4 @@
-"""Scoring: equal to every sample by itself, whatever the layout, the budget, the order and the architecture."""
+"""Scoring: equal to scoring every sample by itself, for any layout, budget, order and architecture."""
 
 import numpy as np
 import pytest

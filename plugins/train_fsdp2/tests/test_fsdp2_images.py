@@ -1,4 +1,4 @@
-"""Samples with images: log-probabilities and gradients are those of transformers' own forward pass."""
+"""Samples with images: log-probabilities and gradients equal those of transformers' own forward pass."""
 
 import math
 from pathlib import Path
@@ -56,7 +56,7 @@ def made(directory, family):
             ids.append(prompts.ids(text, pictures))
             media.append([reference.as_json() for reference in images])
             responses.append(rng.integers(10, 400, int(rng.integers(3, 9))))
-    # A policy may produce the token that stands for images in prompts.
+    # A policy may produce the token that stands for an image in prompts.
     responses[0][1] = responses[2][0] = prompts.image_token
     response_ids = Ragged.from_list(responses, dtype=np.int64)
     tokens = len(response_ids.values)
@@ -116,7 +116,7 @@ def test_gradients_reach_the_vision_tower_and_are_those_of_plain_autograd(
     oracle, rows = plain(model.path, model.batch)
     tokens = len(model.batch["response_ids"].values)
     advantages = model.batch["advantages"].tolist()
-    # With the old log-probabilities the current ones, the ratio is 1 and its gradient that of the log-probability.
+    # The old log-probabilities equal the current ones: the ratio is 1, and its gradient that of the log-probability.
     loss = -sum(a * row.sum() for a, row in zip(advantages, rows, strict=True)) / tokens
     loss.backward()
     expected = {n: p.grad for n, p in oracle.named_parameters() if p.grad is not None}
@@ -221,7 +221,7 @@ def rows_of(plans, *, packed):
 def test_a_critic_looks_too(make_engine, qwen):
     engine = make_engine(qwen.path, head="value")
     for parameter in engine._runner.model.value_head.parameters():
-        torch.nn.init.ones_(parameter)  # a new one is 0, whatever it sees
+        torch.nn.init.ones_(parameter)  # a new head is 0, so that all values are 0
     one, blind = qwen.batch.take([0]), qwen.batch.take([0]).drop(["media"])
     seen, unseen = (engine.forward(b, frozenset({"values"}))["values"].values for b in (one, blind))
     assert np.abs(seen - unseen).max() > 1e-3
@@ -235,7 +235,7 @@ def conversations(directory, kept):
     mark, rng = prompts.placeholder, np.random.default_rng(1)
     asked, later = prompts.ids(f"a{mark}b", pictures[:1]), prompts.ids(f"c{mark}d", pictures[1:])
     words = [rng.integers(10, 400, n) for n in (5, 3, 4, 6, 7)]
-    words[4][2] = prompts.image_token  # what a model writes stands for no image
+    words[4][2] = prompts.image_token  # an image token of the model itself
     rows = [
         (asked, (words[0], later, words[1]), kept),
         (words[2], (words[3], later, words[0]), kept[1:]),
@@ -275,7 +275,7 @@ def plain_nll(path, batch):
             inputs = dict(processor(images=pictures, return_tensors="pt"))
             if hasattr(model.base_model, "get_rope_index"):
                 inputs["mm_token_type_ids"] = ((ids == token) & shown).long()
-        # An image's token that the model wrote is embedded, but replaced by no image.
+        # An image token that the model produced is embedded as a token, and not replaced by an image.
         written = (ids == token) & ~shown
         embeds = model.get_input_embeddings()(ids)
         stand_in = ids.masked_fill(written, 11)

@@ -1,4 +1,4 @@
-"""The output layer's kernels against the plain formula in float64. `TRITON_INTERPRET=1` runs them on a CPU too, where triton is."""
+"""The output layer's kernels against the plain formula in float64. With triton installed, `TRITON_INTERPRET=1` runs the kernels on a CPU."""
 
 import os
 
@@ -99,7 +99,7 @@ def test_the_kernels_are_the_plain_formula(dtype, bias, temperature, upstream):
     tolerance = TOLERANCES[dtype]
     for name in NAMES:
         worst = (scores[name] - expected[name]).abs().max()
-        # bfloat16 rounds each logit to 3 digits, and a log-probability is as far off as its logit.
+        # bfloat16 rounds each logit to 3 digits, and a log-probability has the error of its logit.
         assert worst <= tolerance * expected["log_probs"].abs().max(), name
     for grad, exact in zip(grads, expected_grads, strict=True):
         assert (grad - exact).norm() <= tolerance * exact.norm()
@@ -239,7 +239,7 @@ def test_words_of_a_token_are_the_plain_formula(dtype, bias, upstream):
     largest = expected["log_probs_at"].abs().max()
     for name in (*upstream, "top_log_probs"):
         assert (scores[name].double() - expected[name]).abs().max() <= tolerance * largest, name
-    # Words with nearly the same logit may change places: what counts is that they are as likely.
+    # Words with nearly equal logits may change places: compare the log-probabilities of the found words.
     likely = log_pi_RV.gather(-1, scores["top_ids"].long())
     assert (likely - expected["top_log_probs"]).abs().max() <= tolerance * largest
     for grad, other in zip(grads, expected_grads, strict=True):

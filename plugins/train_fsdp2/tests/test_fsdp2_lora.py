@@ -1,4 +1,4 @@
-"""LoRA: what is trained, what is sent, and the base below it as the reference policy."""
+"""LoRA: the trained parameters, the sent weights, and the base as the reference policy."""
 
 import sys
 
@@ -60,7 +60,7 @@ def test_only_the_adapter_is_trained_in_float32(stored_narrow, make_engine, batc
     assert any(
         not torch.equal(p, adapter[n]) for n, p in parameters_of(engine, trained=True).items()
     )
-    # Frozen linear layers are kept as narrow as they are stored; the residual stream stays wide.
+    # Frozen linear layers keep the stored dtype, bfloat16; the embedding, whose output is the residual stream, is float32.
     dtypes = {n: p.dtype for n, p in frozen.items()}
     assert dtypes["model.layers.0.mlp.up_proj.base_layer.weight"] == torch.bfloat16
     assert dtypes["model.embed_tokens.weight"] == torch.float32
@@ -112,7 +112,7 @@ def test_merged_weights_travel_under_the_names_of_the_base(
     from transformers import AutoModelForCausalLM, GPT2Config
 
     path = tiny
-    if architecture == "gpt2":  # keeps its weights transposed
+    if architecture == "gpt2":  # stores weights transposed
         torch.manual_seed(0)
         config = GPT2Config(vocab_size=300, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=2)  # fmt: skip
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

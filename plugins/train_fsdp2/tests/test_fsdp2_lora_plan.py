@@ -1,4 +1,4 @@
-"""What the plan says of adapters, beside what the engine makes of the same config."""
+"""The plan's description of adapters, compared with the engine's adapters for the same config."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A base in 4 bits under an adapter: everything computes with the rounded weights, and gradients are those of LoRA on them."""
+"""A base in 4 bits below an adapter: results and gradients equal those of LoRA on the rounded weights."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_scores_updates_and_gradients_are_those_of_lora_on_the_rounded_weights(
     unrounded = make_engine(tiny).forward(batch, frozenset({"log_probs"}))["log_probs"].values
     for name in SCORES:
         np.testing.assert_allclose(found[name].values, expected[name].values, rtol=1e-5, atol=1e-5)
-    # The reference is the rounded model, which is not the model in full.
+    # The reference is the rounded model, not the model in full precision.
     assert abs(found["ref_log_probs"].values - unrounded).max() > 1e-3
 
 

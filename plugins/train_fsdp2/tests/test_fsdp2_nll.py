@@ -1,4 +1,4 @@
-"""Supervised updates: loss and gradient are those of plain transformers, however samples are packed and ranks share them."""
+"""Supervised updates: loss and gradient equal those of plain transformers, for any packing and division among ranks."""
 
 import pytest
 from plain_nll import DESCENT, assert_an_update_is_that_of_transformers, conversations

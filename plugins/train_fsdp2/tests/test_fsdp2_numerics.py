@@ -1,4 +1,4 @@
-"""NaN and infinity: found before any weight changes, and traced to the samples that they came from."""
+"""NaN and infinity: found before any weight changes, and traced to the samples that caused them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every optimizer: what it does does not depend on ranks and micro-batches, and it resumes bit for bit, with adapters too."""
+"""Every optimizer: updates do not depend on micro-batches, and a run resumes bit for bit, also with adapters."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_it_resumes_bit_for_bit(tiny, make_engine, batch, objective, tmp_path, n
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_micro_batches_do_not_matter(tiny, make_engine, batch, objective, name):
-    # Muon rounds to bfloat16, and 8-bit moments to 256 values.
+    # Muon rounds to bfloat16, and 8-bit moments are rounded to 256 values.
     rounded = name in ("muon", "adamw_8bit")
     found = []
     for budget in (24, 4096):

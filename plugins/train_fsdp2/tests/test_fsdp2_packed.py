@@ -1,4 +1,4 @@
-"""Packed micro-batches: equal to every sample by itself in values and gradients, and only where they can be."""
+"""Packed micro-batches: values and gradients equal those of every sample by itself; architectures that can't be packed are not."""
 
 import math
 
@@ -101,7 +101,7 @@ def test_scores_equal_every_sample_by_itself(tiny, make_engine, batch, one_by_on
     masked=st.booleans(),
     budget=st.sampled_from([7, 30, 400]),
 )
-# The fixtures are functions, and keep nothing.
+# The fixtures return functions without state, so that examples may share them.
 @settings(
     deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

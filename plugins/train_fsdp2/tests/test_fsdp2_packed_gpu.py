@@ -1,6 +1,6 @@
 """Packed attention on CUDA: the kernels in half precision against a dense float32 reference, alone and in a model.
 
-It stands alone, so that it runs where only torch, transformers and these packages are:
+This file needs no conftest, so that it also runs if only torch, transformers and these packages are installed:
 `python -m pytest -c /dev/null --noconftest -q plugins/train_fsdp2/tests/test_fsdp2_packed_gpu.py`
 """
 
@@ -51,7 +51,7 @@ def states_of(total, heads, size, value_size=None, dtype=torch.bfloat16):
 
 
 def assert_close(mine, theirs, what):
-    # A gradient may be 0 everywhere, as a query's that sees its own key alone.
+    # A gradient may be 0 everywhere, as that of a query that sees only its own key.
     size = max(float(theirs.detach().float().norm()), 0.1 * theirs.numel() ** 0.5)
     error = float((mine.detach().float() - theirs.detach().float()).norm()) / size
     assert error < HALF, f"{what}: relative error {error:.4f}"
@@ -210,7 +210,7 @@ def test_a_model_fed_packs_scores_as_one_fed_rows(kind, tmp_path):
         return values
 
     exact = scored("float32", "never", "never")
-    # As far from float32 as the padded layout is, or little more.
+    # The error of the padded layout in bfloat16; packing may exceed it only slightly.
     noise = np.abs(scored("bfloat16", "never", "never") - exact).mean()
     for dtype, packing, share in (
         ("float32", "always", "never"),

@@ -1,4 +1,4 @@
-"""Cutting into micro-batches: every sample once, within the budget, prompts shared where that saves work."""
+"""Division into micro-batches: every sample once, within the budget, with prompts shared if that saves work."""
 
 import numpy as np
 import pytest
@@ -130,7 +130,7 @@ def test_a_pack_holds_each_sequence_whole_and_nothing_else(rows, shared):
     if shared:
         of_prompts = fed.lengths_S[:prompts].sum()
         assert fed.responses_G.sum() == len(fed.ids_F) - of_prompts
-        # The responses to a prompt begin where it ends.
+        # The positions of a prompt's responses begin at the prompt's length.
         begins, at = fed.positions_F[starts[prompts:]], starts[prompts:] - of_prompts
         owner = np.searchsorted(np.cumsum(fed.responses_G), at, side="right")
         np.testing.assert_array_equal(begins, fed.lengths_S[:prompts][owner])
@@ -164,10 +164,10 @@ def test_auto_shares_only_where_it_saves_work():
     [(40, "cpu", False), (20, "cpu", True), (20, "cuda", False), (5, "cuda", True)],
 )
 def test_auto_weighs_what_sharing_costs_on_the_device(length, device, shared):
-    # Of 4 · (7 + length − 1) tokens, 7 + 4 · (length − 1) are left: 89%, 80% and 52%.
+    # Sharing reduces 4 · (7 + length − 1) tokens to 7 + 4 · (length − 1): 89%, 80% and 52%.
     batch = batch_of([(2, [True] * length)] * 4)
     assert cut(batch, 1000, Means(share="auto", device=device))[0].shared is shared
-    # Equal lengths waste nothing on padding: packing competes with the same numbers.
+    # Equal lengths need no padding, so that packing is compared by the same numbers.
     part = cut(batch, 1000, Means(packing="auto", share="auto", device=device))[0]
     assert part.shared is shared
     assert part.packed is not shared
@@ -205,7 +205,7 @@ def test_a_prompt_with_more_responses_than_a_micro_batch_holds_is_repeated():
     batch = batch_of([(2, [True] * 21)] * 10)
     cuts = cut(batch, 100, Means(packing="always", share_packed="always"))
     sizes = [fed_tokens(lay_out(batch.take(p.rows_B), shared=True, packed=True).fed) for p in cuts]
-    # Each holds the prompt's 7 tokens, and 4, 3 and 3 responses of 20.
+    # Each micro-batch has the prompt's 7 tokens, and 4, 3 or 3 responses of 20 tokens.
     assert sorted(sizes) == [67, 67, 87]
 
 

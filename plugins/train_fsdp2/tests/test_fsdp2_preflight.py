@@ -1,4 +1,4 @@
-"""What the engine would refuse when it starts is found before, without weights."""
+"""The preflight rules: configs that the engine would refuse at its start are found without weights."""
 
 import sys
 
@@ -28,7 +28,7 @@ def findings(tiny):
         ("actor.engine.lora={rank: 4, base: nf4}",),
         (TWO, "actor.engine.sequence_parallel_size=2"),
         ("model.attn_implementation=eager", KL),
-        # Named by other rules, or on another machine.
+        # Errors that other rules report, or that may not occur on another machine.
         ("actor.engine.lora={rank: 4, target_modules: [nothing]}",),
         ("model.path=/not/there",),
         ("actor.engine.freeze_vision=true", "model.path=Qwen/Qwen3-0.6B"),
@@ -77,7 +77,7 @@ MACHINES = "runtime={name: ray, nodes: 4, gpus_per_node: 8, address: auto}"
         ((MACHINES, "actor.engine.lora={rank: 4}"), 2048, False),
         (("runtime={name: ray, gpus_per_node: 8}",), 2048, False),
         (("runtime={name: ray, nodes: 4, workers_per_node: 8, address: auto}",), 2048, False),
-        # 67 GB of states an accelerator.
+        # 67 GB of states for each accelerator.
         ((MACHINES,), 32768, False),
         ((MACHINES, "model.path=/not/there"), 2048, False),
     ],

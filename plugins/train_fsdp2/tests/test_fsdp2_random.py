@@ -1,4 +1,4 @@
-"""What a model draws from torch's generators follows from the run's seed, the role and the rank."""
+"""A model's draws from torch's generators depend on the run's seed, the role and the rank."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Updates on ranks in real processes: one, two and four of them, whatever they shard, do the same."""
+"""Updates on ranks in real processes: one, two and four ranks compute the same with any sharding."""
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_a_critic_on_ranks_does_as_one(
 def test_adamw_on_shards_follows_adamw_in_one_piece(
     two, tiny, on_ranks, make_engine, batch, objective, tmp_path
 ):
-    # Where a gradient is hardly more than rounding, Adam's first step is its mere sign: not with this eps.
+    # With a small eps, Adam's first step is the sign of the gradient, even of one that is little more than rounding.
     settings = {"lr": 1e-2, "eps": 1e-3}
     one = updated(make_engine(tiny, seed=3, **settings), batch, objective, tmp_path / "one")
     group = on_ranks(two, tiny, optim=settings)

@@ -1,4 +1,4 @@
-"""What ranks in real processes keep: checkpoints that any number of them reads."""
+"""Checkpoints of ranks in real processes, which any number of ranks can read."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_resuming_on_as_many_ranks_is_bit_identical(
     first.save(tmp_path / "first").result()
     metrics = first.update(batch, objective).result()
     first.save(tmp_path / "expected").result()
-    # Scored before: what a forward pass has gathered must not outlive the load.
+    # Score first: weights that a forward pass gathered must not be used after the load.
     second.forward(batch, SCORES).result()
     second.load(tmp_path / "first").result()
     assert second.update(batch, objective).result() == metrics
@@ -107,7 +107,7 @@ def test_two_ranks_follow_four_as_one_process_follows_another(
     followers = {"ranks": on_ranks(two, tiny), "alone": Now(make_engine(tiny, seed=3))}
     scores = []
     for name, follower in followers.items():
-        # Scored before: what a forward pass has gathered must not outlive the change.
+        # Score first: weights that a forward pass gathered must not be used after the change.
         follower.forward(batch, SCORES).result()
         follower.average_weights(tmp_path / "written", share).result()
         scores.append(follower.forward(batch, SCORES).result()["log_probs"].values)
@@ -161,7 +161,7 @@ def test_an_optimizer_does_on_ranks_what_it_does_on_one_and_resumes_on_any_numbe
     (one, _), (other, _) = stored(tmp_path / "one"), stored(tmp_path / "two")
     assert one.keys() == other.keys()
     start = dict(make_engine(tiny)._runner.model.named_parameters())
-    # Muon rounds to bfloat16, and makes the least singular values of a gradient, which are rounding, nearly as large as the others.
+    # Muon rounds to bfloat16, and scales the smallest singular values of a gradient, which are rounding errors, up to the others.
     moved, apart = (
         torch.cat([(here[name] - there[name]).flatten() for name in start]).norm()
         for here, there in ((one, {n: p.detach() for n, p in start.items()}), (other, one))
@@ -179,7 +179,7 @@ def test_8_bit_moments_on_ranks_are_those_of_one_and_resume_bit_for_bit(
 ):
     """Compiled by torchao on every rank, as in a run."""
     pytest.importorskip("torchao", reason="needs torchao")
-    # Wide enough that half a matrix has blocks of 256.
+    # Wide enough for half a matrix to have blocks of 256.
     tiny = tiny_model_and_tokenizer(
         tmp_path_factory.mktemp("wide"), vocab_size=300, hidden_size=128
     )

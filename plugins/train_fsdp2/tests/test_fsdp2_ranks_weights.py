@@ -1,4 +1,4 @@
-"""What ranks in real processes load and send: models in parts, and weights on the wire."""
+"""Loading and sending of weights by ranks in real processes, each with a part of the model."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_two_ranks_send_what_one_sends(two, tiny, on_ranks, make_engine, tmp_pat
     found = load_file(tiny / "model.safetensors")
     assert weights.keys() == found.keys()
     for name, weight in found.items():
-        # DoRA divides by a norm and multiplies by the same.
+        # DoRA divides and multiplies by the same norm, which adds rounding errors.
         tolerance = 0.01 if lora and lora.dora else 0
         torch.testing.assert_close(
             weights[name], weight.to(getattr(torch, dtype)), rtol=tolerance, atol=0
@@ -141,7 +141,7 @@ def test_the_adapter_alone_travels_under_pefts_names(
     group.update(batch, objective).result()
     manifest, matrices = sent(group, tmp_path)
     assert manifest.kind == "adapter"
-    # The manifest alone says how: no rollout knows this engine's config.
+    # The adapter is built from the manifest alone, since a rollout does not know this engine's config.
     spec = AdapterSpec(**json.loads(json.dumps(attrs.asdict(manifest.adapter))))
     assert set(spec.target_modules) > {"q_proj", "down_proj"}
     assert "lm_head" not in spec.target_modules

@@ -1,4 +1,4 @@
-"""Engines do not write into the arrays that they are given: another role, or another process, reads them too."""
+"""Engines do not write into their input arrays, which other roles and processes read too."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_a_batch_that_can_not_be_written_to_gives_the_same(
         found[which] = ({n: m.value for n, m in metrics.items()}, scores)
     assert found["given"][0] == found["own"][0]
     assert found["given"][1].equals(found["own"][1])
-    # A tensor that shares the memory could be written to all the same.
+    # A tensor that shares the memory could be written to although the array is read-only.
     assert given.equals(before)
     assert batch.equals(before)
     assert not any(array.flags.writeable for array in locked_arrays(given))

@@ -1,4 +1,4 @@
-"""Which layers compute their activations again: never another gradient, only as much as memory asks, caches left alone."""
+"""Recomputation of layers: gradients stay equal, only as many layers as memory requires recompute, and caches are not written twice."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from dovetail_train_fsdp2.recompute import SLACK, WORKING_LAYERS, Recompute
 WIDTH, TOKENS = 8, 16
 STATES = TOKENS * WIDTH * 4
 A_LAYER = 40 * STATES
-"""What the layers of `memory_for` claim to keep, bytes."""
+"""Bytes that `Memory` reports for each layer."""
 
 
 class Block(nn.Module):
@@ -97,7 +97,7 @@ def test_selective_makes_no_product_twice():
         with Products() as products:
             run(blocks)
         counts[how] = products.count
-    # What comes after the last tensor that is needed is never made again.
+    # Products after the last needed tensor are not recomputed.
     assert counts["nothing"] == counts["cheap"] < counts["everything"]
 
 
@@ -118,7 +118,7 @@ def test_every_micro_batch_is_decided_anew():
     recompute = Recompute(blocks, None, memory=memory)
     run(blocks)
     assert recompute.keeping == 7
-    # What a layer keeps is known from now on: the first one is asked with the others.
+    # From now on a layer's memory is known, so that the first layer is included in the decision.
     memory._free = free_for(8, layers=9)
     run(blocks)
     assert recompute.keeping == 8
@@ -226,7 +226,7 @@ def test_the_rest_of_a_block_in_use_is_not_free(segments_of_their_own):
         return torch.empty(gib * GIB, dtype=torch.uint8, device="cuda")
 
     before = memory.free()
-    block(8)  # freed at once, and kept in reserve
+    block(8)  # freed at once; the allocator caches it
     assert memory.free() == before
     held = block(1)
     assert memory.free() == before - 8 * GIB
@@ -248,5 +248,5 @@ def test_with_expandable_segments_there_are_no_such_rests():
     held = torch.empty(GIB, dtype=torch.uint8, device=device)
     assert before - memory.free() < 1.1 * GIB
     assert held.numel() == GIB
-    # What is free can be taken in one piece, though the allocator holds some of it.
+    # The free memory can be allocated in one piece, though the allocator caches some of it.
     torch.empty(int(memory.free() * 0.98), dtype=torch.uint8, device=device)

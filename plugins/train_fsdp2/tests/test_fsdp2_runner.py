@@ -1,4 +1,4 @@
-"""The runner as a module: the root of sharding, whose passes are collective even where there is nothing to score."""
+"""The runner as a module: the root of sharding, whose passes are collective even without a token to score."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_without_a_token_to_score_a_sharded_model_runs_and_nothing_moves(
 
 
 def test_the_cost_of_attention_is_that_of_its_products(runner):
-    # Two layers of 32 features in their heads: half of two products of 2 · 32 operations a pair of tokens and layer.
+    # Two layers with 32 features in their heads: half of two products (causal) of 2 · 32 operations per pair of tokens and layer.
     parameters = sum(p.numel() for p in runner.trunk.parameters())
     per_token = 2 * parameters
     per_pair = 2 * 2 * 32 * 2 / 2

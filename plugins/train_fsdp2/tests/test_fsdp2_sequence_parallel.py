@@ -1,4 +1,4 @@
-"""Ranks that share sequences: two and four of them do as one process, in values, gradients and weights."""
+"""Sequence parallelism: two and four ranks give the values, gradients and weights of one process."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_two_ranks_share_sequences_as_one(
 def test_four_ranks_share_sequences_as_one(
     four, tiny, on_ranks, make_engine, batch, objective, tmp_path, degree, budget
 ):
-    # Of the model's two key and value heads each is repeated where four ranks share.
+    # With four ranks, each of the model's two key and value heads is repeated.
     one = updated(make_engine(tiny, seed=3, **SGD), batch, objective, tmp_path / "one")
     group = on_ranks(four, tiny, optim=SGD, budget=budget, sequence_parallel_size=degree)
     assert_same_training(updated(group, batch, objective, tmp_path / "four"), one)

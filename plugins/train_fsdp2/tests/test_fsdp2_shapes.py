@@ -1,4 +1,4 @@
-"""Shape annotations of the head and the runner: what contradicts them is refused in tests."""
+"""Shape annotations of the head and the runner, which are enforced in tests."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def score(**changes):
     return score_tokens(**{**given, **changes}, outputs=LOG_PROBS, dtype=torch.float32)
 
 
-# Both would run: by broadcasting, or because nothing looks.
+# Without the annotations both would run: by broadcasting, or because nothing checks the dtype.
 @pytest.mark.parametrize(
     "wrong", [{"bias_V": torch.zeros(1)}, {"temperature_R": torch.ones(1).double()}], ids=str
 )

@@ -1,4 +1,4 @@
-"""Sharding in this process: what is a unit, what a group of one does, what is kept narrow."""
+"""Sharding in one process: the sharded units, groups of one rank, and tensors in the compute dtype."""
 
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def test_an_empty_model_has_real_buffers_and_no_weights(tiny, make_engine):
     assert loaded
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, loaded[name])
-    # Nothing of this outlives the call.
+    # New modules are on the meta device only during the call.
     assert not nn.Linear(2, 2).weight.is_meta
 
 
@@ -104,7 +104,7 @@ def test_an_objective_may_write_into_what_a_sharded_model_gives(
     tiny, make_engine, sharded, batch, head
 ):
     mask = batch["response_mask"]
-    # Where some tokens are not scored, outputs are put together anew, and are never views.
+    # All tokens are scored: otherwise outputs are copied together, and are never views.
     batch = batch.with_columns({"response_mask": mask.with_values(np.ones_like(mask.values))})
     section = PluginSection(path=str(Path(__file__).parent / "in_place.py"), attribute=head)
     goal = objective_spec(section)

@@ -1,4 +1,4 @@
-"""Packs whose prompts are there once: values and gradients are those of every sample with its prompt."""
+"""Packs that hold each prompt once: values and gradients equal those of every sample with its own prompt."""
 
 import math
 
@@ -89,7 +89,7 @@ def check(groups, heads, value_size):
     torch.testing.assert_close(attended, expected.float(), rtol=1e-4, atol=2e-6)
     (attended * given_back).sum().backward()
     (expected * given_back).sum().backward()
-    # Gradients are sums over up to 300 tokens of either sign, in float32: what is left of them has the sums' rounding.
+    # Gradients are float32 sums over up to 300 tokens of both signs, whose small results have the rounding errors of large terms.
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=4e-5)
 
@@ -123,7 +123,7 @@ def test_scores_equal_every_sample_by_itself(tiny, make_engine, batch, one_by_on
     n=st.integers(1, 4),
     budget=st.sampled_from([7, 30, 400]),
 )
-# The fixtures are functions, and keep nothing.
+# The fixtures return functions without state, so that examples may share them.
 @settings(
     deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -1,4 +1,4 @@
-"""What outlives a step: checkpoints, exports, weights sent; and models that can't be loaded."""
+"""Checkpoints, exports and sent weights; and models that can't be loaded."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Outputs of several words a token: those of transformers in float64, however samples are laid out, packed or shared by ranks.
+"""Outputs of several words for each token: equal to transformers in float64, for any layout, packing and division among ranks.
 
 Legend: T response tokens, K words of each, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Updates: exactly one optimizer step, whatever the micro-batches, the order and the layout."""
+"""Updates: exactly one optimizer step, for any micro-batches, order and layout."""
 
 import math
 
@@ -140,7 +140,7 @@ def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients,
         parameter.grad = grads[name] * (0.05 / norm)
     reference.step()
     for name, parameter in engine._runner.model.named_parameters():
-        # Where the gradient is hardly more than rounding, the first step of Adam is its mere sign.
+        # Adam's first step is the sign of the gradient: leave out gradients that are little more than rounding.
         clear = grads[name].abs() * (0.05 / norm) > 1e-5
         torch.testing.assert_close(parameter[clear], parameters[name][clear], rtol=1e-4, atol=1e-5)
 
@@ -162,7 +162,7 @@ def test_one_step_of_gradient_descent(tiny, make_engine, gradients, batch, objec
     norm = engine.update(batch, objective)["actor/grad_norm"].value
     assert norm > 0.05
     for name, parameter in engine._runner.model.named_parameters():
-        # The decay is of the weight itself, not clipped with the gradient.
+        # The decay is decoupled: it is not clipped with the gradient.
         expected = before[name] * (1 - 0.3 * 0.1) - 0.3 * grads[name] * (0.05 / norm)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
 

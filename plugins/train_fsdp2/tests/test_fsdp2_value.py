@@ -1,4 +1,4 @@
-"""The critic's side of the engine: layouts, checkpointing, and the heads that checkpoints bring along."""
+"""Value models: layouts, recomputation, and value heads in checkpoints."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_the_head_is_float32_whatever_the_compute_dtype(classifier, make_engine,
     narrow = values_of(engine, valued)
     assert narrow.dtype == np.float32
     np.testing.assert_allclose(narrow, exact, atol=0.05)
-    # More than bfloat16's eight bits survive.
+    # Values have more than bfloat16's eight bits.
     kept = narrow[narrow != 0]
     assert (torch.from_numpy(kept).bfloat16().float().numpy() != kept).any()
 

@@ -1,4 +1,4 @@
-"""A model out of a checkpoint that verl's FSDP workers saved: real ranks, real shards, nothing unpickled but tensors."""
+"""Export of checkpoints of verl's FSDP workers: real ranks, real shards, and only tensors are unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as verl's FSDP workers save them: ranks on gloo, models sharded by FSDP1 or FSDP2, one torch.save a rank.
+"""Checkpoints as verl's FSDP workers save them: ranks on gloo, models sharded by FSDP1 or FSDP2, one torch.save for each rank.
 
 Run as a script: BASE OUT WORLD,CASE,... ... writes OUT/CASE/ for each, and OUT/CASE-whole.pt with the model's whole weights.
 """

@@ -19,10 +19,10 @@ from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_train_megatron.config import MegatronConfig
 
 HERE = Path(__file__).parent
-# Ranks find the stand-in by its file, and tests by its name.
+# Ranks load the stand-in by its file; tests import it by name.
 sys.path.insert(0, str(HERE))
 VOCABULARY = 301
-"""Two ranks do not divide it: the vocabulary is padded."""
+"""Size of the vocabulary, which two ranks do not divide, so that it is padded."""
 
 preload("megatron.core.models.gpt.gpt_model", "megatron.core.optimizer", "mbridge", "peft")
 
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory):
     )
 
 
-# Ended with each module: gloo's threads poll, so that ranks kept for the whole session would use half a core while idle.
+# Closed after each module: gloo's threads poll, so that ranks kept for the whole session would use half a core while idle.
 @pytest.fixture(scope="module")
 def two():
     """Two processes, joined."""
@@ -103,7 +103,7 @@ def on_ranks():
             attribute=engine,
             config=config,
         )
-        load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
+        load_plugin_class(plugin)  # Needed to unpickle ranks' answers.
         spec = WorkerSpec(role=context.role, plugin=plugin, context=context, transport=transport)
         groups.append(ranks.worker_group(spec, Mesh.over(ranks.world, **config.mesh_axes())))
         return groups[-1]

@@ -1,8 +1,8 @@
-"""What stands in for CUDA in these tests: tensors on the CPU where megatron-core asks for "cuda".
+"""Stand-in for CUDA in tests: tensors are on the CPU where megatron-core requests "cuda".
 
-megatron-core names the device "cuda" in many places, asks torch.cuda for its current device and its random state, and looks
-whether a tensor's type is torch.cuda.FloatTensor. All of that is answered from the CPU here. No kernel is replaced: the
-arithmetic is torch's own, in float32, over gloo. Streams, fused kernels and NCCL are not exercised by it.
+megatron-core names the device "cuda" in many places, asks torch.cuda for its current device and its random state, and checks
+whether a tensor's type is torch.cuda.FloatTensor. The stand-in redirects all of this to the CPU. No kernel is replaced: the
+arithmetic is torch's own, in float32, over gloo. Streams, fused kernels and NCCL are not tested.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def cuda_stand_in():
 
 
 def _on_the_host(tensor, *, as_numpy=False, **_):
-    """As megatron-core does it with CUDA's tensors; it leaves others as they are."""
+    """Convert a CPU tensor to NumPy as well: megatron-core's own function converts only CUDA tensors."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -99,7 +99,7 @@ class MegatronOnCpu(MegatronEngine):
     """The engine, whose every call finds the CPU where it looks for CUDA."""
 
     capabilities = MegatronEngine.capabilities | {"deterministic"}
-    """On the CPU the suite's test of a bit-identical next update holds too."""
+    """Includes `deterministic`: on the CPU, the suite's test of a bit-identical next update passes too."""
 
     def _check_device(self) -> None:
         pass

@@ -1,8 +1,8 @@
-"""What the tests of Megatron on GPUs share: a small model, a batch and an objective, ranks that are processes, and the measure.
+"""Shared parts of the tests of Megatron on GPUs: a small model, a batch, an objective, ranks as processes, and comparisons.
 
-Those tests stand alone but for this file, so that they run where only torch, transformers, megatron-core and these packages are:
-`python -m pytest -c /dev/null --noconftest -q FILE`. As a script, each of them is one rank of some: it writes what every case, a
-tuple of texts, computed to files in a folder of the case's own.
+The tests need only this file and no conftest, so that they run if only torch, transformers, megatron-core and these packages are
+installed: `python -m pytest -c /dev/null --noconftest -q FILE`. Run as a script, a test file is one rank: it writes the results of
+every case (a tuple of texts) to files in the case's own folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 LR, EPS = 1e-2, 1e-3
-"""Adam's division is nearly linear at this eps, so that small gradients do not become large differences."""
+"""Learning rate and eps of Adam; with this eps, a step is nearly linear in the gradient, so that small errors stay small."""
 
 
 def small_model(directory, *, dtype):
@@ -167,7 +167,7 @@ def run_ranks(script, model, out):
 
 
 def _report_of(process, patience=240.0):
-    """What a rank said, and its exit status; one that takes longer than so many seconds is ended."""
+    """Return a rank's output and exit status; kill the rank after `patience` seconds."""
     try:
         said, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:

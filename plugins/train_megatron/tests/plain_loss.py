@@ -1,4 +1,4 @@
-"""The oracle of updates: the tests' objective by transformers and torch alone."""
+"""The reference for updates: the tests' objective, computed by transformers and torch only."""
 
 from __future__ import annotations
 

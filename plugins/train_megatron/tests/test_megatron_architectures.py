@@ -1,4 +1,4 @@
-"""Every architecture, as Megatron's layers with its parts divided, is the one that transformers has."""
+"""Every architecture: Megatron's layers, divided among ranks, compute the same as transformers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_scores_and_an_update_are_those_of_transformers(
     assert metrics["actor/loss"] == pytest.approx(loss, rel=1e-4, abs=1e-5)
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)
     if family in {"llama", "qwen3"}:
-        # Mixtures are fused in memory by transformers: their files are compared by what they compute.
+        # transformers fuses a mixture's experts in memory: for mixtures, outputs are compared instead of tensors.
         exported = load_file(tmp_path / "out" / "model.safetensors")
         assert exported.keys() == weights.keys()
         for name, tensor in weights.items():

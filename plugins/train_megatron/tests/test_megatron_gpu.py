@@ -1,6 +1,6 @@
 """FSDP2 against Megatron on one, two and four GPUs: scores, loss, gradient norm and updated weights on the same weights and batch.
 
-The measure is plain transformers in float32. How it runs: `gpu_ranks.py`.
+The reference is plain transformers in float32. See `gpu_ranks.py` for how to run this file.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ CASES = [
     *((engine, name, dtype) for engine in ("megatron",) for name in LAYOUTS for dtype in DTYPES),
     *(("fsdp2", name, dtype) for name in ("single", "dp2", "dp4") for dtype in DTYPES),
 ]
-# Largest errors: of log-probabilities and entropies (nats, on average), of loss and norm (relative), and of the step that
-# the weights took (2-norm, relative to that of the step).
+# Largest errors of log-probabilities and entropies (mean, in nats), of loss and norm (relative), and of the weights' step
+# (2-norm, relative to the norm of the step).
 BOUNDS = {
     "float32": {"scores": 1e-5, "loss": 1e-5, "norm": 1e-4, "step": 2e-4},
     "bfloat16": {"scores": 5e-3, "loss": 5e-3, "norm": 1e-2, "step": 3e-2},

@@ -1,6 +1,6 @@
-"""The output layer over a divided vocabulary, without its kernels: scores and gradients are those of the whole in float64.
+"""The output layer over a divided vocabulary, without kernels: scores and gradients equal those of the whole vocabulary in float64.
 
-Legend: R tokens, H hidden size, V vocabulary, K words a token.
+Legend: R tokens, H hidden size, V vocabulary, K words for each token.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Four ranks with two axes at once, results from the right rank, and layouts and models that are refused."""
+"""Layouts: four ranks on two axes, the rank that returns results, and layouts and models that are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Low-rank adapters in any layout compute what peft's do on plain transformers, above a base that stays as it is.
+"""Low-rank adapters: in any layout they compute the same as peft on plain transformers, and the base does not change.
 
-In float32 on the CPU, with CUDA stood in for; bounds are float32 rounding.
+In float32 on the CPU, with a stand-in for CUDA; tolerances are float32 rounding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Adapters of Megatron on one, two and four GPUs against the same arithmetic on plain transformers: two updates, and the base.
+"""Adapters of Megatron on one, two and four GPUs, compared with the same arithmetic on plain transformers: two updates, and the base.
 
-How it runs: `gpu_ranks.py`.
+See `gpu_ranks.py` for how to run this file.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ LAYOUTS = {
 DTYPES = ("float32", "bfloat16")
 CASES = [(name, dtype) for name in LAYOUTS for dtype in DTYPES]
 RANK, ALPHA, STEPS = 8, 16.0, 2
-# Largest errors: of log-probabilities (nats, on average), of the norm (relative), and of the steps that the matrices took
-# (2-norm, relative to that of the steps).
+# Largest errors of log-probabilities (mean, in nats), of the norm (relative), and of the matrices' steps (2-norm, relative
+# to the norm of the steps).
 BOUNDS = {
     "float32": {"scores": 1e-5, "norm": 1e-4, "step": 5e-4},
     "bfloat16": {"scores": 5e-3, "norm": 2e-2, "step": 5e-2},

@@ -1,4 +1,4 @@
-"""An adapter's training state in any layout and of the other engine, what it sends, its critic, and what can't be adapted."""
+"""Adapters: training states in any layout and of the engine `fsdp2`, sent weights, critics, and layers that can't be adapted."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_both_engines_start_alike_and_continue_each_others_adapters(
     ours, theirs = (kept(e, tmp_path / f"start{i}") for i, e in enumerate((megatron, fsdp2)))
     assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
     for name, tensor in theirs.items():
-        # Matrices are drawn alike; magnitudes are sums, in another order.
+        # Initial matrices are equal; magnitudes are sums in another order.
         bound = 1e-6 if "magnitude" in name else 0
         torch.testing.assert_close(ours[name], tensor, rtol=bound, atol=0)
     found = []

@@ -1,4 +1,4 @@
-"""What Megatron-Core says as it is used: its talk to itself is not passed on, what a user can heed is."""
+"""Megatron-Core's warnings: those about its own code are suppressed, others are shown."""
 
 from __future__ import annotations
 

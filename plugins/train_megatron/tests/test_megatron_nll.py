@@ -1,4 +1,4 @@
-"""Supervised updates: loss and gradient are those of plain transformers in every layout."""
+"""Supervised updates: loss and gradient equal those of plain transformers in every layout."""
 
 import pytest
 from plain_nll import DESCENT, assert_an_update_is_that_of_transformers, conversations

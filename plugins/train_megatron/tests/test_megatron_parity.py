@@ -1,6 +1,6 @@
-"""Any layout computes what plain transformers and torch compute: scores, loss, gradient norm, and the updated weights.
+"""Every layout computes the same as plain transformers and torch: scores, loss, gradient norm, and the updated weights.
 
-In float32 on the CPU, with CUDA stood in for; bounds are float32 rounding.
+In float32 on the CPU, with a stand-in for CUDA; tolerances are float32 rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engine can't train is said by the rule `megatron_layout`, from the model's config alone."""
+"""The rule `megatron_layout`, which reports models and layouts that the engine can't train, from the model's config alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_layout_that_divides_the_model_is_not_spoken_of(found):
 
 
 def test_one_that_does_not_is_one_error_that_names_only_sizes_which_divide_everything(found):
-    # The reference has the actor's model and layout; 4 divides the heads and not the key and value heads.
+    # The reference has the actor's model and layout; 4 divides the query heads, but not the key and value heads.
     kl = {"kl": {"in_loss": {"estimator": "k3", "coef": 0.1}}}
     [(severity, message, hint)] = found({"tensor_parallel_size": 8}, algorithm=kl)
     assert severity == "error"

@@ -1,4 +1,4 @@
-"""What a model draws from torch's generators follows from the run's seed and the rank's place in the layout."""
+"""A model's draws from torch's generators depend on the run's seed and the rank's place in the layout."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Checkpoints whose tensors are not those of the network are refused, on all ranks, and nothing that is there is lost."""
+"""Checkpoints whose tensors differ from the network's are refused on all ranks, without changing the engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BIAS = "model.layers.1.self_attn.o_proj.bias"
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        # It would be spread over all features by a copy.
+        # A copy would broadcast this tensor over all features.
         (NORM, (1,), r"layers\.1\.input_layernorm\.weight' .* shape \(1,\), .* leads to \(32,\)"),
         ("model.layers.0.mlp.up_proj.weight", (48, 32), r"\(48, 32\), .* leads to \(64, 32\)"),
-        # It would be left out.
+        # The network lacks this tensor, and would ignore it.
         (BIAS, (32,), r"not support: 1, such as 'model\.layers\.1\.self_attn\.o_proj\.bias'"),
     ],
     ids=["spread", "cut", "left out"],
@@ -58,7 +58,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_changes_anything(
     without = on_ranks(two, tiny, tensor_parallel_size=2, optim={"name": "sgd"})
     with pytest.raises(CheckpointError, match=r"moments.* sgd"):
         without.load(tmp_path / "state").result()
-    # Its own moments are still there.
+    # The engine still has its own moments.
     engine.save(tmp_path / "after").result()
     for kept in (tmp_path / "state" / "moments").glob("*.safetensors"):
         before, after = load_file(kept), load_file(tmp_path / "after" / "moments" / kept.name)

@@ -1,4 +1,4 @@
-"""How layers are divided among pipeline stages, and that any division computes the same."""
+"""Division of layers among pipeline stages; every division computes the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training states in any layout and of the other engine, weights on their way to a rollout, and errors on all ranks."""
+"""Training states in any layout and of the engine `fsdp2`, weights sent to a rollout, and errors on all ranks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_state_of_another_model_is_refused_on_all_ranks(
 def test_weights_reach_a_rollout_under_hugging_faces_names(
     two, on_ranks, tiny, batch, objective, tmp_path, layout
 ):
-    # Rank 1 sends: where the first rank of each machine does, every rank gets every tensor.
+    # Rank 1 sends: with a sender on each machine, every rank receives every tensor.
     (tmp_path / "swapped.py").write_text(
         "import attrs\n"
         "from dovetail_rollouts.transports.disk import DiskTransport\n\n\n"

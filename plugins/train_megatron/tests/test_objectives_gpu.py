@@ -1,7 +1,7 @@
-"""Supervised fine-tuning and distillation on one GPU and two: loss, gradient norm and updated weights, and the log-probabilities of a
-teacher's words, of FSDP2 with Ulysses and of Megatron against plain transformers in float32.
+"""Supervised fine-tuning and distillation on one and two GPUs, by FSDP2 with Ulysses and by Megatron: loss, gradient norm, updated
+weights, and log-probabilities of a teacher's words, compared with plain transformers in float32.
 
-How it runs: `gpu_ranks.py`. Legend: T response tokens, K words, V vocabulary.
+See `gpu_ranks.py` for how to run this file. Legend: T response tokens, K words, V vocabulary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAYOUTS = {
 }
 CASES = [(layout, objective) for layout in LAYOUTS for objective in ("nll", "distill")]
 BOUNDS = {"scores": 1e-5, "loss": 1e-5, "norm": 1e-4, "step": 2e-4}
-"""Largest errors: of log-probabilities (nats, on average), of loss and norm (relative), of the step that the weights took."""
+"""Largest errors of log-probabilities (mean, in nats), and of loss, norm and the weights' step (relative)."""
 
 
 def make_taught():

@@ -1,4 +1,4 @@
-"""What a training state holds, read as any other program would."""
+"""Reading of training states without the engine, as another program would."""
 
 from __future__ import annotations
 

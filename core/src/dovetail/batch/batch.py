@@ -62,7 +62,7 @@ class Batch:
     def __len__(self) -> int:
         return self._length
 
-    # Python would ask for the columns 0, 1, … in place of a method: `names` and `columns` are iterated.
+    # Without this, iteration would call `__getitem__` with 0, 1, …: iterate over `names` or `columns`.
     __iter__ = None
 
     def __contains__(self, name: object) -> bool:

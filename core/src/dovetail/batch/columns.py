@@ -186,7 +186,7 @@ def _complaint(name: str, values: Any, batch: Batch, glossary: Mapping[str, Colu
 
 
 def _inner(values: Any) -> tuple[int, ...]:
-    """Shape of one value."""
+    """Return the shape of one value of a column."""
     return tuple(values.inner if hasattr(values, "offsets") else values.shape[1:])
 
 

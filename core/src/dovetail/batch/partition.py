@@ -65,7 +65,7 @@ def balanced_partition(
 
 
 def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
-    """Weight of each unit, float64 [U], and each sample's unit, int64 [N], by first appearance."""
+    """Return each unit's weight, float64 [U], and each sample's unit, int64 [N]; units are numbered by first appearance."""
     weights_N = np.asarray(weights_N, np.float64)
     if weights_N.ndim != 1 or not np.all(np.isfinite(weights_N)) or np.any(weights_N < 0):
         raise ColumnError(f"weights must be finite, ≥ 0 and [N], but are {weights_N!r}")
@@ -82,17 +82,17 @@ def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _distinct(weights_U: np.ndarray) -> list[float]:
-    """Positive weights with a share a unit so small that it only settles ties: by the number of units."""
+    """Add to every weight an amount so small that it only breaks ties, in favour of equal numbers of units."""
     positive = weights_U[weights_U > 0]
     smallest = min(1.0, positive.min()) if len(positive) else 1.0
     return (weights_U + smallest / (len(weights_U) + 1)).tolist()
 
 
 def _difference(weights_U: list[float], parts: int) -> list[list[int]]:
-    """Largest differencing: the two partial solutions that differ most within themselves are merged so
-    that they cancel out, until one is left. A solution keeps only its filled slots, heaviest first.
+    """Partition by largest differencing: merge the two partial solutions with the largest spreads, until one is left.
 
-    Of many units the heaviest are dealt out first, each to the lightest part so far: that is one more solution.
+    A merge adds heavy slots to light ones. A solution keeps only its filled slots, heaviest first. If there are many units, the heaviest
+    are first given to the lightest parts, one by one; the result is one more partial solution.
     """
     order = sorted(range(len(weights_U)), key=lambda unit: -weights_U[unit])
     many = max(0, len(order) - max(DIFFERENCED, 2 * parts))
@@ -112,7 +112,7 @@ def _difference(weights_U: list[float], parts: int) -> list[list[int]]:
 
 
 def _dealt(weights_U: list[float], order: list[int], parts: int) -> list[tuple[float, list[int]]]:
-    """Units in this order, each to the lightest part so far; the filled parts, heaviest first."""
+    """Give each unit, in this order, to the lightest part so far; return the filled parts, heaviest first."""
     lightest = [(0.0, number) for number in range(parts)]
     units_K: list[list[int]] = [[] for _ in range(parts)]
     for unit in order:
@@ -124,14 +124,14 @@ def _dealt(weights_U: list[float], order: list[int], parts: int) -> list[tuple[f
 
 
 def _spread(slots: list[tuple[float, list[int]]], parts: int) -> float:
-    """The lightest slot less the heaviest: the least comes first."""
+    """Return the lightest slot minus the heaviest: a min-heap then gives the largest difference first."""
     return (slots[-1][0] if len(slots) == parts else 0.0) - slots[0][0]
 
 
 def _merge(
     one: list[tuple[float, list[int]]], other: list[tuple[float, list[int]]], parts: int
 ) -> list[tuple[float, list[int]]]:
-    """Heaviest slots of one meet the lightest of the other; empty slots count as lightest."""
+    """Add the heaviest slots of one solution to the lightest of the other; empty slots count as lightest."""
     shared = max(0, len(one) + len(other) - parts)
     alone = len(one) - shared
     met = zip(one[alone:], reversed(other[len(other) - shared :]), strict=True)

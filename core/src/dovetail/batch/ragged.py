@@ -160,7 +160,7 @@ class Ragged:
             np.add.at(sums, self.row_index, weights_T)
             return sums
         sums_N = np.bincount(self.row_index, weights=weights_T, minlength=len(self))
-        return sums_N.astype(np.float64, copy=False)  # without any value bincount gives integers
+        return sums_N.astype(np.float64, copy=False)  # bincount of no values gives integers
 
     def finite(self) -> bool:
         """Return whether every value is finite, masked values included."""
@@ -292,7 +292,7 @@ def _row_array(row: Any, number: int, dtype: Any) -> np.ndarray:
 
 
 def _of_one_shape(arrays: list[np.ndarray], inner: tuple[int, ...] | None) -> list[np.ndarray]:
-    """The rows, of which empty ones take the shape of the others' values."""
+    """Return the rows, with empty rows reshaped to the inner shape of the others."""
     shape = inner
     for number, array in enumerate(arrays):
         if len(array):

@@ -59,7 +59,7 @@ class RaggedRows(Ragged):
             inner: shape of one value.
             locked: whether the gathered values are read-only.
         """
-        # `values` stays unset: reading an empty slot ends in __getattr__.
+        # `values` stays unset: reading an unset slot calls `__getattr__`, which gathers the values.
         self.sources = tuple(sources)
         self.source_N = source_N
         self.start_N = start_N
@@ -197,7 +197,7 @@ class RaggedRows(Ragged):
         return rows._tidied()
 
     def _tidied(self) -> RaggedRows:
-        """Each source once, and only those that are needed: the others need not live for these rows."""
+        """Drop duplicate and unused sources, so that unused ones can be freed."""
         if len(self.sources) < 2 and len(self):
             return self
         number_of: dict[int, int] = {}
@@ -229,13 +229,13 @@ class RaggedRows(Ragged):
         return values
 
     def _copied(self, pieces: list[np.ndarray]) -> np.ndarray:
-        """Stretch by stretch; a single one is a view."""
+        """Concatenate contiguous stretches of values; a single stretch is returned as a view."""
         if not pieces:
             return np.empty((0, *self._inner), self._dtype)
         return pieces[0].view() if len(pieces) == 1 else np.concatenate(pieces, dtype=self._dtype)
 
     def _picked(self, source_R: np.ndarray, start_R: np.ndarray, stop_R: np.ndarray) -> np.ndarray:
-        """Value by value, which is faster where stretches are short."""
+        """Gather value by value, which is faster if contiguous stretches are short."""
         lengths_R = stop_R - start_R
         before_R = offsets_of(lengths_R)[:-1]
         at_T = np.arange(self.total) + np.repeat(start_R - before_R, lengths_R)

@@ -21,7 +21,7 @@ def held(directory: Path) -> Iterator[None]:
     """Hold a lock on a directory within the block; the system releases the lock if this process dies."""
     handle = os.open(directory, os.O_RDONLY)
     try:
-        lock(handle)  # on a file system without locks, no other process may write there
+        lock(handle)  # no effect on a file system without locks: run only one writer there
         yield
     finally:
         os.close(handle)

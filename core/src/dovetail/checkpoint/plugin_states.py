@@ -1,7 +1,7 @@
 """Plugins' states in a checkpoint: JSON values in `state.json`, NumPy arrays and scalars in `state.safetensors` beside it.
 
-An array's name in the file is its path in the states as JSON, such as `["estimator", "baselines", 2]`. In the JSON a description stands in
-the array's place; reading replaces it. No JSON value is ever taken for an array.
+An array's name in the file is its path in the states as JSON, such as `["estimator", "baselines", 2]`. The JSON holds a
+description in the array's place, and reading puts the array back there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
-        # safetensors reads memory as it lies, so rows must be contiguous; `ascontiguousarray` would give 0-d arrays an axis.
+        # safetensors writes raw memory, so arrays must be C-contiguous; `ascontiguousarray` would give 0-d arrays an axis.
         arrays = {name: np.asarray(value, order="C") for name, value in kept.items()}
         scalars = [name for name, value in kept.items() if isinstance(value, np.generic)]
         try:
@@ -68,7 +68,7 @@ def check_states(plugins: Mapping[str, Plugin]) -> None:
 
 
 def _collected(plugins: Mapping[str, Plugin]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The states by the plugins' names, for JSON, and the arrays in them by path."""
+    """Return the plugins' states by name, as JSON values, and the arrays in the states by path."""
     states: dict[str, Any] = {}
     kept: dict[str, Any] = {}
     for name, plugin in plugins.items():
@@ -107,7 +107,7 @@ def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object, path: tuple[str | int, ...], kept: dict[str, Any]) -> Any:
-    """The value for JSON; NumPy's are put into `kept` by name. `path` begins with the plugin's name."""
+    """Return a value as JSON; NumPy arrays and scalars go into `kept`, by path. `path` begins with the plugin's name."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, np.generic) or type(value) is np.ndarray:  # np.float64 is a float too

@@ -1,7 +1,7 @@
-"""CheckpointStore: checkpoints of a run, each written whole or not at all, and pointers to the latest and the best.
+"""CheckpointStore: checkpoints of a run, each written atomically, and pointers to the latest and the best.
 
-A checkpoint is written to a temporary directory beside its place, fsynced, given a manifest, and renamed: the checkpoint exists from that
-rename on. A process killed at any instant leaves the earlier checkpoints as they were.
+A checkpoint is written to a temporary directory beside its final path, fsynced, given a manifest, and renamed to the final path. A process
+killed at any time leaves the earlier checkpoints as they were.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class CheckpointStore:
     def latest(self) -> Path | None:
         """Return the path of the checkpoint saved last; None if there is none."""
         saved, pointed = self.saved(), self._pointed()
-        # One whose manifest is damaged stays the latest: going back is for a person to decide. A kill between a checkpoint's rename
-        # and the pointer's leaves the pointer behind.
+        # A checkpoint with a damaged manifest stays the latest: the user decides whether to go back to an earlier one.
+        # After a kill between the checkpoint's rename and the pointer's, the pointer names an older checkpoint.
         if pointed is not None and (not saved or _sequence(pointed) < 0):
             return pointed
         return saved[-1] if saved else None
@@ -209,7 +209,7 @@ class CheckpointStore:
         return manifest
 
     def _way_back(self, damaged: Path) -> str:
-        """A hint to the checkpoint that is the latest once a damaged one is gone."""
+        """Return a hint that names the checkpoint to go back to from a damaged one."""
         others = [path for path in self.saved() if path != damaged and _sequence(path) >= 0]
         if not others:
             return "there is no other checkpoint"
@@ -237,7 +237,7 @@ class CheckpointStore:
     def _commit(self, partial: Path, final: Path) -> None:
         pointer = self._prepare_pointer(final)
         if final.exists():
-            # A directory can't be renamed onto another. A kill in between is mended by `_recover`.
+            # A directory can't be renamed onto another. After a kill between the two renames, `_recover` restores the old one.
             final.rename(self._temporary(_REPLACED, final))
         partial.rename(final)
         sync(self.directory)
@@ -245,7 +245,7 @@ class CheckpointStore:
         self._remove_all(_REPLACED)
 
     def _prepare_pointer(self, checkpoint: Path) -> Path:
-        """The next `latest`, beside it: what takes space is done before anything is renamed."""
+        """Write the next `latest` to a temporary file: everything that needs disk space is done before the first rename."""
         pointer = self._temporary(_POINTER, checkpoint)
         pointer.write_text(f"{checkpoint.name}\n")
         sync(pointer)
@@ -263,7 +263,7 @@ class CheckpointStore:
         sync(self.directory)
 
     def _retire(self) -> None:
-        """Remove what exceeds `keep`: renamed first, so that no half-removed checkpoint has a name."""
+        """Remove the checkpoints beyond `keep`, renamed first so that a half-removed one is never listed."""
         if self.keep is None:
             return
         best = self.best()
@@ -275,10 +275,10 @@ class CheckpointStore:
         self._remove_all(_REMOVING)
 
     def _explain(self, error: BaseException, step: int, partial: Path) -> CheckpointError | None:
-        """A CheckpointError for what the disk did; None for what passes through."""
+        """Return a CheckpointError for a failure of the disk; None for any other error."""
         if not isinstance(error, Exception):
             return None
-        # Engines raise CheckpointErrors of their own: theirs may hide that the disk is full, too.
+        # Checked for every error: an engine's own CheckpointError may hide that the disk is full.
         free = free_bytes(self.directory)
         if is_full(error, free):
             written = _size(partial)
@@ -289,12 +289,12 @@ class CheckpointStore:
         return None
 
     def _full(self, step: int, written: int, *, expected: int = 0) -> DiskFullError:
-        """The error about a disk with less room than a checkpoint needs.
+        """Return the error for a disk with less free space than a checkpoint needs.
 
         Args:
             step: the step of the checkpoint.
-            written: bytes of it that found room.
-            expected: bytes that it takes, where there is no other to go by and they are known.
+            written: number of bytes of the checkpoint that were written.
+            expected: size of the checkpoint in bytes, used if there is no earlier one; 0 if unknown.
         """
         free = free_bytes(self.directory)
         latest, best = self.latest(), self.best()
@@ -335,7 +335,7 @@ class CheckpointStore:
         self._mend_best()
 
     def _mend_best(self) -> None:
-        """Point to the newest checkpoint that was sealed as the best."""
+        """Mark the newest checkpoint whose manifest says that it was the best, unless a newer one is marked."""
         for path in reversed(self.saved()):
             with suppress(CheckpointError):
                 manifest, best = CheckpointManifest.read(path), self.best()
@@ -349,7 +349,7 @@ class CheckpointStore:
                     return
 
     def _pointed(self) -> Path | None:
-        """The checkpoint that `latest` names; it may be damaged."""
+        """Return the checkpoint that the file `latest` names, damaged or not."""
         with suppress(FileNotFoundError, UnicodeDecodeError):
             name = (self.directory / LATEST).read_text().strip()
             path = self.directory / name
@@ -369,7 +369,7 @@ class CheckpointStore:
 
 
 def _size(checkpoint: Path) -> int:
-    """Bytes of its files."""
+    """Return the total bytes of a checkpoint's files."""
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
@@ -382,7 +382,7 @@ def _complete(path: Path) -> bool:
 
 
 def _sequence(path: Path) -> int:
-    """A damaged manifest sorts first: it is never the latest."""
+    """Return a checkpoint's sequence number; −1 if the manifest is damaged, so that it is not the latest."""
     try:
         return CheckpointManifest.read(path).sequence
     except CheckpointError:

@@ -10,7 +10,7 @@ from dovetail.cli import render
 from dovetail.cli.render import config_arguments, title
 
 _NEEDS = "environment_unfit"
-"""The rule whose warnings are needs: what has to be where the run will be."""
+"""The preflight rule whose warnings list what the run's machine must have, such as packages."""
 
 
 @click.command()

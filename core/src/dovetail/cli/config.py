@@ -1,4 +1,4 @@
-"""`dovetail config show|explain`: what a config resolves to, and what each of its keys is."""
+"""`dovetail config show|explain`: a config's resolved values, and the description of a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of packages, found by their entry points: listed from their source, imported when they are used."""
+"""Commands of packages, found by entry points: listed from their source without import, and imported when used."""
 
 from __future__ import annotations
 

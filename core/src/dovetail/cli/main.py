@@ -1,4 +1,4 @@
-"""The `dovetail` command group: its subcommands, loaded when used, and its exit on errors."""
+"""The `dovetail` command group: subcommands, loaded when used, and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HINTS = {
     errno.EIO: "see that the path is a file's, and that its disk is sound",
     errno.EACCES: "give yourself the right to it, or name another place",
 }
-"""What to do about an error of the system that ends a command."""
+"""The fix for an error of the operating system that ends a command, by errno."""
 
 _OF_INFRASTRUCTURE = {
     errno.ENOSPC,
@@ -56,9 +56,9 @@ _OF_INFRASTRUCTURE = {
     errno.EHOSTUNREACH,
     errno.ETIMEDOUT,
 }
-"""Errors of the system after which the same command may work."""
+"""Errors of the operating system (errno) after which the same command may work."""
 _LOST_PEERS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
-"""Errors of torch.distributed, which no command imports for this: a peer is lost."""
+"""Class names of torch.distributed's errors for a lost peer: names, so that torch need not be imported."""
 
 EXTENSION_GROUP = "dovetail.cli"
 """Entry-point group of further commands; an entry point's name is the command's name."""
@@ -76,7 +76,7 @@ class CommandLine(ExtensibleGroup):
         drop_import_messages()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # What a model or a path says may be no text of the terminal's encoding.
+                # A model's text or a path may contain characters that the terminal's encoding lacks.
                 stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*args, **extra)
@@ -85,7 +85,7 @@ class CommandLine(ExtensibleGroup):
                 raise
             message = str(failure)[:300]
             if failure.errno in (errno.ENOSPC, errno.EDQUOT):
-                # The interpreter flushes stdout at its end, and would complain again.
+                # The interpreter flushes stdout at exit, which would fail again.
                 sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
                 message = f"the disk is full: {failure}"
             render.error(DovetailError(message, hint=_HINTS[failure.errno]))
@@ -93,7 +93,7 @@ class CommandLine(ExtensibleGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         if os.environ.get("NO_COLOR"):
-            ctx.color = False  # rich looks itself, click does not; subcommands inherit it
+            ctx.color = False  # rich reads NO_COLOR itself, click does not; subcommands inherit this setting
         try:
             return super().invoke(ctx)
         except DovetailError as failure:
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _exit_code(error: BaseException) -> int:
-    """Return the exit code of a command that an error ends: its own, or 75 where an unspecific one has its cause in the infrastructure."""
+    """Return the error's exit code; 75 in place of 1 if a failure of the infrastructure caused the error."""
     own: int = getattr(error, "exit_code", 1)
     lost = any(
         getattr(cause, "exit_code", 1) == os.EX_TEMPFAIL
@@ -143,7 +143,7 @@ def _traceback_wanted() -> bool:
 def _print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print the traceback of what is not a DovetailError; its message may hold text of a model."""
+    """Print the traceback of an unexpected error, escaped: its message may contain a model's text."""
     render.line("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 

@@ -62,7 +62,7 @@ def render_plan(made: Plan) -> None:
 
 
 def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:
-    """All that a step does, each with its phase."""
+    """Yield everything that a step does, in order, each with its phase."""
     yield from (("collect", part) for part in made.collection)
     yield from ((stage.phase, stage) for stage in made.stages)
     if made.publication is not None:

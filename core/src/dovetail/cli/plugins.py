@@ -1,4 +1,4 @@
-"""`dovetail plugins`: its commands come from packages."""
+"""`dovetail plugins`: the group whose commands come from installed packages."""
 
 from __future__ import annotations
 

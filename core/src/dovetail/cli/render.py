@@ -1,5 +1,6 @@
-"""Output of commands: errors, warnings, plain tables and JSON; and the arguments of commands that take a config. Imports click alone, so
-that listings start fast.
+"""Output of commands: errors, warnings, plain tables and JSON; and the arguments of commands that take a config.
+
+Imports no third-party package but click, so that listings start fast.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def error(failure: DovetailError) -> None:
     if failure.hint:
         line(f"  → {failure.hint}", err=True)
     for note in getattr(failure, "__notes__", ()):
-        # Where in the run it was raised; longer notes are tracebacks, which the log keeps.
+        # A one-line note says where in the run the error was raised; longer ones are tracebacks, which are in the log.
         if "\n" not in note:
             line(f"  ({note})", err=True)
     worker_traceback = getattr(failure, "worker_traceback", "")
@@ -121,14 +122,14 @@ def complete(
     from dovetail.config.explain import all_keys
     from dovetail.config.load import load_config
 
-    with suppress(DovetailError):  # a config with errors has no keys to offer
+    with suppress(DovetailError):  # a config with errors completes no keys
         loaded = load_config([a for a in arguments[:1] if "=" not in a], partial=True)
         keys = (key for key, _, _ in all_keys(loaded) if key.startswith(begun))
         return [CompletionItem(f"{key}=") for key in keys]
     return []
 
 
-# Behind a key and its `=` the value follows, so that shells may set no blank there, which they do after what they complete.
+# bash appends a blank to a completion; after `key=` the value must follow without a blank.
 class _Bash(BashComplete):
     source_template = BashComplete.source_template.replace(
         "    return 0", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0"

@@ -62,7 +62,10 @@ def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
 
 
 def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool:
-    """Whether the run was trained by processes that a supervisor started, as `trainer.run_restarts` asks.
+    """Train in processes that a supervisor restarts, if `trainer.run_restarts` is set and this process is not one of them.
+
+    Returns:
+        Whether the run was trained, so that this process has nothing left to do.
 
     Raises:
         PluginNotFoundError: no supervisor is installed.

@@ -12,7 +12,7 @@ _PRESET = "algorithm.preset"
 _MISPLACED_PRESETS = (("preset",), ("preset", "name"), ("algorithm", "name"))
 _KL = (("algorithm", "kl", "in_loss"), ("algorithm", "kl", "in_reward"))
 _KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-"""Names of KL estimators elsewhere, to those here."""
+"""Names of KL estimators in verl, and their names in Dovetail."""
 
 
 def key_advice(path: KeyPath, value: object) -> str | None:
@@ -59,6 +59,6 @@ def value_advice(path: KeyPath, value: object) -> str | None:
     ours = _KL_ESTIMATORS.get(value.removesuffix("+"))
     if ours is None:
         return None
-    # `+` swaps the gradient, which a penalty in the reward has none of.
+    # `+` replaces the gradient of the estimator; a penalty in the reward has no gradient.
     plus = "+" if value.endswith("+") and path[-2] == "in_loss" and ours != "k2" else ""
     return f'verl\'s "{value}" is "{ours}{plus}"'

@@ -24,6 +24,6 @@ class NdConfig(PluginSection):
     mesh: str = "train"
     """Name of the mesh that the worker group must have."""
     split: tuple[str, ...] = ("dp",)
-    """Mesh axes that divide the batch; over the other axes it is replicated."""
+    """Mesh axes that divide the batch; the batch is replicated over the other axes."""
     unit: Literal["sample", "pair", "group"] = "sample"
     """What is never divided: a sample, a pair (samples of one `pair_id`, or neighbours), or the samples of one `group_id`."""

@@ -1,4 +1,4 @@
-"""Checks across fields of a whole config: sizes that do not fit each other, missing files. No torch."""
+"""Checks across the fields of a config, such as sizes that do not fit each other and missing files; torch is not imported."""
 
 from __future__ import annotations
 

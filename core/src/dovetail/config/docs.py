@@ -1,4 +1,4 @@
-"""Field docstrings, read from source: attrs keeps none."""
+"""Docstrings of config fields, read from the source because attrs does not keep them."""
 
 from __future__ import annotations
 

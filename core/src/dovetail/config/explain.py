@@ -59,7 +59,7 @@ def explain(loaded: LoadedConfig, key: str) -> Explanation:
     holder: Field | None = None
     absent: KeyPath = ()
     for depth, part in enumerate(path):
-        # The keys of an optional section that is null can be explained all the same.
+        # A null optional section's keys are explained from its class.
         null = field.section if value is None and field and not field.kind else None
         if is_section(type(value)) or null:
             owner = null or type(value)
@@ -140,7 +140,7 @@ def _type_of(field: Field, *, inside: bool) -> str:
 
 
 def _allowed(field: Field, holder: Field | None) -> str:
-    """Bounds of a number, or the installed plugins where the key names one, as in the section of a `holder`."""
+    """Return a number's bounds, or the installed plugins if the key names a plugin; `holder` is the field of the key's plugin section."""
     plugin = holder or field
     if plugin.kind is None:
         return bounds(field.attribute)
@@ -151,7 +151,7 @@ def _allowed(field: Field, holder: Field | None) -> str:
 
 
 def _default_of(field: Field, holder: Field | None) -> Any:
-    """What a key is where no layer gives it; for a plugin's name, the plugin that is then selected."""
+    """Return a key's default; for a plugin's name, the plugin that is selected by default."""
     plugin = holder or field
     if plugin.kind and not plugin.collection:
         return plugin.plugin_default

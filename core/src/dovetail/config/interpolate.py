@@ -63,7 +63,7 @@ class Interpolator:
         return resolved
 
     def _place(self, path: KeyPath) -> tuple[Any, str | int]:
-        """The container that holds the value, so that `${.sibling}` means what it says, and its key there."""
+        """Return the container of the value at `path` and its key there, so that relative references such as `${.sibling}` resolve."""
         from omegaconf import OmegaConf
 
         if self._context is None:
@@ -82,11 +82,11 @@ class Interpolator:
 
 
 _reads: list[str] = []
-"""Environment variables that were read since the list was cleared."""
+"""Environment variables read since the list was last cleared."""
 
 
 def _environment(*args: Any) -> Any:
-    """OmegaConf's own `oc.env`, which notes that it was called."""
+    """Call OmegaConf's own `oc.env`, and record the variable in `_reads`."""
     from omegaconf.resolvers import oc
 
     _reads.append(args[0])
@@ -115,7 +115,7 @@ def _holds(node: Any, key: str | int) -> bool:
 
 
 def _resolvable(value: object) -> Any:
-    """The tree with defaults filled in; `${` that OmegaConf can't parse, as in templates and patterns, is escaped."""
+    """Fill in defaults, and escape each `${` that OmegaConf can't parse, as in templates and patterns."""
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
 

@@ -110,7 +110,7 @@ def read_file(path: str | os.PathLike[str], rank: int = 0) -> ConfigLayer:
 
 
 def _similar(file: Path) -> str:
-    """The file that was probably meant."""
+    """Return advice on a missing file: the most similar name in its folder, if any."""
     if not file.parent.is_dir():
         return f"the directory {file.parent} does not exist either"
     names = [p.name for p in file.parent.iterdir() if p.suffix in {".yaml", ".yml"}]

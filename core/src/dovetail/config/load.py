@@ -125,7 +125,7 @@ def config_class_unrun(kind: str, raw_section: Mapping[str, Any]) -> type:
 
 @functools.cache
 def _open_config_class(kind: str, keys: frozenset[str]) -> type:
-    """A Config of this kind that also takes these keys."""
+    """Make a Config class of a kind that also accepts these keys, with any value."""
     from dovetail.plugins.index import default_index
 
     module, _, name = default_index().kind(kind).section.partition(":")
@@ -145,20 +145,20 @@ def _load(
     *,
     bringing: Sequence[str] = ("trainer", "rollout.agent_loop"),
 ) -> LoadedConfig:
-    """Load from layers.
+    """Load a config from file layers and overrides.
 
     Args:
-        files: read, in order.
-        overrides: which win over them.
-        source: what messages call the files together.
-        resolver: finds a plugin's Config class.
-        bringing: key paths of the sections whose own settings become layers below all others.
+        files: the layers of the files; later ones win.
+        overrides: `key=value` texts, which win over the files.
+        source: the name of the files in messages.
+        resolver: the function that finds a plugin's Config class.
+        bringing: key paths of the sections whose plugins may set other keys, in layers below all others.
     """
     find = resolver or installed_config_class
     files = [_without_derived(file, find) if GIVEN in file.tree else file for file in files]
     override_layers, problems = read_overrides(overrides, rank=len(files))
     given = [*files, *override_layers]
-    # Before plugins are looked for, whose paths they may be.
+    # Checked before plugins are looked up: such a text may be a plugin's path.
     raise_problems(source, _unusable_texts(given), {})
     preset, preset_problems = preset_layer(RunConfig, given, find)
     problems += preset_problems
@@ -168,7 +168,7 @@ def _load(
     tree = merger.merge(RunConfig, layers)
     config, faults = structure(tree)
     for number, key in enumerate(bringing if config is not None else ()):
-        # What a section brings depends on its own keys, which are known only now.
+        # The settings that a section brings depend on its own keys, so that the section must be built first.
         section = attrgetter(key)(config)
         if not isinstance(section, TrainerSection | EpisodeSection):
             continue
@@ -226,10 +226,10 @@ def _unusable_texts(layers: Iterable[ConfigLayer]) -> Iterator[ConfigProblem]:
 
 
 def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
-    """Reduce the config of a run to what was given for it, and to what does not follow from that.
+    """Reduce a run's written config to the values that were given, and those that loading the given values does not yield.
 
-    The other values are defaults, and what trainer and preset brought: they are derived anew, so that they follow a change. A value
-    that was not given and that nothing derives any more, such as an earlier version's default or an edit of the file, stays.
+    The other values come from defaults, the trainer or the preset, and are derived again so that they follow overrides. A value that
+    loading yields no more, such as an earlier version's default or an edit of the file, stays.
 
     Raises:
         ConfigError: `given` is not a list of key paths.
@@ -248,7 +248,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
         try:
             derived = to_mapping(_load([reduced], (), layer.name, resolver).config)
         except ConfigError:
-            return attrs.evolve(layer, tree=tree)  # what is wrong is found in the whole
+            return attrs.evolve(layer, tree=tree)  # loading it reports the error
         changed = {
             path: None
             for path, value in leaves(tree, lists=False)
@@ -278,7 +278,7 @@ def raise_problems(
 
 
 def _origin(config: RunConfig, origins: Mapping[KeyPath, str], path: KeyPath) -> str:
-    """The layer that gave a value, or the list or mapping within the value's section that holds it.
+    """Return the layer that gave a value, or that gave the list or mapping that holds the value within its section.
 
     A layer that gives a list of sections does not give every key of each section.
     """
@@ -301,7 +301,7 @@ def _origin(config: RunConfig, origins: Mapping[KeyPath, str], path: KeyPath) ->
 
 
 def _cross_field(config: Any, tree: SectionDict, wrong: Sequence[KeyPath]) -> list[ConfigProblem]:
-    """Cross-field problems among the values that are right by themselves."""
+    """Return cross-field problems that involve only values without a problem of their own."""
     if config is None:
         for path in wrong:
             _repair(tree, path)
@@ -320,7 +320,7 @@ def _cross_field(config: Any, tree: SectionDict, wrong: Sequence[KeyPath]) -> li
 
 
 def _repair(tree: SectionDict, path: KeyPath) -> None:
-    """Take a wrong value out, or put in a missing one, so that the rest can be judged."""
+    """Remove a wrong value, or fill in a missing one, so that the other values can be checked."""
     section, keys = tree, list(path)
     while len(keys) > 1 and isinstance(child := section.get(str(keys[0])), SectionDict):
         section, keys = child, keys[1:]

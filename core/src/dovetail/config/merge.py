@@ -1,7 +1,7 @@
-"""Merging of layers into one tree: later values win, shorthands are spelt out, plugin sections get their class.
+"""Merging of layers into one tree: later values win, shorthands are expanded, plugin sections get their class.
 
-The schema steers the merge: it says where a bare string names a plugin, which lists overrides may index, and which
-keys a newly chosen plugin does not know.
+The schema decides where a bare string names a plugin, which lists overrides may index, and which keys a newly
+chosen plugin does not know.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Merger:
         return merged
 
     def _unknown(self, givens: Sequence[Given], path: KeyPath) -> Any:
-        """What the layers give for a key that the class does not know, all of it and as it stands: for the error alone."""
+        """Return all that the layers give for a key that the class lacks, unresolved: only the error message needs it."""
         last = givens[-1]
         self.origins[path] = last.layer.at(path)
         if all(isinstance(given.value, Mapping) for given in givens):
@@ -121,7 +121,7 @@ class Merger:
                 return self._kept(givens[-1], path, field)
             text = f"a plugin of kind {field.kind} is needed; give its name"
             self._problem(givens[-1], path, text)
-        # Null, or another kind of value where any is allowed, replaces what lower layers say.
+        # Null replaces the values of lower layers, and so does a value of another shape if the type is Any.
         for index in range(len(givens) - 1, -1, -1):
             value = givens[index].value
             if value is None or (inner is Any and _shape(Any, field, [givens[index]]) != shape):
@@ -138,7 +138,7 @@ class Merger:
     def _plugin(
         self, field: Field, base: type, givens: list[Given], path: KeyPath, *, optional: bool
     ) -> Any:
-        """The section of the plugin that the layers choose; None where they need not choose one."""
+        """Merge the section of the plugin that the layers choose; None if the section is optional and no layer chooses one."""
         mappings = [done for given in givens if (done := self._spelt_out(given, base, path))]
         default = None if field.collection else field.plugin_default
         if optional and not mappings and default is None:
@@ -159,7 +159,7 @@ class Merger:
         return merged
 
     def _spelt_out(self, given: Given, base: type, path: KeyPath) -> Given | None:
-        """A bare string as `{name: …}`, with the selectors' interpolations resolved."""
+        """Expand a bare string to `{name: …}`, and resolve `${…}` in the keys that select a plugin."""
         value = {"name": given.value} if isinstance(given.value, str) else given.value
         if not is_mapping(value):
             self._problem(given, path, f"expected a plugin's name or {describe(base)}")
@@ -191,7 +191,7 @@ class Merger:
         ]
 
     def _is_absent_default(self, kind: str, slot: Sequence[Given]) -> bool:
-        """Whether a list's entry is a plugin of its default that no layer names and no package brings."""
+        """Return whether a list's entry comes only from the default and its plugin is not installed."""
         if any(given.layer is not _DEFAULTS for given in slot):
             return False
         try:
@@ -199,7 +199,7 @@ class Merger:
         except PluginNotFoundError:
             return True
         except DovetailError:
-            pass  # it is there, and what is wrong with it is reported where it is narrowed
+            pass  # the plugin is installed; `narrow` reports what is wrong with it
         return False
 
     def _set_entries(
@@ -226,7 +226,7 @@ class Merger:
         }
 
     def _kept(self, given: Given, path: KeyPath, field: Field) -> Any:
-        """A value as it stands, or the raw text of an override where the field is a verbatim text."""
+        """Return the last value, resolved, without merging; for a verbatim text, the raw text of an override."""
         raw = given.layer.raw.get(path)
         text = field.verbatim and without_none(field.type)[0] is str
         if text and raw and not isinstance(given.value, (str, list, type(None))):
@@ -242,7 +242,7 @@ class Merger:
         return ready.value
 
     def _ready(self, given: Given, path: KeyPath, field: Field | None) -> Given | None:
-        """The value with its interpolations resolved; None where that fails."""
+        """Resolve the value's `${…}`; None, with a problem recorded, if that fails."""
         value = given.value
         if isinstance(value, NotYaml):
             text = f"not YAML: {value.reason}"
@@ -263,7 +263,7 @@ class Merger:
 
 
 def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
-    """What the layers give for each key of mappings."""
+    """Group the layers' mappings by key."""
     by_key: dict[Any, list[Given]] = {}
     for given in givens:
         for key, value in given.value.items():
@@ -272,7 +272,7 @@ def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
 
 
 def _always_there(field: Field, default: object) -> bool:
-    """Whether an absent field is built all the same, for the plugins and required keys inside it."""
+    """Return whether an absent field is built anyway, for the plugins and required keys inside it."""
     inner, optional = without_none(field.type)
     if is_section(inner) and not field.kind:
         return default is not None and not (optional and default is attrs.NOTHING)
@@ -280,7 +280,7 @@ def _always_there(field: Field, default: object) -> bool:
 
 
 def _default_entries(field: Field) -> list[Any]:
-    """What an index in an override counts from where no layer gives the list."""
+    """Return the default entries of a list, which an override can index if no layer gives the list."""
     if field.kind:
         return [{"name": name} for name in (field.plugin_default or "").split()]
     default = field.default()
@@ -292,7 +292,7 @@ def _default_entries(field: Field) -> list[Any]:
 def _shape(
     tp: object, field: Field, givens: Sequence[Given]
 ) -> Literal["plugin", "section", "list", "dict", "leaf"]:
-    """How a value of this type merges; where anything is allowed, as the last layer's value does."""
+    """Return how values of this type merge; if the type is Any, the last layer's value decides."""
     container = typing.get_origin(tp) or tp
     last = givens[-1].value if tp is Any and givens else None
     if is_section(tp):

@@ -74,13 +74,13 @@ def _members(tp: object) -> tuple[Any, ...]:
 
 
 def _choices(tp: object) -> list[str]:
-    """The texts that a Literal, alone or in a union, allows."""
+    """Return the values that a Literal, alone or in a union, allows, as texts."""
     literals = [member for member in _members(tp) if typing.get_origin(member) is Literal]
     return [str(choice) for literal in literals for choice in typing.get_args(literal)]
 
 
 def _unquoted(value: str, members: set[Any]) -> str | None:
-    """Advice for a quoted number or boolean."""
+    """Return advice for a quoted number or boolean; None if the text is neither."""
     try:
         bare, _ = parse(value)
     except YamlTextError:

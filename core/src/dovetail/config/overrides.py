@@ -51,7 +51,7 @@ def read_overrides(
 
 
 def _split(text: str) -> tuple[str, KeyPath, str]:
-    """The signs before the key, which are Hydra's, the key, and the value's text."""
+    """Return the signs before the key (Hydra's `+`, `++`, `~`), the key, and the value's text."""
     key, equals, raw = text.partition("=")
     while equals and key.count('"') % 2:
         more, equals, raw = raw.partition("=")

@@ -25,7 +25,7 @@ _RULES = (
     ("null", "~|null|Null|NULL|", "~nN"),
     ("merge", "<<", "<"),
 )
-"""Name of a tag, the text of its scalars, and the characters that these begin with."""
+"""Each tag's name, the pattern of its scalars, and the characters that such scalars begin with."""
 _SCALARS: dict[str, Callable[[str], Any]] = {
     "str": str,
     "null": lambda _: None,
@@ -34,7 +34,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     "float": lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text)),
 }
 _MAX_VALUES = 100_000
-"""Values of a text, once its aliases are expanded: ten lines of them can stand for billions."""
+"""Maximum number of values in a text after its aliases are expanded: ten lines of aliases can stand for billions of values."""
 _QUOTES = "values that hold `: `, `#`, `{` or `[` need quotes"
 _ALIKE = "indent keys of one level, and entries of one list, alike, and write `key: value` in the line before"
 _HINTS = (
@@ -52,7 +52,7 @@ _HINTS = (
     ("could not find expected ':'", "line %d has no `:`; write `key: value`"),
     ("unacceptable character", "take the character out"),
 )  # fmt: skip
-"""What PyYAML says, and how to correct it; %d is the line where the part begins."""
+"""A part of PyYAML's message, and the fix; %d is the line where the wrong part of the text begins."""
 
 
 class YamlTextError(ValueError):
@@ -65,7 +65,7 @@ class YamlTextError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads scalars by YAML 1.2's core rules, and notes the line of every value."""
+    """Loader with YAML 1.2's core rules for scalars, which records the line of every value."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own attribute
 
@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
-        """The next node of the text, unless it stands too deep: PyYAML's scanner would need minutes."""
+        """Compose the next node, unless it is nested too deep: PyYAML's scanner would need minutes."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _too_deep(self.peek_event().start_mark.line + 1)
@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def plain(
         self, node: yaml.Node, path: KeyPath = (), above: frozenset[int] = frozenset()
     ) -> Any:
-        """The value of a node, which stands inside the nodes `above`, by their ids."""
+        """Return the value of a node as plain containers; `above` are the ids of the nodes that enclose it."""
         line = self.lines[path] = node.start_mark.line + 1
         inside = above | {id(node)}
         if id(node) in above:
@@ -120,7 +120,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         )
 
     def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, yaml.Node]:
-        """Keys and values, those that `<<` merges in first."""
+        """Return a mapping's keys and value nodes, those that `<<` merges in first."""
         first_lines: dict[str, int] = {}
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
@@ -153,14 +153,14 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return {key_node.value: child for key_node, child in node.value}
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put what `<<` merges in before the mapping's own keys, each key once."""
+        """Put the keys that `<<` merges in before the mapping's own, each key once."""
         super().flatten_mapping(node)
         pairs = {str(key_node.value): (key_node, child) for key_node, child in node.value}
         node.value = list(pairs.values())
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
+    """Dumper that quotes every string that YAML 1.1 or 1.2 would read as something else."""
 
 
 for _name, _pattern, _first in _RULES:
@@ -170,8 +170,8 @@ _Loader.add_implicit_resolver(_TAG + "null", re.compile("^$"), [""])
 
 
 _QUOTED = set("\r\x85\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Single quotes would fold the first four, line breaks of YAML, into spaces. The rest change the direction of writing, which
-`config show` escapes: YAML reads escapes in double quotes alone."""
+"""Characters that need double quotes. The first four are line breaks of YAML, which single quotes would fold into spaces. The rest change
+the writing direction, which `config show` escapes: YAML reads escapes in double quotes only."""
 
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -21,7 +21,7 @@ Resolver = Callable[[str, Mapping[str, Any]], type]
 
 _DEFAULT_ATTRIBUTES = {"reward_function": "compute_score"}
 _Selectors = dict[str, tuple[str, str]]
-"""Selector to its value and the layer that gave it."""
+"""Keys that select a plugin (`name`, or `path` and `attribute`), each with its value and the layer that gave it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,13 +44,13 @@ class Narrowed:
 
 @attrs.define
 class _Choice:
-    """What a section selects."""
+    """The plugin that a section selects."""
 
     selectors: _Selectors
     since: int = DEFAULT_RANK
-    """Rank of the layer that chose this plugin; keys of layers before it were written for another."""
+    """Rank of the layer that chose this plugin; keys of earlier layers were written for another plugin."""
     by_preset: bool = False
-    """Whether a preset chose it, in place of another; then keys of layers before it have no part, known or not."""
+    """Whether a preset chose this plugin in place of another; then all keys of earlier layers are dropped, even known ones."""
     presets: tuple[str, ...] = ()
     """The plugin that the preset's keys in this section were written for."""
 
@@ -127,7 +127,7 @@ def narrow(
 
 
 def _own_keys(given: Given, choice: _Choice) -> dict[str, Any]:
-    """A contribution without what selects the plugin. What a preset wrote for another plugin means nothing to this one."""
+    """Return a layer's values without the keys that select the plugin; empty if a preset wrote them for another plugin."""
     if given.layer.is_preset and choice.presets != _plugin_of(choice.selectors):
         return {}
     return {key: value for key, value in given.value.items() if key not in SELECTORS}
@@ -136,7 +136,7 @@ def _own_keys(given: Given, choice: _Choice) -> dict[str, Any]:
 def _select(
     givens: Iterable[Given], path: KeyPath, default: str | None, problems: list[ConfigProblem]
 ) -> _Choice:
-    """Follow what the layers select, those of one rank together."""
+    """Apply the layers' selections in order, layers of one rank together."""
     choice = _Choice({"name": (default, DEFAULT_LAYER)} if default else {})
     choice.presets = _plugin_of(choice.selectors)
     for rank, group in itertools.groupby(givens, key=lambda given: given.layer.rank):
@@ -156,7 +156,7 @@ def _select(
 
 
 def _plugin_of(selectors: _Selectors) -> tuple[str, ...]:
-    """The plugin itself; naming the distribution besides chooses no other."""
+    """Return the key that identifies the plugin: a name without its distribution (`name@distribution`), or path and attribute."""
     if "path" not in selectors:
         return (selectors["name"][0].partition("@")[0],) if "name" in selectors else ()
     return (selectors["path"][0], selectors.get("attribute", ("",))[0])
@@ -165,7 +165,7 @@ def _plugin_of(selectors: _Selectors) -> tuple[str, ...]:
 def _selectors_of(
     givens: Iterable[Given], path: KeyPath, problems: list[ConfigProblem]
 ) -> _Selectors:
-    """What one rank of layers says."""
+    """Return the selecting keys of the layers of one rank, and record problems with them."""
     selectors: _Selectors = {}
     for given in givens:
         for key in SELECTORS:
@@ -187,7 +187,7 @@ def _selectors_of(
 
 
 def _complete(kind: str, selectors: _Selectors, path: KeyPath) -> Iterator[ConfigProblem]:
-    """Fill in the attribute where it has a default, and say what is missing."""
+    """Fill in `attribute` if the kind has a default for it, and yield a problem for each missing key."""
     attribute = (*path, "attribute")
     if not selectors:
         text = (
@@ -209,7 +209,7 @@ def _complete(kind: str, selectors: _Selectors, path: KeyPath) -> Iterator[Confi
 def _config_class(
     kind: str, section: Mapping[str, Any], base: type, resolver: Resolver
 ) -> type | str:
-    """The chosen plugin's Config, or why there is none."""
+    """Return the chosen plugin's Config, or the reason why there is none as text."""
     try:
         cls = resolver(kind, section)
         if issubclass(cls, base):
@@ -223,7 +223,7 @@ def _config_class(
 
 
 def _in_words(dropped: Mapping[bool, Sequence[ConfigProblem]], choice: str) -> Iterator[str]:
-    """One sentence for all keys that go for the same reason: the plugin has them too, or not."""
+    """Yield one sentence for each reason to drop keys; `dropped` maps whether the plugin has the keys to the dropped keys."""
     for known, keys in dropped.items():
         if keys:
             reason = "has no such key" + ("s" if keys[1:] else "")

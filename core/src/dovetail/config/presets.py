@@ -30,7 +30,7 @@ class _Algorithm:
 
 @attrs.frozen(kw_only=True)
 class _Run:
-    """As much of a config as the choice of a preset needs."""
+    """The part of a config that the choice of a preset needs."""
 
     algorithm: _Algorithm = attrs.field(factory=_Algorithm)
 
@@ -88,7 +88,7 @@ class PresetLayer:
             )
 
     def _overruled(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
-        """Yield a warning for each part of the algorithm for which the file that names the preset overrides its choice."""
+        """Yield a warning for each plugin of the preset that is replaced in the same file that names the preset."""
         for part in ("advantage", "policy_loss"):
             preset = value_at(self.layer.tree, (SECTION, part))
             preset = preset.get("name") if is_mapping(preset) else preset
@@ -159,7 +159,7 @@ def _gives(layers: Sequence[ConfigLayer], path: KeyPath) -> bool:
 
 
 def _names(choice: Any) -> bool:
-    """Whether a layer says which preset, not only how one is set."""
+    """Return whether a layer's `algorithm.preset` names the preset, not only keys of its config."""
     if is_mapping(choice):
         return any(choice.get(selector) is not None for selector in SELECTORS)
     return isinstance(choice, str)

@@ -12,7 +12,7 @@ from dovetail.config.keys import ABSENT, KeyPath, format_path
 from dovetail.errors import ConfigError
 
 _MOST = 200
-"""So many problems are listed."""
+"""Maximum number of problems that an error lists."""
 
 
 @attrs.frozen(kw_only=True)

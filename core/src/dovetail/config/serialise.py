@@ -47,14 +47,14 @@ def dump_yaml(
         for key in path:
             there = getattr(there, str(key)) if is_section(type(there)) else there[key]
         added = given_values(there).keys() - value.keys() if isinstance(value, Mapping) else ()
-        # no later layer gave another value
+        # keep the `${…}` only if no later layer gave another value
         if not added and _holds(value_at(mapping, path), plain_value(value)):
             holder[path[-1]] = written
     return dump(mapping | ({GIVEN: list(given)} if given else {}))
 
 
 def _holds(mapping: object, value: object) -> bool:
-    """Whether a value is this one, to which a mapping may add defaults."""
+    """Return whether `mapping` has every value of `value`; it may have defaults besides."""
     if isinstance(mapping, dict) and isinstance(value, dict):
         return all(key in mapping and _holds(mapping[key], value[key]) for key in value)
     return mapping == value

@@ -57,7 +57,7 @@ def structure(tree: SectionDict) -> tuple[Any, list[StructureFault]]:
 
 @functools.cache
 def _converter() -> Converter:
-    # Kept: cattrs compiles a function for every section class that it meets, a millisecond each.
+    # Cached: cattrs compiles a function for every section class that it meets, a millisecond each.
     converter = Converter(forbid_extra_keys=True, detailed_validation=True)
     for scalar in (bool, int, float, str, Path):
         converter.register_structure_hook(scalar, _scalar)
@@ -70,7 +70,7 @@ def _converter() -> Converter:
 
 
 def _scalar(value: Any, tp: Any) -> Any:
-    """Exactly the type: no text for a number, no True for 1; an int is a float, too; none is NaN, or infinite in float32."""
+    """Check that a value has exactly the type `tp`, except that an int may stand for a float. Floats must be finite in float32."""
     if tp is float and type(value) in (int, float) and fits_float32(value):
         return float(value)
     if tp is float or type(value) is not (str if tp is Path else tp):
@@ -89,7 +89,7 @@ def _literal(value: object, tp: object) -> Any:
 
 
 def _is_plain_union(tp: object) -> bool:
-    """`int | None` or `int | str`; cattrs itself does `Section | None` and `list[int] | None`."""
+    """Return whether a type is a union of scalars, such as `int | None`; cattrs itself handles `Section | None` and `list[int] | None`."""
     inner, _ = without_none(tp)
     nested = is_section(inner) or typing.get_origin(inner) not in (None, Literal)
     return is_union(tp) and (is_union(inner) or not nested)
@@ -119,7 +119,7 @@ def _is_container(tp: object) -> bool:
 
 
 def _container_hook(tp: Any, converter: Converter) -> Hook:
-    """Structures every entry of a list or a mapping and raises all their errors together, each with its index or key."""
+    """Return a hook that structures every entry of a list or mapping, and raises all errors together, each with its index or key."""
     container, args = typing.get_origin(tp) or tp, typing.get_args(tp)
     keyed = issubclass(container, Mapping)
     fixed = container is tuple and bool(args) and args[-1] is not Ellipsis
@@ -145,7 +145,7 @@ def _container_hook(tp: Any, converter: Converter) -> Hook:
 
 
 def _section_hook(declared: Any, converter: Converter) -> Hook:
-    """Structures the class that the merge narrowed the section to, with its validators run field by field."""
+    """Return a hook that structures a section into the class that the merge chose, with validators run field by field."""
     made: dict[type, Hook] = {}
 
     def make(cls: type) -> Hook:
@@ -167,7 +167,7 @@ def _section_hook(declared: Any, converter: Converter) -> Hook:
 
 
 def _field_hook(field: Field, converter: Converter) -> Hook:
-    # attrs stops at a class's first failing validator; its stock ones need no instance and can run apart.
+    # attrs stops at a class's first failing validator. attrs' own validators need no instance, and run here for each field.
     stock = _stock_parts(field.attribute.validator)
 
     def hook(value: object, _: object) -> Any:
@@ -180,7 +180,7 @@ def _field_hook(field: Field, converter: Converter) -> Hook:
 
 
 def _stock_parts(validator: object) -> list[Any]:
-    """The validators of attrs' own that a validator is, or is made of."""
+    """Return attrs' own validators among those that a validator consists of."""
     if together := getattr(validator, "_validators", None):
         return [part for each in together for part in _stock_parts(each)]
     return [validator] if type(validator).__module__ == "attr.validators" else []

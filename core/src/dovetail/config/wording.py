@@ -28,7 +28,7 @@ _LINE = re.compile(r":\d+$")
 """The line in a file, at the end of an origin."""
 _UNKNOWN = "unknown key"
 _FEW = 3
-"""So many places of a key are worth naming instead of a similar key, and so many layers that gave one."""
+"""Maximum number of other places of a key, and of layers that gave it, that a message names."""
 
 
 def problems_of(
@@ -75,7 +75,7 @@ def _text(fault: StructureFault, value: object) -> str:
 def _unknown_keys(
     section: KeyPath, error: ForbiddenExtraKeysError, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """The keys that a section's class does not know; what it knows is said once."""
+    """Yield a problem for each key that a section's class lacks; the first one lists the known keys."""
     owner = value_at(tree, (*section, "name")) if section else ABSENT
     whose = f"{format_path(section)} {owner!r}" if isinstance(owner, str) else format_path(section)
     whose = whose or "a config"
@@ -92,7 +92,7 @@ def _unknown_keys(
 def _unknown(
     path: KeyPath, cls: type, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
+    """Yield one problem for an unknown key, or one for each key below it if any of these is known from other systems."""
     value = value_at(tree, path)
     words = cls.unsupported_keys if issubclass(cls, PluginSection) else {}
     told, text = [(path, value)], _nearest_key(path, cls, tree)
@@ -114,7 +114,7 @@ def _unknown(
 
 
 def _limit_of_loop(path: KeyPath, tree: SectionDict) -> bool:
-    """Whether a key is a limit of episodes, at an agent loop of many turns."""
+    """Return whether a key is a limit of episodes, given in the section of a multi-turn agent loop."""
     name, file = (value_at(tree, (*path[:-1], key)) for key in ("name", "path"))
     of_many_turns = file is not ABSENT or name not in (ABSENT, None, "single_turn")
     return (
@@ -123,9 +123,9 @@ def _limit_of_loop(path: KeyPath, tree: SectionDict) -> bool:
 
 
 def _plugins_with(path: KeyPath, tree: SectionDict) -> list[str]:
-    """The installed plugins, of the kind that a section selects, whose configs have a key that the section's plugin lacks.
+    """Return the installed plugins of the section's kind whose configs have a key that the section's plugin lacks.
 
-    None where that is a file of the user, which another plugin does not replace.
+    Empty if the section selects a file of the user, which another plugin does not replace.
     """
     from dovetail.plugins.index import default_index
 
@@ -148,7 +148,7 @@ def _plugins_with(path: KeyPath, tree: SectionDict) -> list[str]:
 
 
 def _unknown_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Key and value of each problem below an unknown key: of every value, or of the section where no key in it is known elsewhere."""
+    """Yield key and value of each problem below an unknown key: every value, or a whole section if no key in it is known elsewhere."""
     below = list(leaves(value, path, lists=False))
     known_elsewhere = any(key_advice(key, given) for key, given in below)
     if not isinstance(value, Mapping) or len(below) == 1 or not known_elsewhere:
@@ -159,7 +159,7 @@ def _unknown_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Any
 
 
 def _givers(value: object, path: KeyPath, origins: Origins) -> str | None:
-    """What gave a key, or the keys below it where several layers did, each with the first place where it did."""
+    """Return the layers that gave a key or the keys below it, each layer with the first line where it did."""
     layers: dict[str, str] = {}
     for key, _ in leaves(value, path, lists=False):
         origin = origin_of(origins, key) or ""
@@ -171,12 +171,12 @@ def _givers(value: object, path: KeyPath, origins: Origins) -> str | None:
 
 
 def _nearest_key(path: KeyPath, cls: type, tree: SectionDict) -> str:
-    """That the key is unknown, and which one was probably meant, if any is like it."""
+    """Return the text of an unknown key's problem, with the key that was probably meant, if there is one."""
     key, section = str(path[-1]), path[:-1]
     close = nearest(key, fields_of(cls))
     elsewhere = [found for found in key_paths(tree) if found[-1] == key]
-    # The very key in another place is likelier meant than a similar one here, unless it stands everywhere, as `name`
-    # does, or is part of the similar one, as `every` is of `save_every`.
+    # The same key in another section is likelier meant than a similar key in this one. Exceptions: the key is in many sections,
+    # as `name` is, or it is part of the similar key, as `every` is of `save_every`.
     if close and (key in close or not 0 < len(elsewhere) <= _FEW):
         elsewhere = [(*section, close)]
     places = " or ".join(format_path(found) for found in elsewhere)

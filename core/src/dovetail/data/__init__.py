@@ -1,1 +1,1 @@
-"""The order of prompts and examples, and the record of what became of each."""
+"""The order of prompts and examples, and the ledger that records whether each was used or dropped."""

@@ -1,6 +1,6 @@
 """EpochOrder: the row at each position of an epoch, for one dataset or a mixture, loaded or streamed.
 
-N prompts an epoch, of which n_d come from dataset d: n_d = N w_d / Σ w, rounded, where N is the number of rows of all datasets together.
+An epoch has N prompts, N being the number of rows of all datasets. Of these, n_d = N w_d / Σ w, rounded, come from dataset d of weight w_d.
 Each pass over a dataset has its own order, and may continue across the end of an epoch. A row depends only on the sampler and the position.
 """
 
@@ -76,7 +76,7 @@ class EpochOrder:
         return self._labels[1]
 
     def _drawn(self, number: int, epoch: int) -> np.ndarray:
-        """int64 [n_d]: what an epoch draws from a dataset, in order."""
+        """Return the rows that an epoch draws from a dataset, in order, int64 [n_d]."""
         count, size = int(self._counts[number]), int(self._sizes[number])
         first, last = epoch * count, (epoch + 1) * count
         parts = [np.zeros(0, np.int64)]
@@ -86,7 +86,7 @@ class EpochOrder:
         return np.concatenate(parts)
 
     def _pass(self, number: int, turn: int) -> np.ndarray:
-        """int64 [rows of the dataset]: one pass over it, the latest kept."""
+        """Return all rows of a dataset in the order of one pass, int64 [rows]; each dataset's latest pass is cached."""
         kept = self._passes.get(number)
         if kept is None or kept[0] != turn:
             if self._datasets[number].groups is None:
@@ -97,7 +97,7 @@ class EpochOrder:
         return kept[1]
 
     def _windows_of(self, number: int, turn: int) -> Iterator[np.ndarray]:
-        """The windows of a pass: groups in the sampler's order, cut every so many rows, each shuffled."""
+        """Yield the windows of a pass: the groups in the sampler's order are concatenated, cut into windows, and each window is permuted."""
         groups = np.array(self._datasets[number].groups, np.int64)
         starts = np.cumsum(groups) - groups
         parts = [
@@ -112,7 +112,7 @@ class EpochOrder:
             yield window[self._permutation(len(window), turn * count + place)]
 
     def _permutation(self, size: int, number: int) -> np.ndarray:
-        """int64 [size]; checked, since a sampler may come from anywhere."""
+        """Return the sampler's permutation, int64 [size], checked because a sampler may be any plugin."""
         order: np.ndarray = np.asarray(self._sampler.order(size, number))
         if not np.array_equal(np.sort(order), np.arange(size)):
             raise DataError(
@@ -123,7 +123,7 @@ class EpochOrder:
 
 
 def _shares(weights: Sequence[float | None], sizes: np.ndarray) -> np.ndarray:
-    """int64 [datasets]: prompts of an epoch from each, at least one; the largest remainders are rounded up."""
+    """Return the number of an epoch's prompts from each dataset, int64 [datasets], at least 1; the largest remainders are rounded up."""
     total = int(sizes.sum())
     given = np.array(
         [w if w is not None else n for w, n in zip(weights, sizes, strict=True)], float

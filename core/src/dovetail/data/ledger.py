@@ -1,4 +1,4 @@
-"""The ledger: every (epoch, prompt, attempt) from issue to its end, so that none is lost or used twice.
+"""The ledger: the state of every (epoch, prompt, attempt), so that no prompt is lost or used twice.
 
 issue ──► issued ── take ──► taken(step) ── use ──► used
             │ ◄── give_back ──┘    │          retry: the next attempt, in the same state
@@ -26,23 +26,23 @@ Key = tuple[int, int, int]
 
 @attrs.define(eq=False)
 class _Epoch:
-    """One epoch that is not yet complete. Every issued prompt is in exactly one of open, used, dropped."""
+    """An epoch that is not yet complete. Every issued prompt is in exactly one of open, used, dropped."""
 
     open: dict[int, int | None] = attrs.field(factory=dict)
-    """Prompts in flight in order of issue, and the step that has taken their samples."""
+    """Prompt in flight → the step that has taken its samples, or None; in order of issue."""
     used: set[int] = attrs.field(factory=set)
     dropped: dict[int, str] = attrs.field(factory=dict)
-    """Prompt → why its last attempt ended."""
+    """Dropped prompt → the reason."""
     attempts: dict[int, int] = attrs.field(factory=dict)
-    """Attempts issued, where there was more than one."""
+    """Prompt → number of attempts issued, if more than one."""
 
     @property
     def issued(self) -> int:
-        """Prompts issued at least once."""
+        """Number of prompts issued at least once."""
         return len(self.open) + len(self.used) + len(self.dropped)
 
     def latest(self, prompt: int) -> int:
-        """Number of the prompt's last attempt, from 0."""
+        """Return the number of the prompt's last attempt, from 0."""
         return self.attempts.get(prompt, 1) - 1
 
 
@@ -72,7 +72,7 @@ class Ledger:
             raise _other_size(self.size, size)
         self.size = size
 
-    # -- the life of an attempt ----------------------------------------------------------------
+    # -- transitions of an attempt -------------------------------------------------------------
 
     def issue(self, epoch: int, prompt: int) -> int:
         """Record a prompt as issued, and return the attempt's number: 0 for the prompt's first attempt in this epoch.
@@ -166,7 +166,7 @@ class Ledger:
             else:
                 self.drop(*key, reason=reasons.get(key, "reward_failures"))
 
-    # -- what it knows -------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def attempt(self, epoch: int, prompt: int) -> int:
         """Return the number of the latest attempt of a prompt that is in flight."""
@@ -279,7 +279,7 @@ class Ledger:
         raise LedgerError(f"{name} {verb}, but it was dropped before")
 
     def _close_behind(self) -> None:
-        """Collapse the oldest epochs, as long as they are complete and not the newest."""
+        """Reduce the oldest epochs to counts, up to the first one that is incomplete or the newest."""
         newest = max(self._epochs, default=0)
         while self._closed < newest and self.size is not None:
             record = self._epochs.get(self._closed)

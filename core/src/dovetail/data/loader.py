@@ -91,7 +91,7 @@ class PromptLoader:
     @property
     def epoch(self) -> float:
         """Passes over the data so far: 1.5 is half-way through the second."""
-        # not from the position: it runs ahead of the steps, and lags behind after a resume, which skips what the ledger knows
+        # Not computed from the position, which is ahead of the trained prompts, and after a resume behind until issued prompts are skipped.
         counts = self._ledger.counts()
         reached: int = counts["used"] + sum(counts["dropped"].values())
         return reached / len(self._prompts)
@@ -176,7 +176,7 @@ class PromptLoader:
         return attrs.evolve(self._prompts[row], index=name, epoch=epoch, attempt=attempt)
 
     def _next(self) -> Prompt:
-        """The first prompt from here on that the ledger has not seen in its epoch."""
+        """Return the next prompt that has not been issued in its epoch, and record it as issued."""
         left_out = 0
         while left_out < len(self._prompts):
             if self._position == len(self._prompts):
@@ -185,7 +185,7 @@ class PromptLoader:
             row, name = int(rows[self._position]), int(names[self._position])
             if not self._rows.mixture:
                 name = int(self._names[row])
-            # after an abandoned step, or in another order, the ledger knows more than the position says
+            # After an abandoned step or a changed order, prompts from this position on may have been issued already.
             if self._ledger.knows(self._epoch, name):
                 self._position += 1
                 continue
@@ -202,7 +202,7 @@ class PromptLoader:
         )
 
     def _read(self, row: int) -> Prompt | BadRow | None:
-        """The streamed row at the position; None where it is too long."""
+        """Return the prompt of a streamed row, and prepare the rows after it; None if the row is too long."""
         assert self._streamed is not None
         ahead = self._epoch, self._position // FOLLOW_EVERY
         if ahead != self._ahead:
@@ -212,7 +212,7 @@ class PromptLoader:
         return self._streamed.take(row)
 
     def _ordering(self, epoch: int) -> tuple[np.ndarray, np.ndarray, str]:
-        """int64 [size] rows, int64 [size] numbers within the epoch, and a digest of the rows."""
+        """Return an epoch's rows in order, int64 [size], their prompt numbers in the ledger, int64 [size], and a digest of the rows."""
         if self._order is None or self._order[0] != epoch:
             rows = np.ascontiguousarray(self._rows.rows(epoch), dtype="<i8")
             digest = hashlib.blake2b(rows.data, digest_size=8).hexdigest()
@@ -220,7 +220,7 @@ class PromptLoader:
         return self._order[1:]
 
     def _fingerprint(self) -> str:
-        """Digest of the prompts' rows, tokens and images, and of examples' answers, in order."""
+        """Return a digest of the prompts' rows, tokens and images, and of examples' answers, in order."""
         if self._digest is None:
             prompts = self._prompts
             self._digest = (

@@ -95,7 +95,7 @@ class Future(Generic[T]):
         try:
             return (self._wait(timeout),)
         except (TimeoutError, KeyboardInterrupt):
-            raise  # says nothing about the call itself
+            raise  # the call itself may still succeed
         except Exception as error:  # noqa: BLE001 - kept, and raised by every `result`
             return error
 

@@ -1,4 +1,4 @@
-"""Mesh: the ranks of a worker group on named axes. Axes are `axis`; tensor dimensions are `dim`."""
+"""Mesh: the ranks of a worker group on named axes. In names, `axis` is an axis of the mesh and `dim` a dimension of a tensor."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def take_peaks(device: str) -> dict[str, float]:
         "max_memory_allocated_bytes": float(torch.accelerator.max_memory_allocated(device)),
         "max_memory_reserved_bytes": float(torch.accelerator.max_memory_reserved(device)),
     }
-    # torch refuses to reset the figures of a device that this process has not used yet.
+    # torch can't reset the peaks of a device that this process has not used yet.
     if peaks["max_memory_reserved_bytes"]:
         torch.accelerator.reset_peak_memory_stats(device)
     return peaks
@@ -171,7 +171,7 @@ def recorder(tool: str, device: str) -> Recorder:
 
 @attrs.frozen(eq=False)
 class _Recording:
-    """What this process records now, for the worker that began it."""
+    """The running recording of this process, with the worker that started it."""
 
     owner: ProfiledWorker
     recorder: Recorder

@@ -1,4 +1,4 @@
-"""@register: which methods a worker group offers, and how each is dispatched. Declared once, on the interface."""
+"""@register: declares, on an interface, which methods a worker group offers and how each is dispatched."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ class AdapterPlan:
     dora: bool
     """Whether magnitudes are trained too (arXiv 2402.09353)."""
     layers: tuple[str, ...]
-    """Last parts of the names of the adapted layers; empty if the config leaves the layers to the engine, or the model can't be read
-    here."""
+    """Last parts of the names of the adapted layers; empty if the config leaves the layers to the engine, or this machine
+    can't read the model."""
     count: int
     """Number of adapted layers."""
     parameters: int | None

@@ -107,10 +107,10 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
 
 
 def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
-    """See that a role can take the actor's weights.
+    """Check that a role's model can follow the actor's weights.
 
     Raises:
-        PlanError: it is trained, ends in another head, or an engine lacks the capability or another adapter.
+        PlanError: the role is trained itself or has a value head, an engine lacks the capability, or the adapters differ.
     """
     config, key = facts.config, f"{facts.config.role_key(role)}.update"
     leave_out = f"remove {key}"
@@ -179,7 +179,7 @@ def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
 
 
 def _head(facts: PlanFacts, role: str, objective: ObjectiveSpec | None) -> Literal["lm", "value"]:
-    """What a role's model ends in. An actor that generates nothing may be a value model: one whose objective reads values."""
+    """Return the head of a role's model. An actor that generates nothing has a value head if its objective reads values."""
     if role in facts.config.roles:
         return facts.config.roles[role].head
     if role == "actor" and objective is not None and not facts.plugins["source"].cls.follows:
@@ -188,7 +188,7 @@ def _head(facts: PlanFacts, role: str, objective: ObjectiveSpec | None) -> Liter
 
 
 def _training(config: RunConfig, role: str) -> TrainingSection:
-    """The section of a role; for the reference the actor's, with what it has of its own."""
+    """Return the training section of a role; for a role without one, the actor's with this role's token budget and offload."""
     section = config.role_sections[role]
     if isinstance(section, TrainingSection):
         return section

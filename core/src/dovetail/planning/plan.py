@@ -84,7 +84,7 @@ class Plan:
             runtime: Any = make_plugin(self.refs["runtime"], PluginContext())
             return str(runtime.device()).partition(":")[0]
         except DovetailError:
-            return None  # why it can't run is for the runtime to say
+            return None  # the runtime reports the error when it starts
 
     def shape(self, model: ModelRole) -> ModelShape:
         """Return the shape of a role's model from the role's engine; for errors see `TrainEngine.shape`."""

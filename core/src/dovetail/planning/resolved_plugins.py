@@ -1,4 +1,4 @@
-"""The plugins that a config selects, resolved and imported: what the planner reasons about."""
+"""The plugins that a config selects, resolved and imported for the planner."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
 def _select(
     sections: Iterable[tuple[str, str, PluginSection | None]], chosen: dict[str, SelectedPlugin]
 ) -> None:
-    """Add what these sections select, and what that selects in turn."""
+    """Add the plugins that these sections select, and the plugins that those plugins select."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     waiting = deque(sections)
@@ -64,7 +64,7 @@ def _select(
         if selects is not None and kind not in (
             "source",
             "stage_set",
-        ):  # those are of other key paths
+        ):  # their plugins have other key paths
             waiting += [(f"{path}.{key}", *inner) for key, inner in selects(section).items()]
 
 

@@ -88,13 +88,13 @@ def list_stages(
 
 
 def _names_of_set(facts: PlanFacts) -> dict[str, str]:
-    """The stages of the set: name → as the set names it, which may be with the distribution that brings it."""
+    """Return the stages of the set: plain name → the name in the set, which may include a distribution (`name@distribution`)."""
     names = facts.plugins["algorithm.stage_set"].cls.stages
     return {name.partition("@")[0]: name for name in names}
 
 
 def _of_set(name: str) -> Candidate:
-    """A stage of the set, in its defaults."""
+    """Load a stage of the set with an empty section."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     section = PluginSection(name=name)
@@ -103,10 +103,10 @@ def _of_set(name: str) -> Candidate:
 
 
 def _candidates(facts: PlanFacts) -> list[Candidate]:
-    """Stages of the set, and those that the config names: after them, or in the place of the one of the same name.
+    """Return the stages of the set, then those that the config names; a stage of the same name takes its place in the set.
 
     Raises:
-        PlanError: the config names two stages of one name, or one of the set's.
+        PlanError: the config names two stages of one name, or a stage that the set has already.
     """
     candidates = {name: _of_set(whole) for name, whole in _names_of_set(facts).items()}
     for path, plugin in facts.plugins.items():
@@ -134,7 +134,7 @@ def _candidates(facts: PlanFacts) -> list[Candidate]:
 def _required_by_plugins(
     plugins: Mapping[str, SelectedPlugin], run_by_stages: Collection[str]
 ) -> dict[str, str]:
-    """Columns that plugins require which no stage runs, and which of them does."""
+    """Return the columns that plugins require, each with the plugin's title, except plugins that stages run."""
     required: dict[str, str] = {}
     for path, plugin in plugins.items():
         if plugin.ref.kind != "objective" and path not in run_by_stages:
@@ -146,7 +146,7 @@ def _required_by_plugins(
 def _installed_providers(
     facts: PlanFacts, required: Mapping[str, str], active: Sequence[Candidate]
 ) -> Iterator[Candidate]:
-    """Installed stages that alone declare a required column which nothing active provides, with the settings of their defaults."""
+    """Yield installed stages, with default settings, for required columns that nothing active provides and that only this stage declares."""
     there = source_columns(facts).union(*(stage.provides(facts) for stage in active))
     names = {stage.name for stage in active}
     for column in sorted(required.keys() - there - glossary().keys()):
@@ -158,7 +158,7 @@ def _installed_providers(
 
 
 def _with_defaults(name: str) -> SelectedPlugin:
-    """An installed stage that the config does not name, with the defaults of its Config."""
+    """Load an installed stage with the defaults of its Config."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     cls: Any = load_plugin_class(ref_for("stage", PluginSection(name=name)))
@@ -168,7 +168,7 @@ def _with_defaults(name: str) -> SelectedPlugin:
 
 
 def _declaring(column: str) -> list[PluginEntry]:
-    """Installed stages that declare a column."""
+    """Return the installed stages that declare a column."""
     return [
         entry
         for entry in default_index().entries("stage")
@@ -179,7 +179,7 @@ def _declaring(column: str) -> list[PluginEntry]:
 
 
 def _before_readers(provider: Candidate, candidates: Sequence[Candidate], facts: PlanFacts) -> int:
-    """The place before the first stage that requires a column of a provider which the config does not name."""
+    """Return the index of the first stage that requires a column of `provider`: the provider is inserted there."""
     columns = {column.name for column in provider.plugin.cls.columns}
     places = (
         place
@@ -190,10 +190,10 @@ def _before_readers(provider: Candidate, candidates: Sequence[Candidate], facts:
 
 
 def _checked(facts: PlanFacts, stages: Sequence[Candidate]) -> Iterator[PlannedStage]:
-    """Every stage with the versions that it reads.
+    """Yield every stage with the version of each column that it reads.
 
     Raises:
-        PlanError: the order is not sound.
+        PlanError: a column is missing or has two providers, two rewrites have no declared order, or a check writes a column.
     """
     columns = _Columns(facts, stages)
     for stage in stages:
@@ -215,7 +215,7 @@ def _checked(facts: PlanFacts, stages: Sequence[Candidate]) -> Iterator[PlannedS
 
 
 class _Columns:
-    """The columns of a step as its stages run, one after another."""
+    """The versions and providers of a step's columns, followed through the stages in order."""
 
     def __init__(self, facts: PlanFacts, stages: Sequence[Candidate]) -> None:
         self._facts, self._stages = facts, stages
@@ -229,17 +229,17 @@ class _Columns:
         self._rewriters: dict[str, list[Candidate]] = {}
 
     def read(self, column: str, reader: str, stage: Candidate | None) -> int:
-        """The version of a column now.
+        """Return a column's current version.
 
         Raises:
-            PlanError: it has not been written.
+            PlanError: no earlier stage has written the column.
         """
         if column not in self._versions:
             raise _no_provider(self._facts, column, reader, stage, self._stages, self._known)
         return self._versions[column]
 
     def provide(self, column: str, stage: Candidate) -> None:
-        """A stage writes a column for the first time."""
+        """Record that a stage writes a new column."""
         if column in self._providers:
             raise PlanError(
                 f"the column {column!r} has two providers: {self._providers[column]} and {whose(stage)}",
@@ -250,7 +250,7 @@ class _Columns:
         self._versions[column], self._providers[column] = 1, whose(stage)
 
     def rewrite(self, column: str, stage: Candidate) -> None:
-        """A stage writes a column anew."""
+        """Record that a stage rewrites a column."""
         self.read(column, f"{stage.title}, to rewrite it,", stage)
         for other in self._rewriters.setdefault(column, []):
             if phase_of(other) == phase_of(stage) and not ordered(other, stage):
@@ -347,7 +347,7 @@ def _no_provider(
 
 
 def _why_not(facts: PlanFacts, column: str, owner: str) -> tuple[str, str]:
-    """Why nothing provides a column that the glossary knows, and what to do about it."""
+    """Return why nothing provides a known column, and the fix."""
     source = facts.plugins["source"]
     lacks: tuple[str, str] | None = source.cls.lacks(source.config, facts, column)
     if lacks is not None:

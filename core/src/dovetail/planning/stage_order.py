@@ -1,4 +1,4 @@
-"""Stages that may be active, and their order: by phase, and within a phase as given, as far as `before` and `after` allow."""
+"""Candidate stages and their order: by phase, and within a phase as given, unless `before` and `after` demand another order."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Candidate:
         return roles
 
     def _names(self, method: str, facts: PlanFacts) -> Collection[str]:
-        """A collection of names that a class method returns.
+        """Return the names that a class method of the stage returns.
 
         Raises:
-            PlanError: it returns something else.
+            PlanError: the method returns anything but a collection of names.
         """
         found = self._answer(method, facts)
         if (

@@ -1,4 +1,4 @@
-"""A run: built from its plan, its steps, its checkpoints.
+"""A run: its construction from the plan, its steps and its checkpoints.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,4 +1,4 @@
-"""ActorWeights: the version of the actor's weights that was sent last, and how far the actor has moved since."""
+"""ActorWeights: the version of the actor's weights that was sent last, and the number of the actor's steps since."""
 
 from __future__ import annotations
 

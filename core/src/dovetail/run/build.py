@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its config: the one place where plugins are made."""
+"""Construction of a run's parts and plugins from its config."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def build(
         logger=logger,
     )
     _examine(plan, data, reward, logger)
-    # Before anything heavy starts: a tracker whose library is missing is found now.
+    # Trackers are made before anything heavy starts, so that a missing library is reported at once.
     trackers = _made(plan.refs, context, "tracking[")
     with ExitStack() as started:
         if config.trainer.deterministic:
@@ -86,7 +86,7 @@ def build(
             generates=parts.source.follows,
             beside=parts.groups,
         )
-        started.callback(parts.source.close)  # before what the loader and the observers hold
+        started.callback(parts.source.close)  # closes before the loader and the observers
         parts.source.open(
             site_of(
                 record,
@@ -104,7 +104,7 @@ def build(
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Parts:
-    """What a run is made of, started."""
+    """The started parts of a run."""
 
     config: RunConfig
     plan: Plan
@@ -126,7 +126,7 @@ class _Parts:
 def _examine(
     plan: Plan, data: SourceData, reward: Callable[..., Any] | None, logger: Logger
 ) -> None:
-    """Raise what the source and the stages find wrong with the data, and log what may be wrong."""
+    """Raise the first error that the source or a stage finds in the data, and log their warnings."""
     source = plan.facts.plugins["source"]
     of_source = source.cls.examine(source.config, plan.facts, data, reward)
     of_stages = (each for _, found in plan.examined(data) for each in found)
@@ -146,7 +146,7 @@ def _start(
     reward: Callable[..., Any] | None,
     started: ExitStack,
 ) -> _Parts:
-    """Make and start the plugins of a run, each after what it needs."""
+    """Make and start the plugins of a run, each after those that it needs."""
     runtime: Any = make_plugin(plan.refs["runtime"], context)
     started.callback(runtime.close)
     runtime.start()
@@ -185,7 +185,7 @@ def _start(
 
 
 def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunRecord:
-    """The run's record, whose checkpoints keep the state of all of its parts."""
+    """Make the run's record, whose checkpoints contain the state of every part."""
     config, plan = parts.config, parts.plan
     checkpoints = RunCheckpoints(
         CheckpointStore(
@@ -226,7 +226,7 @@ def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunReco
 def _run(
     parts: _Parts, record: RunRecord, offload_manager: OffloadManager, started: ExitStack
 ) -> TrainingRun:
-    """The run of these parts."""
+    """Assemble the run from its parts."""
     constant = ConstantColumns(parts.plan, parts.stages, record.directory.path / "constant_columns")
     learner = Learner(
         record,
@@ -300,7 +300,7 @@ def _started_roles(
     source: ExperienceSource,
     reward: Callable[..., Any] | None,
 ) -> dict[str, Any]:
-    """Worker groups by role, started beside what the source launches."""
+    """Start the training workers together with the source's processes; return the worker groups by role."""
     directory = context.run_directory
     assert directory is not None
 
@@ -331,13 +331,13 @@ def _stages(plan: Plan, context: PluginContext, started: ExitStack) -> list[Stag
 
 
 def _observers(trackers: Mapping[str, Any], logger: Logger, started: ExitStack) -> Observers:
-    """The observers of a run, its trackers among them, started."""
+    """Return the run's observers, including its trackers, which are started."""
     observers = Observers(logger)
     for tracker in trackers.values():
         name = observers.add(tracker, f"{tracker.name} (tracker)")
         started.callback(observers.guarded(name, "close", tracker.close))
         observers.guarded(name, "start", tracker.start)()
-    # The latest is called first: the console's last words come after the report, which they name.
+    # pluggy calls the observer that was added last first: the report is written before the console tracker prints its path.
     observers.load()
     return observers
 
@@ -347,7 +347,7 @@ def _sampler(plan: Plan, context: PluginContext) -> Any:
 
 
 def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
-    """The plugins on the controller that core's stages run, by key path."""
+    """Make the plugins that core's stages run on the controller, by key path."""
     paths = ["algorithm.advantage"]
     if plan.has_stage("rollout_correction"):
         paths.append("algorithm.rollout_correction")
@@ -356,7 +356,7 @@ def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
 
 
 def _made(refs: Mapping[str, PluginRef], context: PluginContext, prefix: str) -> dict[str, Plugin]:
-    """The plugins of a list in the config, by key path, in its order."""
+    """Make the plugins of a list in the config, by key path, in the list's order."""
     return {p: make_plugin(ref, context) for p, ref in refs.items() if p.startswith(prefix)}
 
 
@@ -375,7 +375,7 @@ def _worker_group(
             training=model.training,
             total_steps=plan.total_updates(model.role),
         ),
-        # The weights of the other roles go nowhere.
+        # Only the actor's weights are sent to the rollout.
         transport=plan.refs.get("rollout.weight_transport") if model.role == "actor" else None,
     )
     return runtime.worker_group(spec, model.mesh)

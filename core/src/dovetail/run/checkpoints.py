@@ -110,7 +110,7 @@ class RunCheckpoints:
             directory = unfinished.enter_context(
                 self.store.saving(state.step, self._expected_bytes, mark)
             )
-            # First, since it may refuse a state: weights take long to write.
+            # Plugins' states come first: one may be refused, and writing the weights takes long.
             plugins = write_states(directory, self._plugins)
             document = {
                 "schema": STATE_SCHEMA,
@@ -213,6 +213,6 @@ def with_streaming_of(checkpoint: Path | None, config: RunConfig) -> RunConfig:
         return config
     try:
         streamed = json.loads((checkpoint / "state.json").read_text())["loader"]["streamed"]
-    except (OSError, ValueError, LookupError):  # `restore` says what is wrong with it
+    except (OSError, ValueError, LookupError):  # `restore` reports it
         return config
     return attrs.evolve(config, data=attrs.evolve(config.data, streaming=streamed))

@@ -17,7 +17,7 @@ from dovetail.planning.plan import Plan
 from dovetail.planning.stage_list import PlannedStage
 
 _OF_TOKENS = ("prompt_ids", "response_ids", "response_mask")
-"""What an example's key is made of."""
+"""Columns from which an example's key is computed."""
 _KEY_BYTES = 16
 
 
@@ -87,7 +87,7 @@ class ConstantColumns:
         from safetensors import SafetensorError
 
         path = self._path(stage)
-        # What can't be read is computed anew.
+        # If the file can't be read, its columns are computed again.
         with suppress(SafetensorError, OSError, LookupError, ValueError):
             self._read(stage, path)
         missing = [batch for batch in batches if self.complete(stage, batch) is None]
@@ -143,7 +143,7 @@ class ConstantColumns:
 
 
 def _keys(batch: Batch) -> list[bytes]:
-    """A hash of each sample's tokens and images."""
+    """Return a hash of each sample's tokens and images."""
     columns: Mapping[str, Any] = {name: list(batch[name]) for name in _OF_TOKENS}
     media = batch["media"] if "media" in batch else [[]] * len(batch)
     keys = []
@@ -159,7 +159,7 @@ def _keys(batch: Batch) -> list[bytes]:
 
 
 def _files(directory: Path) -> list[str]:
-    """Name, size and time of each file; nothing of a model that does not lie in a directory."""
+    """Return name, size and modification time of each file in a model's directory; empty if the path is no directory."""
     if not directory.is_dir():
         return []
     found = [(file.name, file.stat()) for file in sorted(directory.iterdir()) if file.is_file()]

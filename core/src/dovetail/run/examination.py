@@ -132,10 +132,10 @@ def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Findin
 
 
 def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
-    """What this environment lacks of what the chosen plugins need, and what installs it; each plugin once.
+    """Yield, once for each chosen plugin, the requirements that this environment lacks, and the command that installs them.
 
-    Plugins of roles that run elsewhere (`apart`) are judged there: in environments of their own by the rule
-    `environment_unfit`, joined ones by what their servers answer.
+    Plugins of roles in other environments (`apart`) are skipped: the rule `environment_unfit` checks these environments, and
+    running servers that a run joins report on themselves.
     """
     seen: set[tuple[str, str]] = set()
     for path, ref in plan.refs.items():
@@ -152,7 +152,7 @@ def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
 
 
 class _Examiner:
-    """Goes through a config part by part, and keeps what each part had to say."""
+    """Examination of a config part by part, which collects the problems of every part."""
 
     def __init__(self, loaded: LoadedConfig, reward: Callable[..., Any] | None = None) -> None:
         self.loaded, self.reward = loaded, reward
@@ -207,7 +207,7 @@ class _Examiner:
             data = self._try("data", lambda: load_data(attrs.evolve(config, data=section)))
         if data is None:
             if section.training_files and section.val_files:
-                # Nobody has read the held-out files, where it was the training files that were at fault.
+                # If the training files failed, the held-out files have not been read: read them in their place.
                 swapped = attrs.evolve(
                     section,
                     train_files=section.val_files,
@@ -223,7 +223,7 @@ class _Examiner:
         return data
 
     def _examine(self, data: SourceData | None) -> None:
-        """What the source finds of what its data is used with."""
+        """Collect the problems that the source finds in the reward for this data."""
 
         def examine() -> None:
             facts = source_facts(self.config)
@@ -242,7 +242,7 @@ class _Examiner:
                 self.notes.append(each)
 
     def _plan(self, data: SourceData | None) -> Plan | None:
-        """The plan; where its counts do not fit the data, one without data, for the rules to judge."""
+        """Return the plan; if its counts do not fit the data, a plan without data, so that the rules can still judge it."""
         plan = None
         if data is not None:
             plan = self._try("plan", lambda: plan_from_data(self.config, data))
@@ -269,7 +269,7 @@ class _Examiner:
             self._fault("weights", error)
 
     def _try(self, what: str, do: Callable[[], T]) -> T | None:
-        """What it returns; None where it fails, and the fault is kept."""
+        """Return the result of `do`; None if `do` fails, with the fault collected."""
         try:
             return do()
         except DovetailError as error:

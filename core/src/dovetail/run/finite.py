@@ -58,22 +58,22 @@ HINTS: Mapping[str, str] = {
     "advantages": _ESTIMATOR,
     "returns": _ESTIMATOR,
 }
-"""Columns of core that are checked, causes before effects, and what to do about each."""
+"""Core's columns that are checked, causes before effects, each with a hint."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Found:
-    """Where one column is not finite."""
+    """The non-finite values of one column."""
 
     column: str
     samples_M: Int64[np.ndarray, "M"]
-    """int64 [M]: rows of the batch."""
+    """int64 [M]: rows of the batch with such values."""
     bad: Ragged | None
-    """Bool [T], where its values are not finite and count; None of a sample-level column."""
+    """Bool [T]: whether a value is non-finite and unmasked; None for a sample-level column."""
 
     def places(self, batch: Batch, row: int) -> tuple[list[int], list[Any]]:
-        """Token positions (none in a sample-level column) and values of a row, the first `PLACES`; a value is the text of a
-        number, or a list of these.
+        """Return the token positions and the values, as texts, of a row's first `PLACES` non-finite values; a sample-level column
+        has no positions.
         """
         values = batch[self.column]
         if self.bad is None:
@@ -149,7 +149,7 @@ def bad_weights(
     for path, role in by_path.items():
         key = "model.path" if path == config.model.path else f"{role.key}.path"
         found = None
-        with suppress(Exception):  # what is wrong with the files is said elsewhere
+        with suppress(Exception):  # other checks report unreadable files
             engine = cast("type[TrainEngine]", load_plugin_class(role.engine))
             found = engine.bad_weight(attrs.evolve(config.model, path=path), seconds)
         if found is not None:
@@ -174,14 +174,14 @@ def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan, logger:
 
 
 def _find(batch: Batch, column: str) -> _Found | None:
-    """Where a column is not finite and that counts; what does not lie along response tokens counts everywhere."""
+    """Return a column's non-finite values, if any. Masked values are ignored in columns along the response tokens."""
     values = batch[column]
     if isinstance(values, list) or values.dtype.kind != "f":
         return None
     if not isinstance(values, Ragged):
         finite_N = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
         return _Found(column=column, samples_M=np.flatnonzero(~finite_N), bad=None)
-    if values.finite():  # which workers know of their own results, so that nothing is fetched
+    if values.finite():  # known from the worker that made the column: fetches nothing
         return None
     bad_T = ~values.finite_T()
     mask = batch.columns.get("response_mask")
@@ -192,7 +192,7 @@ def _find(batch: Batch, column: str) -> _Found | None:
 
 
 def _text(value: Any) -> Any:
-    """The text of a number, and a list of these of an array: JSON has no NaN."""
+    """Return a number as text, and an array as lists of texts, because JSON has no NaN."""
     return str(value) if np.ndim(value) == 0 else [_text(part) for part in value]
 
 
@@ -214,7 +214,7 @@ def _rows(batch: Batch, found: _Found) -> list[dict[str, Any]]:
 def _write(
     directory: RunDirectory, step: StepContext, ids: list[str], rows: list[dict[str, Any]]
 ) -> Path:
-    """`faults/step_N.json`: all names, and the first samples with prompt, response and what is wrong in them."""
+    """Write `faults/step_N.json`: all sample ids, and the first samples with prompt, response and faults."""
     (directory.path / "faults").mkdir(exist_ok=True)
     samples: Iterable[Sample] = step.collected.samples if step.collected else ()
     texts = {sample.sample_id: sample for sample in samples}

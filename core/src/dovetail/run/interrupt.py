@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request to stop: generation ends, or the running stage completes; a second Ctrl-C does not wait.
+"""Ctrl-C, SIGTERM and SIGHUP as a request to stop: generation ends, or the running stage completes; a second Ctrl-C stops at once.
 
-A second SIGTERM changes nothing: schedulers send another at the end of their grace period.
+A second SIGTERM has no effect: schedulers send another one at the end of their grace period.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ class StopSwitch:
                 raise KeyboardInterrupt(f"{name} again: stopping at once, nothing saved since")
             return
         self.request(name)
-        # A handler may interrupt a print: write straight to the terminal.
-        with suppress(OSError):  # after SIGHUP there is none
+        # The handler may interrupt a print, which is not reentrant: write to the file descriptor.
+        with suppress(OSError):  # after SIGHUP the terminal is gone
             os.write(2, b"\nstopping, and saving; Ctrl-C now stops at once\n")

@@ -51,7 +51,7 @@ class Learner:
         self._constant = constant
         self._weights, self._source = weights, source
         self._left_out: dict[tuple[int, int, int], str] = {}
-        """Prompts of the current step of which a stage left every sample out, and the stage."""
+        """Prompt of the current step → the stage that left out all of the prompt's samples."""
         self._stages = list(zip(record.plan.stages, stages, strict=True))
         plugins = [plugin.cls for plugin in record.plan.facts.plugins.values()]
         self._columns = glossary(c for cls in (*plugins, *map(type, stages)) for c in cls.columns)
@@ -90,20 +90,20 @@ class Learner:
         record.stop.check()
 
     def _run_stages(self, batch: Batch, step: StepContext) -> tuple[Batch, set[str]]:
-        """The batch after all stages, and the names of the metrics that were there before the first update."""
+        """Return the batch after all stages, and the names of the metrics that were logged before the first update."""
         plan = self._record.plan
         unread = plan.facts.plugins["source"].cls.on_request - plan.on_request
         before_updates: set[str] = set()
         self._left_out = {}
         for planned, stage in self._stages:
             if planned.phase not in ("score", "check"):
-                batch = batch.drop(unread)  # what was asked for to be checked, and nothing requires
+                batch = batch.drop(unread)  # columns collected for checks only
             title = partial(title_of, "stage", stage)
             own = not planned.of_set
             if called(title, stage.skips, batch, step):
                 self._check_skipped(planned, stage)
                 continue
-            lock = own and not planned.roles  # engines make tensors of what they get
+            lock = own and not planned.roles  # torch warns of tensors from read-only arrays
             result: Any = self._constant.complete(planned.name, batch)
             if result is None:
                 with self._around(planned, step), _locked(batch) if lock else nullcontext():
@@ -140,13 +140,13 @@ class Learner:
         try:
             with self._offload_manager.present(*planned.roles), record.phase(planned.name):
                 if updates:
-                    _memory(planned, step)  # so that peaks are the update's own
+                    _memory(planned, step)  # resets the peaks
                     record.weights_dirty = True
                 yield
                 if updates:
                     step.metrics |= _memory(planned, step)
         except NumericsError as error:
-            # An engine takes no optimizer step with such numbers: before a step's first one, no weight has changed.
+            # An engine takes no optimizer step with non-finite numbers: weights have changed only if an earlier update succeeded.
             record.weights_dirty = any(step.updates.values())
             updates = tuple(role for role in updates if step.updates.get(role))
             if not error.sample_ids:
@@ -175,7 +175,7 @@ class Learner:
             )
 
     def _readers(self, planned: PlannedStage) -> Iterator[tuple[str, str]]:
-        """Later stages that require a column of this one, and the column."""
+        """Yield the later stages that require a column of this stage, each with the column."""
         after = False
         for other, _ in self._stages:
             if after:
@@ -186,10 +186,10 @@ class Learner:
     def _check_columns(
         self, planned: PlannedStage, stage: Stage, before: Batch, after: object, step: StepContext
     ) -> None:
-        """Check that a stage changed what it declares and nothing else; dtypes and shapes in the first step.
+        """Check that a stage changed only the columns that it declares; in the first step, check also dtypes and shapes.
 
         Raises:
-            PluginBrokenError: it did not; names the stage.
+            PluginBrokenError: a check failed; the error names the stage.
         """
         if not isinstance(after, Batch):
             raise _broken(
@@ -246,7 +246,7 @@ def run_stage(stage: Stage, batch: Batch, step: StepContext) -> Any:
 
 
 def _memory(planned: PlannedStage, step: StepContext) -> dict[str, float]:
-    """What the processes of a stage's roles have of memory, of each figure the largest rank's; peaks are measured anew."""
+    """Return the memory figures of a stage's roles, each the largest over the ranks, and reset the peaks."""
     found: dict[str, float] = {}
     for role in planned.roles:
         for rank in step.roles[role].memory().result():
@@ -257,7 +257,7 @@ def _memory(planned: PlannedStage, step: StepContext) -> dict[str, float]:
 
 @contextmanager
 def _locked(batch: Batch) -> Iterator[None]:
-    """The arrays of a batch refuse to be written to, as far as they are here: other batches share them."""
+    """Make the arrays of a batch in this process read-only within the block, because other batches share them."""
     arrays = [
         array
         for column in batch.columns.values()

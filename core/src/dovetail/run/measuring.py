@@ -1,4 +1,4 @@
-"""Measuring: the loss of each role on rows without training, and the columns that training does not change."""
+"""Measuring: the loss of each role on rows, without an update, and the columns that training does not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.run.record import RunRecord
 from dovetail.workers.offload import OffloadManager
 
 _MAKES_COLUMNS = ("score", "transform", "estimate")
-"""Phases of stages without side effects: a check may stop the run, an update moves weights."""
+"""Phases of stages that only write columns; a check may stop the run, and an update changes weights."""
 
 
 class Measuring:
@@ -101,7 +101,7 @@ class Measuring:
         return run_stage(stage, batch, step)
 
     def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
-        """One objective's metrics: an engine's forward pass gives the outputs, the stage set computes the objective."""
+        """Return an objective's metrics: the engine's forward pass computes the outputs, the stage set the objective."""
         with self._offload_manager.present(role):
             outputs: Batch = self._groups[role].forward(batch, frozenset(spec.outputs)).result()
         stage_set = self._record.plan.facts.plugins["algorithm.stage_set"].cls

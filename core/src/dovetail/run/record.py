@@ -160,7 +160,7 @@ class RunRecord:
                 name_bad_weight(error, self.config, self.plan, self.logger)
             if isinstance(error, Exception):
                 self._save_what_is_whole()
-            # The command prints the error; the log keeps it with its traceback.
+            # Level info, as the command prints the error itself; the log keeps the traceback.
             self.logger.info("run failed", error=repr(error), exc_info=error)
             self.hooks.failure(step=self.state.step, error=error)
             raise
@@ -175,8 +175,8 @@ class RunRecord:
         self.metrics = context.metrics
         self.timers.reset()
         bind_process(step=context.number)
-        # Named by the step: a resumed run's rewards and plugins draw what those of an undisturbed one do. No model computes
-        # now, so that no engine's own state is in force (`RandomState.in_force`).
+        # The seed depends on the step, so that rewards and plugins of a resumed run draw the same numbers as in an uninterrupted
+        # run. No model computes at this point, so that no engine's own random state is in use (`RandomState.in_force`).
         seed_torch(self.config.seed, "step", context.number)
         self.hooks.step_started(step=context.number)
         with self._profile.step(context.number):
@@ -220,7 +220,7 @@ class RunRecord:
             if mark is not None:
                 store.mark_best(step, mark.value, mark.metric)
             if (keep := self.config.trainer.keep_checkpoints) is not None:
-                store.retire(keep)  # a kill may have come before that
+                store.retire(keep)  # a kill may have prevented it
             return
         self.hooks.phase_started(step=step, phase="checkpoint")
         with self._full_disk_reported(step):
@@ -232,7 +232,7 @@ class RunRecord:
         self.state = attrs.evolve(self.state, validated=True)
         self.hooks.metrics_logged(step=self.state.step, metrics=metrics)
         if self._best is not None:
-            self.finish_save()  # which may be of the best one so far
+            self.finish_save()  # the save in progress may mark the best so far
             mark = self._best.improved(metrics)
             if mark is not None:
                 self.save(mark)
@@ -264,12 +264,12 @@ class RunRecord:
                 "time/checkpoint": seconds,
                 "time/checkpoint_blocking": saving.blocking_seconds,
             }
-            # Trackers take steps in order: those since the save have been logged.
+            # Logged at the current step: trackers need steps in order, and later steps than the save's have been logged.
             self.hooks.metrics_logged(step=self.state.step, metrics=metrics)
 
     @contextmanager
     def _full_disk_reported(self, step: int) -> Iterator[None]:
-        """Go on training where the disk has no room for a checkpoint before the last one, and did not lack it too often in a row."""
+        """Continue after a full disk, unless the checkpoint is the run's last or `trainer.max_failed_saves` failed in a row."""
         try:
             yield
         except DiskFullError as error:
@@ -309,13 +309,13 @@ class RunRecord:
         self.logger.info("model exported", path=str(self.directory.final))
 
     def _restarts(self) -> dict[str, int]:
-        """How often a supervisor has started the run again, and the steps that were done twice; nothing where it has not."""
+        """Return the numbers of restarts by a supervisor and of repeated steps; empty without restarts."""
         rows = read_rows(self.directory.restarts)
         repeated = sum(int(row.get("repeated", 0)) for row in rows)
         return {"restarts": len(rows), "steps_repeated": repeated} if rows else {}
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
-        """The best checkpoint, for the summary; a mark that can't be read must not hide how the run ended."""
+        """Return the best checkpoint for the summary; None also if its mark can't be read, as the summary must still be written."""
         try:
             best = self.checkpoints.store.best()
         except CheckpointError:
@@ -339,7 +339,7 @@ class RunRecord:
         bound_logs(self.directory.path, self.config.trainer.max_log_bytes)
 
     def _save_what_is_whole(self) -> None:
-        """After a failure: the finished steps, unless an update broke off."""
+        """Save the finished steps after a failure, unless the failure interrupted an update."""
         with self._failure_reported():
             self.finish_save()
         if self.state.step and not self.weights_dirty:
@@ -349,7 +349,7 @@ class RunRecord:
 
     @contextmanager
     def _failure_reported(self) -> Iterator[None]:
-        """Report a fault of saving, where the run's own error, or a later save, is what counts."""
+        """Log a failure to save instead of raising it, if the run's own error matters more or a later save follows."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the run's own error must be the one that is seen

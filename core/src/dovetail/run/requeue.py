@@ -19,7 +19,7 @@ from dovetail.run.second_place import SecondPlace
 from dovetail.telemetry.run_directory import RunDirectory
 
 _ANOTHER_RUN = ("seed", "model", "data", "ref", "roles", "algorithm", "reward")
-"""Sections that make it another run where one of their keys changes."""
+"""Sections in which a changed key makes the run another run."""
 _OBJECTIVES = ("actor.objective", "critic.objective")
 _HOW_TO_RESUME = "trainer.resume"
 
@@ -163,7 +163,7 @@ def _makes_another(key: str) -> bool:
 
 
 def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every value of a config by its key path; a list is one value."""
+    """Yield every value of a config with its key path; a list is one value."""
     if isinstance(value, Mapping) and (value or not path):
         for key, child in value.items():
             yield from _leaves(child, f"{path}.{key}" if path else str(key))

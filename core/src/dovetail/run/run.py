@@ -50,7 +50,7 @@ Say = Callable[[str], None]
 
 
 def _silent(_line: str) -> None:
-    """Where no one reads it."""
+    """Discard a line."""
 
 
 def train(
@@ -135,7 +135,7 @@ def _begin(
         except BaseException:
             if run is not None:
                 run.close()
-            # Nothing has run yet: a directory left behind would only stand in the way of the next try.
+            # Nothing has run yet, and a claimed directory would make the next attempt fail.
             close_logging()
             shutil.rmtree(directory.path, ignore_errors=True)
             raise
@@ -182,7 +182,7 @@ def _continue(
     stop: StopSwitch | None,
     say: Say,
 ) -> dict[str, Any]:
-    """Train on from a checkpoint, or from the beginning, in a directory that this process holds."""
+    """Continue a run, in a directory that this process holds, from a checkpoint or from the beginning."""
     with ExitStack() as ending:
         ending.callback(close_logging)
         data = load_data(with_streaming_of(checkpoint, loaded.config))
@@ -201,13 +201,13 @@ def _continue(
                 say(f"{directory.path}: {run.restore(checkpoint)}")
                 run.record.state = with_earlier_seconds(run.record.state, directory)
             if directory.summary.exists():
-                # Where this process is killed, the run is not taken for completed.
+                # If this process is killed, the earlier summary must not say that the run completed.
                 earlier = {"steps": run.position.step, **summary_of(directory)}
                 directory.write_json(
                     "summary.json", {**earlier, "status": "running", "model": None}
                 )
                 _set_aside(directory.final, earlier["steps"], logger)
-            # From the beginning, what a validation before the first step logged is forgotten too.
+            # −1 also removes what a validation before the first step logged.
             directory.rewind(-1 if checkpoint is None else run.position.step)
             for change in changes_of(directory, loaded).values():
                 logger.info("setting changed", step=run.position.step, detail=change)
@@ -235,7 +235,7 @@ def _check_steps_are_left(source: Path, plan: Plan) -> None:
 
 
 def _set_aside(final: Path, step: int | None, logger: Logger) -> None:
-    """Keep the model of an earlier end under a name that says its step: `final/` is the model of the run's end."""
+    """Rename the final model of an earlier end after its step, so that `final/` is free for the continued run's."""
     if final.exists():
         kept = final.with_name(f"{final.name}_step_{step}")
         if kept.is_dir():
@@ -279,7 +279,7 @@ def lock_of(config: RunConfig, plan: Plan, data: SourceData | None) -> dict[str,
 
 
 def _used(plan: Plan) -> list[PluginRef]:
-    """The plugins that take part in the run: none of a role without a model, or of a policy loss that no role minimises."""
+    """Return the plugins that the run uses, without those of roles that have no model and an unused advantage or policy loss."""
     there = {model.role for model in plan.models}
     without = [f"{role}." for role in plan.facts.config.role_sections if role not in there]
     without += [] if plan.has_stage("advantage") else ["algorithm.advantage"]
@@ -304,7 +304,7 @@ def _run(run: TrainingRun, say: Say) -> dict[str, Any]:
 
 
 def _wind_up(run: TrainingRun) -> None:
-    """Write the summary, and tell observers of the end; a fault must not hide how the run ended."""
+    """Write the summary and notify observers; a failed write must not hide how the run ended."""
     record = run.record
     summary = record.summary()
     try:

@@ -15,9 +15,9 @@ from dovetail.hooks import hookimpl
 from dovetail.interfaces.plugin import Logger
 
 _BESIDE = ("config.yaml", "plugins.lock.json", "metrics.jsonl")
-"""Files of the run directory that a run is continued with."""
+"""Files of the run directory that are needed, besides a checkpoint, to continue a run."""
 _END_SECONDS = 1800.0
-"""How long the end of a run waits for the copy of its last checkpoint."""
+"""Seconds that the end of a run waits for the copy of its last checkpoint."""
 
 
 class SecondPlace:
@@ -51,7 +51,7 @@ class SecondPlace:
             if checkpoint.name not in there:
                 self._put(checkpoint, run)
         for name in there - {path.name for path in kept}:
-            # Without its manifest it is not a checkpoint, wherever this ends.
+            # The manifest is removed first: without it, a partly removed copy does not count as a checkpoint.
             self._files.rm_file(f"{self._root}/{name}/{MANIFEST}")
             self._files.rm(f"{self._root}/{name}", recursive=True)
 
@@ -97,7 +97,7 @@ class SecondPlace:
             file: f"{target}/{file.relative_to(checkpoint).as_posix()}" for file in walk(checkpoint)
         }
         files |= {run / name: f"{self._root}/{name}" for name in _BESIDE if (run / name).exists()}
-        # The manifest is the last: with it the copy is complete.
+        # The manifest is copied last: its presence marks a complete copy.
         for file in sorted(files, key=lambda file: file == manifest):
             self._files.makedirs(files[file].rpartition("/")[0], exist_ok=True)
             self._files.put_file(str(file), files[file])
@@ -154,7 +154,7 @@ class CheckpointCopies:
     def _work(self) -> None:
         while True:
             self._wanted.wait()
-            self._wanted.clear()  # before it is asked: the run may end in between
+            self._wanted.clear()  # before `_ending` is read: a later request sets it again
             ending = self._ending
             self._try()
             if ending:
@@ -165,7 +165,7 @@ class CheckpointCopies:
             try:
                 self._place.update(self._store, self._store.directory.parent)
             except Exception as error:  # noqa: BLE001 - whatever a file system raises, training goes on
-                # Retention may remove a checkpoint while it is copied: the second try knows what is kept.
+                # Retention may have removed a checkpoint during its copy; the second try lists the kept checkpoints again.
                 if number == 2:
                     self._logger.warning(
                         "checkpoints could not be copied; tried again after the next save",

@@ -105,7 +105,7 @@ def publishing(source: ExperienceSource, weights: ActorWeights, logger: Logger) 
 
 
 def _called(source: ExperienceSource, method: Callable[..., Any], *arguments: object) -> Any:
-    """What the method returns; an error names the source."""
+    """Call a method of the source, and name the source in its errors."""
     title = partial(title_of, "source", source)
     try:
         return called(title, method, *arguments)

@@ -54,9 +54,9 @@ def start_roles(
     """
     if not starts_at_once(plan):
         return train(), generate()
-    # Two threads that import the same packages for the first time can see halves of them.
+    # Imported before the threads start: two threads that import the same packages at once can see partly initialised modules.
     for module in plan.placement.source.imports:
-        with suppress(Exception):  # the engine's own start says what is missing or broken
+        with suppress(Exception):  # the engine's own start reports the error
             importlib.import_module(module)
     turn = nullcontext(enter_result=True) if _apart(plan) else loading_turn(run_directory)
     with ThreadPoolExecutor(1, thread_name_prefix="start-rollout") as thread:
@@ -76,7 +76,7 @@ def start_roles(
 
 @contextmanager
 def _telling_of(replicas: Future[Any], logger: Logger) -> Iterator[None]:
-    """Say at once why an error or a Ctrl-C takes a while to have its effect."""
+    """Log an error or a Ctrl-C at once, if it takes effect only after the rollout's start."""
     try:
         yield
     except BaseException as error:
@@ -86,6 +86,6 @@ def _telling_of(replicas: Future[Any], logger: Logger) -> Iterator[None]:
 
 
 def _apart(plan: Plan) -> bool:
-    """Whether the rollout's pool holds no training model."""
+    """Return whether the rollout's pool holds no training model."""
     home: Pool = plan.placement.pool(_ROLLOUT)
     return not plan.placement.in_process and set(home.roles) == {_ROLLOUT}

@@ -72,7 +72,7 @@ class TrainingRun(Run):
 
     @property
     def _collected(self) -> bool:
-        """Whether the step that is under way has its samples."""
+        """Whether the running step has its samples."""
         return self._current is not None and self._current.collected is not None
 
     @property
@@ -87,26 +87,26 @@ class TrainingRun(Run):
 
     @property
     def _limit(self) -> int:
-        """Prompts that may be outstanding."""
+        """Maximum of `_outstanding`, in prompts."""
         steps = self._over_sampling or self._max_staleness + 1
         return round(steps * self.record.config.data.train_batch_size)
 
     @property
     def _due(self) -> int:
-        """The last step that may train on samples of the weights that the rollout holds; nothing is left after the run's last."""
+        """The last step that may train on samples from the rollout's current weights, at most the run's last step."""
         learned = self.record.state.step + bool(self._current and self._current.counted)
         last = learned - self.weights.steps + self._max_staleness + 1
         return min(last, self.record.total_steps)
 
     @property
     def _left(self) -> int:
-        """Prompts that the steps that are left need, besides those that are admitted."""
+        """Number of prompts that the remaining steps need beyond those already admitted (requested from the source)."""
         steps = self.record.total_steps - self.record.state.step - self._collected
         return steps * self.record.config.data.train_batch_size - self.source.outstanding
 
     @property
     def _outstanding(self) -> int:
-        """Prompts that are admitted, or in a step that no publication of weights has followed."""
+        """Number of prompts that are admitted, or in a step after which no weights have been published."""
         learning = self._collected and not (self._current and self._current.counted)
         batch = self.record.config.data.train_batch_size
         return self.source.outstanding + (self.weights.steps + learning) * batch
@@ -243,7 +243,7 @@ class TrainingRun(Run):
             self.measuring.keep_constant(self.source.fixed())
             self.trainer.run(self)
             if not self.position.finished:
-                self.record.stop.check()  # where the trainer caught StopRequested
+                self.record.stop.check()  # raises again if the trainer caught StopRequested
             if not before.finished and self.position.step == before.step:
                 raise self._broken(
                     f"returned at step {before.step} of {before.total_steps} without finishing one",
@@ -281,7 +281,7 @@ class TrainingRun(Run):
         return StepAsk(step=number, due=self._due, groups=groups, columns=columns)
 
     def _not_learned(self, number: int) -> None:
-        self.record.stop.check()  # where the trainer caught StopRequested
+        self.record.stop.check()  # raises again if the trainer caught StopRequested
         raise self._broken(
             f"ended step {number} without `run.learn(step)`", "call it inside the step"
         )
@@ -294,7 +294,7 @@ class TrainingRun(Run):
             )
 
     def _check_published(self, does: str) -> None:
-        """A resumed run's rollout has the weights of `model.path` until the actor's are published."""
+        """Check that the rollout has recent weights of the actor; before the first publication it has those of `model.path`."""
         stale = self.weights.steps > self._max_staleness
         if not (self.source.follows and self.weights.stale) or (self._published and not stale):
             return
@@ -307,7 +307,7 @@ class TrainingRun(Run):
         )
 
     def _check_between_steps(self, method: str) -> None:
-        """In a step, the weights may be its own while `position` is that of the step before."""
+        """Check that no step is running: within a step, the weights may be newer than `position` says."""
         if self._current is not None:
             raise self._broken(
                 f"calls `run.{method}()` inside step {self._current.number}",

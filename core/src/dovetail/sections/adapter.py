@@ -1,4 +1,4 @@
-"""PlannedAdapter: an adapter as the config describes it, before a model is loaded. Nothing here imports torch."""
+"""PlannedAdapter: an adapter as the config describes it, before a model is loaded. This module does not import torch."""
 
 from __future__ import annotations
 

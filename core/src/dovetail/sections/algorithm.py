@@ -1,4 +1,4 @@
-"""The `algorithm` section: the parts of the algorithm, each a plugin or a number. Nothing here imports torch."""
+"""The `algorithm` section: the parts of the algorithm, each a plugin or a number. This module does not import torch."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations

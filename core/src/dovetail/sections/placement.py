@@ -1,4 +1,4 @@
-"""Placement of roles: pools of ranks, and the base of every runtime's config. Nothing here imports a runtime."""
+"""Placement of roles: pools of ranks, and the base of every runtime's config. This module does not import a runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout's section of a config, which the config of every rollout engine extends. Nothing here imports torch."""
+"""The rollout's section of a config, which the config of every rollout engine extends. This module does not import torch."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sections of a config: frozen attrs classes, each field with the docstring that `--help` and `config explain` show.
 
-Plugins extend the base of their kind. Nothing here imports torch.
+Plugins extend the base of their kind. This module does not import torch.
 """
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
@@ -45,7 +45,7 @@ class ModelSection:
     """Compute dtype of forward passes and generation; master weights are float32. float16 would need loss scaling: small
     gradients vanish in it."""
     tokenizer_path: str | None = None
-    """Tokenizer directory or hub id; the by default the model's own."""
+    """Tokenizer directory or hub id; by default the model's own."""
     chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
     """A Jinja chat template, or the path of a file that holds one; replaces the tokenizer's own."""
     trust_remote_code: bool = False
@@ -288,7 +288,7 @@ class PreflightSection:
 
 
 _OWN_SECTIONS = ("actor", "ref", "critic")
-"""Roles whose sections are fields of the config."""
+"""Roles whose sections are top-level fields of the config; other roles are in `roles`."""
 _METRICS_OF_RUNS = ("data", "perf", "reward", "rollout", "time", "val")
 """Prefixes of metrics that are not a role's; a role's metrics begin with its name."""
 

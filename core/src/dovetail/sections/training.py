@@ -1,4 +1,4 @@
-"""The sections on training: optimizer and engine of the policy, the critic, the reference and further models. Nothing here imports torch."""
+"""The sections on training: optimizer and engine of the policy, the critic, the reference and further models. This module does not import torch."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class OptimSection(PluginSection):
 
 
 def _override_config() -> Any:
-    """The field of a role's overrides of its model's config."""
+    """Return the field of a role's overrides of its model's config."""
     return attrs.field(default=None, validator=attrs.validators.optional(JSON_VALUES))
 
 
 def _optim(lr: float = 1e-6) -> Any:
-    """The field of a role's optimizer: AdamW, by default with this learning rate."""
+    """Return the field of a role's optimizer, by default AdamW with this learning rate."""
     return plugin_field("optimizer", "adamw", factory=lambda: OptimSection(name="adamw", lr=lr))
 
 

@@ -10,7 +10,7 @@ _CONTROLS = [
     # Embeddings, overrides and isolates of writing direction.
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
-    # Halves of surrogate pairs, which UTF-8 can't hold.
+    # Surrogates, which UTF-8 can't encode.
     *range(0xD800, 0xE000),
 ]
 _ESCAPES = {code: rf"\x{code:02x}" if code < 0x100 else rf"\u{code:04x}" for code in _CONTROLS}

@@ -1,4 +1,4 @@
-"""JSON lines on disk, readable even if a killed run tore the last line; and the tracker `jsonl`."""
+"""JSON lines on disk, readable even if a killed run left the last line incomplete; and the tracker `jsonl`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dovetail.interfaces.tracker import Tracker
 
 _LOGGER = logging.getLogger("dovetail.telemetry")
 _ESCAPED = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029, *range(0xD800, 0xE000))}
-"""Ends of lines that JSON allows in text, and halves of surrogate pairs, which UTF-8 can't hold."""
+"""Escapes of line breaks that JSON allows in strings, and of surrogates, which UTF-8 can't encode."""
 _LEVELS = 100
-"""Containers in containers that are written; Python's own limit would end in an error."""
+"""Maximum nesting of containers that is written, below Python's recursion limit."""
 _BITS = 10_000
 """Maximum bits of an integer that is written as a number: Python neither prints nor parses longer ones in decimal."""
 
@@ -66,7 +66,7 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _cut_torn_line(file: Any) -> None:
-    """Truncate an open file behind its last newline."""
+    """Truncate an open file after its last newline."""
     end = file.seek(0, os.SEEK_END)
     keep = end
     while keep:

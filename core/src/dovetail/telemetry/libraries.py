@@ -8,7 +8,7 @@ _DROPPED = {
     "torchao": ("Failed to load ", ".so"),
     "torch.utils._pytree": ("register_constant() on Enum subclasses is deprecated",),
 }
-"""Logger → texts of the messages that it drops."""
+"""Logger name → texts; messages that contain all of them are dropped."""
 
 
 def drop_import_messages() -> None:

@@ -22,9 +22,9 @@ LOGGER = "dovetail"
 """Name of the standard logger that is the parent of all of Dovetail's loggers."""
 
 _CONTEXT: dict[str, Any] = {}
-"""What every event of this process carries. Not contextvars: threads that libraries start would not have them."""
+"""Fields of every event of this process; not contextvars, which threads that libraries start would lack."""
 _UNDO = ExitStack()
-"""Takes back the set-up in force."""
+"""Callbacks that undo the current set-up of logging."""
 
 
 def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.BoundLogger:
@@ -97,7 +97,7 @@ def bound_logs(directory: Path, most: int) -> None:
     Processes append to their files (`O_APPEND`), so that they continue at the new end. Lines written during the move are lost.
     """
     for file in (directory / "logs").glob("*") if most else ():
-        with suppress(OSError):  # which another process may remove meanwhile
+        with suppress(OSError):  # another process may have removed the file
             size = file.stat().st_size
             if size <= most or file.suffix == ".1" or not file.is_file():
                 continue
@@ -109,7 +109,7 @@ def bound_logs(directory: Path, most: int) -> None:
 
 def json_handler(path: Path) -> logging.Handler:
     """Return a handler that appends every record, structlog's or a library's, to a file of JSON lines."""
-    append_rows(path, [])  # makes it, or cuts off the line that a killed process left unfinished
+    append_rows(path, [])  # creates the file, or cuts off a killed process's unfinished line
     handler = _EventFile(path, encoding="utf-8")
     handler.setFormatter(json_formatter())
     return handler
@@ -126,7 +126,7 @@ def json_formatter() -> logging.Formatter:
 
 
 def _formatter(*processors: Any) -> logging.Formatter:
-    """A formatter with these processors at the end, the last of which renders the event."""
+    """Return a formatter that ends with these processors; the last one renders the event."""
     return structlog.stdlib.ProcessorFormatter(
         processors=[
             structlog.stdlib.add_log_level,
@@ -140,14 +140,14 @@ def _formatter(*processors: Any) -> logging.Formatter:
 
 
 def _complete(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Add what is bound to the process, and trim the message: Python's warnings end with a newline."""
-    # structlog merges contextvars in an order that differs from process to process.
+    """Add the fields of the process, and strip the message, because Python's warnings end with a newline."""
+    # Role and rank get a fixed place: structlog's order of contextvars differs between processes.
     worker = {name: event[name] for name in ("role", "rank") if name in event}
     return {**_CONTEXT, **worker, **event, "event": str(event.get("event", "")).strip()}
 
 
 class _EventFile(logging.FileHandler):
-    """Appends records to a file. Where that fails, as on a full disk, it says so once: a run does not end for its log."""
+    """File handler that reports only its first failure, such as a full disk, on stderr: a failing log must not end a run."""
 
     _failed = False
 
@@ -168,7 +168,7 @@ class _EventFile(logging.FileHandler):
 
 
 class _ConsoleHandler(logging.StreamHandler[Any]):
-    """Writes warnings and errors as words to what is stderr at that moment: a live display replaces it to stay whole."""
+    """Handler that writes warnings and errors to the current `sys.stderr`, which a live display replaces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class _ConsoleHandler(logging.StreamHandler[Any]):
 
 
 def _name_error(exc_info: ExcInfo) -> str:
-    """`Type: message`; the traceback is in the file."""
+    """Render an exception as `Type: message`; the file has the traceback."""
     return f"{exc_info[0].__name__}: {exc_info[1]}"
 
 
@@ -201,5 +201,5 @@ def _words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 def _is_for_users(warning: logging.LogRecord) -> bool:
-    """False for what Python says of the code of libraries while it compiles it: a user of a run can't change that."""
+    """Return False for a SyntaxWarning, which concerns a library's code that a user of a run can't change."""
     return "SyntaxWarning: " not in warning.getMessage()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeGuard
 
 _SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
-"""Figures that are shares of the samples, or of the prompts, whatever the scores are: they are written in percent."""
+"""Pattern of metrics that are shares of the samples or prompts, and are written in percent."""
 GIB = 2**30
 """Bytes in a GiB."""
 
@@ -45,7 +45,7 @@ def write_figure(value: float, style: str = "number") -> str:
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if style == "percent":
-        # Rewards need not lie in [0, 1]; outside it a percentage would mislead.
+        # Rewards need not lie in [0, 1]; a percentage of another value would mislead.
         return f"{100 * value:.1f}%" if 0 <= value <= 1 else f"{value:.3g}"
     if style == "length":
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -92,7 +92,7 @@ class RunDirectory:
         if not above.is_dir():
             raise _not_made(path, f"{above} is a file")
         try:
-            # Only a try tells: /proc, to which root may write, takes no folder.
+            # Only an attempt shows it: root may write to /proc, but can't create a folder there.
             with TemporaryDirectory(prefix=".dovetail-", dir=above):
                 pass
         except OSError as error:
@@ -200,7 +200,7 @@ class RunDirectory:
         status = "running"
         with suppress(RunDirectoryError, LookupError, TypeError):
             status = str(self.read_json("summary.json")["status"])
-        # What says that it is running and is not held, was killed.
+        # A run whose summary says `running`, but whose directory no process holds, was killed.
         return "running" if self.under_way else "killed" if status == "running" else status
 
     @property
@@ -326,13 +326,13 @@ class RunDirectory:
 
 
 def _claim() -> dict[str, Any]:
-    """Who claims a directory, and when."""
+    """Return the marker's content: the process that claims a directory, and the time."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"schema": 1, "started": started, "host": socket.gethostname(), "process": os.getpid()}
 
 
 def _read_claim(path: Path) -> dict[str, Any]:
-    """What the marker of a directory holds; empty where it is torn."""
+    """Return the content of a directory's marker; empty if the marker is incomplete."""
     rows = read_rows(path / MARKER)
     return rows[0] if rows else {}
 
@@ -363,7 +363,7 @@ def _already_taken(path: Path) -> RunDirectoryError:
 
 
 def _describe(path: Path) -> str:
-    """What a run directory holds, in a phrase."""
+    """Return a phrase on a run directory's content: its start, logged steps and last checkpoint."""
     claim = _read_claim(path)
     started = f"started {claim['started']}" if "started" in claim else "started"
     found = (step_of(row) for row in read_rows(path / "metrics.jsonl"))
@@ -391,7 +391,7 @@ def _holds_foreign_files(path: Path, names: list[str]) -> RunDirectoryError:
 
 
 def _runs_nearby(path: Path) -> str:
-    """A hint that names the run directories below a path or beside it."""
+    """Return a hint that names the run directories below a path or beside it."""
     for folder in (path, path.parent):
         if folder.is_dir():
             runs = sorted(marker.parent for marker in folder.glob(f"*/{MARKER}"))

@@ -1,4 +1,4 @@
-"""Text on a terminal: control characters that models and reward functions write are shown, not executed."""
+"""Text on a terminal: control characters from models and reward functions are shown, not executed."""
 
 from __future__ import annotations
 

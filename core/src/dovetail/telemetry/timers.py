@@ -32,7 +32,7 @@ class Timers:
             yield
         finally:
             self._depth[phase] -= 1
-            # A phase inside itself is timed by its outermost block alone.
+            # Of a phase that is nested in itself, only the outermost block is timed.
             if self._depth[phase] == 0:
                 elapsed = self._clock() - start
                 self._seconds[phase] = self._seconds.get(phase, 0.0) + elapsed

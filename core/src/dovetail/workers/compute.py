@@ -1,9 +1,9 @@
 """Release of CPU cores between threads of one process that do tensor work.
 
-OpenMP keeps a team of threads for every thread that ever ran a parallel loop. GNU's runtime, which torch's CPU builds use, sends idle team
-members to sleep at once as soon as all teams together have more threads than the machine has cores, and small operations then take several
-times as long. So a thread that has computed dissolves its team (`omp_pause_resource_all`, OpenMP 5.0): the next parallel loop makes a new
-one within a fraction of a millisecond.
+OpenMP keeps a team of threads for every thread that ever ran a parallel loop. GNU's runtime, which torch's CPU builds use, puts idle threads
+to sleep at once if all teams together have more threads than the machine has cores. Small operations then take several times as long. So a
+thread that has computed ends its team (`omp_pause_resource_all`, OpenMP 5.0); the next parallel loop makes a new team within a fraction of
+a millisecond.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def turn() -> Iterator[None]:
     try:
         yield
     finally:
-        # Before torch is loaded there is no team, and the runtime that it brings can't be found yet.
+        # Before torch is loaded there is no team, and torch's OpenMP library can't be found.
         if "torch" in sys.modules and (pause := _pause()) is not None:
             pause(_SOFT_PAUSE)
 
 
 @cache
 def _pause() -> Callable[[int], int] | None:
-    """`omp_pause_resource_all` of GNU's OpenMP, where this process has loaded it; None elsewhere."""
+    """Return `omp_pause_resource_all` of GNU's OpenMP; None if this process has not loaded that library."""
     if not _MAPS.exists():
         return None
     libraries = sorted(

@@ -15,7 +15,7 @@ def deterministic_kernels() -> Iterator[None]:
     """
     import torch
 
-    # cuBLAS reads it when its first handle is made (docs.nvidia.com/cuda/cublas, reproducibility).
+    # cuBLAS reads this variable when its first handle is made (docs.nvidia.com/cuda/cublas, reproducibility).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)

@@ -76,7 +76,7 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
-        """Run `run_on_worker` on every rank that has a call: results in rank order, None where there is none."""
+        """Run `run_on_worker` on every rank that has a call; results are in rank order, None for a rank without a call."""
 
     @abstractmethod
     def close(self) -> None:
@@ -164,6 +164,6 @@ class WorkerGroup(ABC):
             worker_traceback=failure.traceback,
         )
         if failure.error.__traceback__ is None:
-            # It comes from another process, where its traceback stayed behind.
+            # The error comes from another process; pickling dropped its traceback.
             error.add_note(failure.traceback)
         raise error from failure.error

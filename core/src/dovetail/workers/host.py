@@ -72,7 +72,7 @@ class WorkerHost:
                 f"{spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
                 f"{type(plugin).__qualname__} is no {interface.__name__}"
             )
-        # Registered first: what a failing start has taken is released as well.
+        # Registered before `start`, so that a failed start is cleaned up, too.
         self._started.callback(plugin.close)
         with turn(), bound_contextvars(role=spec.role, rank=rank):
             plugin.start()
@@ -108,7 +108,7 @@ class WorkerHost:
         self._started.pop_all().close()
 
     def _transport(self, ref: PluginRef, context: PluginContext) -> Any:
-        """One transport a process and reference: both ends of an in-process one must be the same."""
+        """Return the transport of a reference, one for each process: both ends of an in-process transport must be the same object."""
         from dovetail.plugins.load import make_plugin
 
         with self._making:

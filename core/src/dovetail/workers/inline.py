@@ -1,4 +1,4 @@
-"""The inline runtime: groups of one worker in this process. No Ray, friendly to debuggers."""
+"""The inline runtime: groups of one worker in this process, without Ray and easy to debug."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class InlineGroup(WorkerGroup):
         return Future.completed(results)
 
     def close(self) -> None:
-        with ExitStack() as stack:  # every worker is closed, even where one fails
+        with ExitStack() as stack:  # every worker is closed, even if one fails
             for worker in self.workers:
                 stack.callback(worker.close)
 
@@ -147,14 +147,14 @@ class InlineRuntime(Runtime):
         return replica
 
     def _host(self) -> WorkerHost:
-        with self._making:  # training models and rollout may ask for it at the same time
+        with self._making:  # training models and rollout may start at the same time
             if self._held is None:
                 self._held = WorkerHost(self.device())
             return self._held
 
 
 def _computes_here(spec: WorkerSpec) -> bool:
-    """Whether the engine's model is in this process, where models load one after another."""
+    """Return whether the engine's model is in this process, in which models are loaded one after another."""
     return bool(getattr(spec.plugin.config, "in_process", True))
 
 

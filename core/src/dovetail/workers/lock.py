@@ -23,7 +23,7 @@ def plugins_here(run_directory: Path) -> dict[str, Any] | None:
 
     if not (run_directory / lock.FILE_NAME).exists():
         return None
-    # Plugins that are gone the run no longer uses, or the controller would not be here.
+    # Missing plugins are ignored: one that the run uses would have stopped the controller.
     found, _ = lock.now_for({**lock.read_lock(run_directory), "environments": {}})
     return found
 
@@ -54,7 +54,7 @@ def check_plugins(expected: Mapping[str, Any], *, where: str) -> None:
 
 
 def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """What differs, in words; the same for all plugins of one distribution."""
+    """Yield a text for each difference; the plugins of one distribution give equal texts."""
     here = {(item["kind"], item["name"], item.get("path")): item for item in found["plugins"]}
     for was in expected["plugins"]:
         now = here[was["kind"], was["name"], was.get("path")]

@@ -99,7 +99,7 @@ class LoopThread:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, which comes with serving engines and hands messages on faster; the standard one where it is missing."""
+    """Return uvloop's event loop, which is faster and comes with serving engines; without uvloop, the standard one."""
     try:
         import uvloop
     except ImportError:

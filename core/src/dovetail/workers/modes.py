@@ -137,7 +137,7 @@ class Nd(DispatchMode):
 
 @lru_cache(maxsize=256)
 def _parts_of(mesh: Mesh, split: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the part that each rank works on, the last of the split axes fastest, and for each part the rank that holds its result."""
+    """Return each rank's part, numbered with the last split axis fastest, and for each part the rank that holds its result."""
     part_of_rank, rank_of_part = [], {}
     for rank in range(mesh.size):
         where, part = mesh.coordinates(rank), 0
@@ -215,7 +215,7 @@ def divide(batch: Batch, parts: int, unit: str) -> Division:
 
 @lru_cache(maxsize=8)
 def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tuple[np.ndarray, ...]:
-    """The partition, remembered: the passes of a step divide the same batch in turn. Read-only, as it is shared."""
+    """Return the partition, cached because every pass of a step divides the same batch, and read-only because callers share it."""
     divided = balanced_partition(
         np.frombuffer(tokens_N, np.int64), parts, np.frombuffer(units_N, units_dtype)
     )
@@ -255,7 +255,7 @@ def masked_copy(batch: Batch) -> Batch:
 
 
 def _zeros(column: Ragged) -> Ragged:
-    """The same rows filled with zeros; the column's own values may lie elsewhere and are not read."""
+    """Return the rows filled with zeros, without reading the column's values, which may be in another process."""
     return column.with_values(np.zeros((column.total, *column.inner), column.dtype))
 
 
@@ -266,7 +266,7 @@ def _lightest(units_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:
 
 
 def _collected(results: list[Any], division: Division) -> Any:
-    """One result from those of the parts that are not empty."""
+    """Combine the results of the nonempty parts into one."""
     kinds = {_kind(result) for result in results}
     if len(kinds) > 1:
         found = ", ".join(f"part {k}: {_kind(result)}" for k, result in enumerate(results))

@@ -1,6 +1,6 @@
 """The processes of a pool: their environment, torch's process group, and sums over the ranks that share a batch.
 
-torch is imported when something is called.
+torch is imported at the first call.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def join_processes(
     kind = torch.device(device).type
     backend = "gloo"
     if kind != "cpu":
-        # The group is not bound to the device (`device_id`): with a bound one, ranks outside a new group of gloo take
-        # part in a split of the accelerators' communicator that ranks inside it never make.
+        # The group is not bound to a device (`device_id`): when a gloo subgroup of a bound group is created, the ranks outside
+        # the subgroup split the accelerators' communicator, and the ranks inside do not.
         torch.accelerator.set_device_index(torch.device(device).index or 0)
         backend = f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
     limit = timedelta(seconds=timeout)

@@ -18,10 +18,10 @@ from dovetail_rollout_hf.rows import Row
 from dovetail_rollout_hf.tickets import Ticket
 
 _ADMIT_SHARE = 4
-"""New rows enter a running batch when at least a quarter of its rows is free."""
+"""Waiting samples enter a running batch when at least 1 / 4 of the maximum rows is free, or enough for all of the samples."""
 
 Group = tuple[RolloutRequest, list[Row]]
-"""A request, and the rows of its samples that start now."""
+"""A request, and the rows (samples) of it that start now."""
 
 
 class Admission:
@@ -95,7 +95,7 @@ class Admission:
         return [self._prefill(chunk) for chunk in self._chunks(groups)]
 
     def _chunks(self, groups: list[Group]) -> list[list[Group]]:
-        """Groups of like length together, each chunk within the prefill budget."""
+        """Divide groups into chunks of similar prompt length, each within the prefill budget."""
         ordered = sorted(groups, key=lambda group: -len(group[0].prompt_ids))
         chunks: list[list[Group]] = []
         for group in ordered:

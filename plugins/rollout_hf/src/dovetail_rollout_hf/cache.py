@@ -55,8 +55,8 @@ class KvCache:
     keys: list[Tensor] = attrs.field(factory=list)
     values: list[Tensor] = attrs.field(factory=list)
     _spare: list[Tensor] = attrs.field(factory=list)
-    """Memory of earlier tensors, for the next ones. Accelerators' allocators keep it by themselves;
-    the C library gives it back, and the system clears every page anew."""
+    """Memory of earlier tensors, to be reused on CPUs: the C library would return it to the system, which then clears
+    every page again. Accelerators' allocators reuse memory themselves."""
 
     def rebuild(
         self,
@@ -106,7 +106,7 @@ class KvCache:
         return freed
 
     def _take(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """An uninitialised tensor, in spare memory where that is large enough."""
+        """Return an uninitialised tensor, in spare memory if that is large enough."""
         size = math.prod(shape)
         while self._spare:
             flat = self._spare.pop()
@@ -129,7 +129,7 @@ def _fill(
     end: int,
     sources: Sequence[tuple[Tensor, Tensor]],
 ) -> None:
-    """Copy kept rows and prompts to where they end at column `end`."""
+    """Copy the kept rows and the prompts into `new`, so that they end at column `end`."""
     kept = len(kept_N)
     if kept and old is not None:
         begin = end - (span[1] - span[0])
@@ -139,7 +139,7 @@ def _fill(
     for source, prompts_M in sources:
         begin, stop = end - source.shape[2], row + len(prompts_M)
         new[row:stop, :, begin:end] = source.index_select(0, prompts_M)
-        # Padding is read with weight 0: it must be finite, so uninitialised memory will not do.
+        # Attention reads padding with weight 0; uninitialised memory could hold NaN, and 0 · NaN is NaN.
         new[row:stop, :, :begin].zero_()
         row = stop
 

@@ -17,7 +17,7 @@ from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.fused_decoder import FusedDecoder, why_not_fused
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest difference of logits that proves a decoder, relative to one plus the largest logit."""
+"""Largest difference of logits with which a decoder passes the test, relative to 1 plus the largest logit."""
 
 
 def choose_decoder(
@@ -58,7 +58,7 @@ def choose_decoder(
 
 
 def _complaint(decoder: Decoder, model: object) -> str | None:
-    """What is wrong with a decoder; None where it is proven."""
+    """Return what is wrong with a decoder; None if it passes the test."""
     try:
         excess = prove(decoder, model)
     except (

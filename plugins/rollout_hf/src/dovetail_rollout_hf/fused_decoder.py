@@ -39,7 +39,7 @@ def why_not_fused(model: Any) -> str | None:
 
 
 class _Layer:
-    """One block's weights: views of fused tensors, so that loading the model's weights loads these."""
+    """One block's fused weights. The model's own weights become views of them, so that loading the model fills the fused weights."""
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
@@ -78,7 +78,7 @@ class FusedDecoder(Decoder):
     def prefill(
         self, ids_PL: Tensor, pad_P: Tensor | None, pictures: RowImages | None = None
     ) -> Prefill:
-        # Of the architectures that it knows, none takes images.
+        # No architecture of this decoder takes images.
         P, L = ids_PL.shape
         self._rotary_until(L)
         columns_L = torch.arange(L, device=self._device)
@@ -90,7 +90,7 @@ class FusedDecoder(Decoder):
             cos = self._cos_CD[positions_PL].unsqueeze(2)
             sin = self._sin_CD[positions_PL].unsqueeze(2)
             seen_PLL = (columns_L <= columns_L[:, None]) & (columns_L >= pad_P[:, None, None])
-            # Padding attends to itself: a row of nothing would be undefined.
+            # Padding attends to itself: softmax over no keys would be NaN.
             seen_PLL |= torch.eye(L, dtype=torch.bool, device=self._device)
             mask_P1LL = seen_PLL[:, None]
         hidden_TE = functional.embedding(ids_PL, self._model.model.embed_tokens.weight)
@@ -156,7 +156,7 @@ class FusedDecoder(Decoder):
         return self._logits(hidden_NE)
 
     def _project(self, layer: _Layer, hidden_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [T, (A + H) * D], normalised where the model does, and values [T, H * D]."""
+        """Return queries and keys [T, (A + H) * D], normalised if the model does so, and values [T, H * D]."""
         normed_TE = self._norm(hidden_TE, layer.attention_norm)
         qkv = functional.linear(normed_TE, layer.qkv_weight, layer.qkv_bias)
         split = (self._A + self._H) * self._D
@@ -169,7 +169,7 @@ class FusedDecoder(Decoder):
         return qk, v_TE
 
     def _finish(self, layer: _Layer, hidden_TE: Tensor, mixed_TE: Tensor) -> Tensor:
-        """The rest of a block: output projection and MLP, each added to the residual stream."""
+        """Compute the rest of a block: add output projection and MLP to the residual stream."""
         hidden_TE = _add_linear(hidden_TE, mixed_TE, layer.output)
         normed_TE = self._norm(hidden_TE, layer.mlp_norm)
         gate_up = functional.linear(normed_TE, layer.gate_up_weight, layer.gate_up_bias)
@@ -185,7 +185,7 @@ class FusedDecoder(Decoder):
         return functional.rms_norm(x, (x.shape[-1],), norm.weight, self._eps)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding of [..., heads, D]; the table's signs turn a roll into a rotation by half."""
+        """Apply rotary positions to [..., heads, D]; the signs in the sine table make a roll the usual `rotate_half`."""
         return torch.addcmul(x * cos, torch.roll(x, self._D // 2, -1), sin)
 
     def _rotary_until(self, columns: int) -> None:
@@ -217,6 +217,6 @@ def _fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def _add_linear(residual_TE: Tensor, x: Tensor, linear: nn.Linear) -> Tensor:
-    """The residual plus the layer's output, in one kernel and in place."""
+    """Add the layer's output to the residual, in one kernel and in place."""
     residual_TE.addmm_(x, linear.weight.t())
     return residual_TE if linear.bias is None else residual_TE.add_(linear.bias)

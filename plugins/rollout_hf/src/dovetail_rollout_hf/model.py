@@ -30,14 +30,14 @@ def load_model(section: ModelSection, device: str) -> Any:
         )
     except ConfigError:
         raise
-    except Exception as error:  # transformers raises what the files lead it to
+    except Exception as error:  # transformers raises errors of any class
         raise ModelError(
             f"the model {section.path!r} can't be loaded: {error}",
             hint="set model.path to a directory with config.json and safetensors, or to a hub id",
         ) from error
     model = model.to(device).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
-        # Whatever generates with such weights would look broken itself.
+        # With such weights, generation itself would seem to be broken.
         if not bool(parameter.isfinite().all()):
             raise ModelError(
                 f"the model {section.path!r} can't be used: its weight {name} has values that are NaN or infinite",

@@ -41,8 +41,8 @@ def log_exponential(low_N1: Tensor, high_N1: Tensor, vocabulary_V: Tensor) -> Te
     Returns:
         float32 [N, V], in [−22.2, 2.9], finite.
     """
-    # Multipliers and shifts of a 32-bit finaliser with low bias (Wellons, hash-prospector), the
-    # second half of the seed entering between its rounds.
+    # Multipliers and shifts of a 32-bit finaliser with low bias (Wellons, hash-prospector); the
+    # second half of the seed enters between the rounds.
     x = vocabulary_V + low_N1
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
@@ -52,7 +52,7 @@ def log_exponential(low_N1: Tensor, high_N1: Tensor, vocabulary_V: Tensor) -> Te
     x ^= (x >> 16) & 0xFFFF
     x >>= 1
     x &= 0x7FFFFFFF
-    # Small uniforms keep all their bits in float32, and they make the largest Gumbel values.
+    # float32 is most precise for small uniforms, which here make the largest Gumbel values.
     uniform = x.to(torch.float32).add_(0.5).mul_(-(2.0**-31)).clamp_(min=-1 + 2.0**-24)
     return uniform.log1p_().neg_().log_()
 
@@ -64,7 +64,7 @@ def vocabulary_counters(size: int, device: torch.device) -> Tensor:
 
 
 def _mix64(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64, shifts made logical by masks."""
+    """Apply SplitMix64's finaliser to int64, with masks that make shifts logical."""
     x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
     x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - (1 << 64))
     return x ^ _shift(x, 31)

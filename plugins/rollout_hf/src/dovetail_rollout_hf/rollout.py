@@ -91,7 +91,7 @@ class HfRollout(BaseRollout):
             max_prefill_tokens=self.config.max_prefill_tokens,
         )
         if context.transport is not None:
-            # From here on an update that is sent waits for this replica too.
+            # From here on, weight updates also wait for this replica.
             self._receiver = context.transport.receiver()
 
     @property
@@ -130,7 +130,7 @@ class HfRollout(BaseRollout):
                 received += 1
                 yield item
         finally:
-            # Whoever stops listening early frees the rows.
+            # If the caller stops early, the samples that still run are aborted.
             if received < request.n and not failed:
                 scheduler.call(lambda: scheduler.abort([request.request_id]))
 
@@ -164,7 +164,7 @@ class HfRollout(BaseRollout):
                 hint="wake them first",
             )
         refuse_misfits(self._model, manifest)
-        # Nothing of a torn update reaches the model: all of it is here before the first copy.
+        # The whole update is received before the first copy, so that a broken update changes nothing.
         with turn():
             staged = received_whole(self._receiver, manifest)
 
@@ -237,11 +237,11 @@ class HfRollout(BaseRollout):
         return self._scheduler
 
     def _ready_for_images(self, request: RolloutRequest) -> None:
-        """Have what turns images into inputs before the first of them reaches the model.
+        """Make the decoder's image processing before the first image.
 
         Raises:
             ModelError: the model takes no images.
-            RequestRefusedError: the prompt has images, and no token that stands for one.
+            RequestRefusedError: the prompt has images, but no token that stands for an image.
         """
         if not request.media:
             return
@@ -256,7 +256,7 @@ class HfRollout(BaseRollout):
             )
 
     def _refuse(self, request: RolloutRequest) -> None:
-        """Refuse what can't be generated, in words, before it reaches the model."""
+        """Raise an error for a request that can't be generated, before the request reaches the model."""
         sampling, ids_P = request.sampling, request.prompt_ids
         what = f"request {request.request_id!r} can't be generated"
         if self._asleep:
@@ -282,5 +282,5 @@ class HfRollout(BaseRollout):
 
 
 def _allocated(device: torch.device) -> int:
-    """Bytes of live tensors on an accelerator."""
+    """Return the bytes of live tensors on an accelerator."""
     return int(torch.get_device_module(device).memory_allocated(device))

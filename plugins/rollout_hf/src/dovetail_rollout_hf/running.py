@@ -20,7 +20,7 @@ from dovetail_rollout_hf.rows import Finished, Row
 from dovetail_rollout_hf.sampler import TokenSampler
 
 _WORTH_COMPACTING = 0.75
-"""Finished rows leave the batch when at most this share of its rows still runs."""
+"""Finished rows are removed when at most this share of the batch's rows still runs."""
 
 
 class RunningBatch:
@@ -39,7 +39,7 @@ class RunningBatch:
         self._max_prefill_tokens = max_prefill_tokens
         self._counts = counts
         self.version = 0
-        """The weight version in force."""
+        """The current weight version."""
         self._cache = KvCache()
         self.clear()
 
@@ -113,7 +113,7 @@ class RunningBatch:
         self._rebuild(moves, new_rows, logits)
 
     def _compact(self) -> None:
-        """Let finished rows go."""
+        """Remove finished rows."""
         if self._active:
             self._rebuild([], [], None)
         else:
@@ -122,7 +122,7 @@ class RunningBatch:
     def _rebuild(
         self, arrivals: list[Arrival], new_rows: list[Row], logits: list[Tensor] | None
     ) -> None:
-        """Keep the running rows, add new ones, and move all of them as far left as they go."""
+        """Keep the running rows, add new ones, and move all to the first columns that fit."""
         kept = [index for index, row in enumerate(self._rows) if not row.done]
         kept_rows = [self._rows[index] for index in kept]
         kept_N = torch.tensor(kept, device=self._device) if kept else empty_index(self._device)
@@ -153,7 +153,7 @@ class RunningBatch:
     def _move_columns(
         self, kept_N: Tensor, begin: int, shift: int, capacity: int, new: int
     ) -> None:
-        """Move ids, seeds and log-probabilities along with the cache, seeds of later columns too."""
+        """Move ids, seeds and log-probabilities like the cache, including the seeds of columns still to come."""
         for name, old in self._columns.items():
             fresh = old.new_zeros((len(kept_N) + new, capacity))
             width = min(old.shape[1], capacity - shift) - begin
@@ -175,7 +175,7 @@ class RunningBatch:
             self._columns[name][first:, end : end + count] = seeds_MT
 
     def _prepare(self) -> None:
-        """Work out all that stays the same until rows next enter or leave."""
+        """Compute everything that stays constant until rows next enter or leave."""
         sampling = [row.request.sampling for row in self._rows]
         self._sampler = TokenSampler(sampling, self._device)
         wanted = {
@@ -223,10 +223,10 @@ class RunningBatch:
         return completions
 
     def _ended(self, tokens_N: Tensor, column: int) -> list[tuple[int, FinishReason]]:
-        """Rows whose token in this column was their last."""
+        """Return the rows whose last token is in this column, each with the reason."""
         ended = []
         if self._watching:
-            # The one wait for the device in a step; without stop rules there is none.
+            # A step waits for the device only here, and only if there are stop rules.
             for index, token in enumerate(tokens_N.tolist()):
                 row = self._rows[index]
                 if row.done or not row.stop.watches:
@@ -262,7 +262,7 @@ class RunningBatch:
         return completions
 
     def _finish(self, ended: Sequence[tuple[int, FinishReason]], stop: int) -> list[Finished]:
-        """Completions of these rows, whose tokens end before column `stop`."""
+        """Return the completions of these rows, whose tokens end before column `stop`."""
         if not ended:
             return []
         rows_M = torch.tensor([index for index, _ in ended], device=self._device)

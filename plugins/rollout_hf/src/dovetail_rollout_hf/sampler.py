@@ -82,7 +82,7 @@ class TokenSampler:
 
 
 class _Restriction:
-    """Top-k and top-p of the rows that have them."""
+    """Top-k and top-p of the restricted rows."""
 
     def __init__(
         self, rows: Sequence[SamplingParams], index: list[int], device: torch.device
@@ -97,7 +97,7 @@ class _Restriction:
         self._top_p_R1 = _column([rows[i].top_p for i in index], torch.float32, device)
 
     def apply(self, scores_NV: Tensor) -> Tensor:
-        """The scores with −∞ outside each row's set; unrestricted rows as they were."""
+        """Return the scores with −∞ for tokens outside each row's top-k and top-p; unrestricted rows stay unchanged."""
         scores_RV = scores_NV if self._everywhere else scores_NV[self._rows_R]
         size = scores_RV.shape[1]
         count = size if self._most is None else min(self._most, size)
@@ -107,7 +107,7 @@ class _Restriction:
         if self._nucleus:
             probs_RK = best_RK.masked_fill(outside_RK, -torch.inf).softmax(-1)
             before_RK = probs_RK.cumsum(-1).sub_(probs_RK)
-            # The most likely token always stays, whatever rounding says.
+            # The most likely token always stays, even if rounding would exclude it.
             outside_RK |= (before_RK >= self._top_p_R1) & (rank_K > 0) & (self._top_p_R1 < 1)
         best_RK = best_RK.masked_fill_(outside_RK, -torch.inf)
         kept_RV = torch.full_like(scores_RV, -torch.inf).scatter_(1, index_RK, best_RK)
@@ -115,7 +115,7 @@ class _Restriction:
 
 
 def _log_prob(scores_NV: Tensor, tokens_N1: Tensor) -> Tensor:
-    """float32 [N, 1]: log softmax at the tokens, without a whole row of log-probabilities."""
+    """Return the tokens' log-probabilities, float32 [N, 1], without computing those of the whole vocabulary."""
     return scores_NV.gather(1, tokens_N1) - scores_NV.logsumexp(-1, keepdim=True)
 
 

@@ -83,7 +83,7 @@ class Scheduler:
         lot.append(ticket)
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Enter all requests of one turn of the event loop at once."""
+        """Submit all requests of one iteration of the event loop at once."""
         tickets = self._lots.pop(loop, [])
 
         def tell(entered: Future[None]) -> None:
@@ -117,7 +117,7 @@ class Scheduler:
             thread.join()
 
     def _awake(self) -> None:
-        """Have a thread that works; the caller holds the lock."""
+        """Start the decode thread unless it runs; the caller holds the lock."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="dovetail-rollout-hf", daemon=True)
             thread.start()
@@ -211,11 +211,11 @@ class Scheduler:
             self._break_off(error)
 
     def _break_off(self, error: BaseException) -> None:
-        """End a thread that can't go on: whoever waits hears why, and a later call starts a new one."""
+        """End the broken decode thread: everything that waits for it gets the error, and a later call starts a new thread."""
         failure = rollout_error("the decode thread broke off", error)
         waiting: list[Future[Any]] = []
         try:
-            # A broken device may not even let the batch be cleared.
+            # On a broken device, clearing the batch may fail too.
             with suppress(Exception):
                 self._fail(failure)
         finally:
@@ -229,11 +229,11 @@ class Scheduler:
             answer(waiting, failure)
 
     def _turn(self) -> bool:
-        """Do the waiting jobs, let requests in, take one step; False when closed or out of work."""
+        """Do the waiting jobs, admit requests, take one step; return False if the scheduler is closed or has no work."""
         with self._lock:
             closed = self._closed
             if not (closed or self._jobs or self._has_work()):
-                # Under the lock, so that a job that `call` adds from here on starts a new thread.
+                # Set under the lock, so that a job that `call` adds later starts a new thread.
                 self._thread = None
                 return False
             self._taken, self._jobs = self._jobs, deque()
@@ -261,7 +261,7 @@ class Scheduler:
         return running or (self._admitting and bool(self._waiting))
 
     def _deliver(self, finished: Sequence[Finished]) -> None:
-        """Hand samples to those who wait for them."""
+        """Deliver samples to the requests that wait for them."""
         for ticket, _ in finished:
             ticket.left -= 1
             if not ticket.left:
@@ -269,7 +269,7 @@ class Scheduler:
         post(finished)
 
     def _fail(self, error: RolloutError) -> None:
-        """Tell every request that runs or waits, and begin anew."""
+        """Raise the error in every running or waiting request, and clear the batch."""
         tickets = list(self._tickets.values())
         self._tickets.clear()
         self._waiting.clear()

@@ -14,7 +14,7 @@ import torch
 from dovetail.errors import RequestRefusedError
 
 _LOGITS_AT_ONCE = 1 << 26
-"""Most logits of one pass (or of one sequence): 256 MiB in float32."""
+"""Maximum number of logits in one pass, 256 MiB in float32; a single sequence may exceed it."""
 
 
 def refuse_to_score(
@@ -64,7 +64,7 @@ def score_tokens(model: Any, sequences: Sequence[np.ndarray], vocab_size: int) -
 
 
 def _one_pass(model: Any, ids_PL: torch.Tensor) -> np.ndarray:
-    """float32 [P, L − 1]."""
+    """Return the log-probabilities of every token but the first, float32 [P, L − 1]."""
     logits_PLV = model(ids_PL, use_cache=False).logits[:, :-1].float()
     chosen_PL = logits_PLV.gather(-1, ids_PL[:, 1:, None])[..., 0]
     log_probs_PL = chosen_PL - logits_PLV.logsumexp(-1)

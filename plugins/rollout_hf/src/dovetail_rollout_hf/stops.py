@@ -16,7 +16,7 @@ from dovetail.interfaces import SamplingParams, Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4
-"""Bytes, and so at most tokens, of one character in UTF-8."""
+"""Maximum number of bytes, and thus of tokens, of one character in UTF-8."""
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ class StopRules:
         texts = self._token_texts()
         completing: set[int] = set()
         for string in sampling.stop:
-            # The last character may be spelt in several tokens, of which each alone is undecodable.
+            # The last character may consist of several tokens that decode to nothing valid one by one.
             alone = len(string) == 1 and string.isascii()
             endings = (string[-1],) if string[-1].isascii() else (string[-1], _REPLACEMENT)
             for token, text in enumerate(texts):
@@ -98,7 +98,7 @@ class StopRules:
         )
 
     def _token_texts(self) -> list[str]:
-        """What each token adds to a text. An anchor before it keeps leading spaces."""
+        """Return the text that each token adds, decoded after another token so that a leading space is kept."""
         if self._texts is not None:
             return self._texts
         if self._tokenizer is None:

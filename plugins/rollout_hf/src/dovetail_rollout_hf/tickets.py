@@ -53,7 +53,7 @@ def do(job: Callable[[], T], future: Future[T]) -> None:
     try:
         future.set_result(job())
     except BaseException as error:
-        # It belongs to whoever asked for the job.
+        # The caller that submitted the job gets the error.
         future.set_exception(error)
         if not isinstance(error, Exception):
             raise
@@ -86,7 +86,7 @@ def post(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
         try:
             loop.call_soon_threadsafe(_put, mine)
         except RuntimeError:
-            # The loop has been closed: nobody waits for these any more.
+            # The loop has been closed, so that no task waits for the items.
             continue
 
 

@@ -29,7 +29,7 @@ class _ColumnLayer(DynamicLayer):  # type: ignore[misc]
         self.is_initialized = True
 
     def at(self, column: int) -> None:
-        """The next token stands in this column."""
+        """Set the column of the next token."""
         self._column = column
         self.keys = self._keys_NHCD[:, :, :column]
         self.values = self._values_NHCD[:, :, :column]
@@ -59,7 +59,7 @@ class TransformersDecoder(Decoder):
         self._extra: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in accepted:
             self._extra["logits_to_keep"] = 1
-        # Such models number the tokens of an image by rows and columns, and tell how far the text after it has moved.
+        # Such models compute positions themselves: by row and column within an image, and shifted for the text after it.
         self._numbers_images = hasattr(model.base_model, "get_rope_index")
         self._past: Any = None
         self._pad_N: Tensor | None = None
@@ -98,7 +98,7 @@ class TransformersDecoder(Decoder):
         pictures: RowImages,
         fixed: dict[str, Any],
     ) -> Any:
-        """The model's output; positions are the model's own affair where it numbers images."""
+        """Return the model's output for prompts with images. If the model numbers images, it computes positions itself."""
         assert self.images is not None
         images, prompt_PL = self.images, pictures.prompt_PL
         inputs: dict[str, Any] = dict(images.of(ids_PL, prompt_PL, pictures.media))

@@ -37,7 +37,7 @@ def refuse_misfits(model: object, manifest: WeightManifest) -> None:
                 f"{who} has {spec.name!r} with shape {tuple(spec.shape)}; "
                 f"the model has {tuple(parameter.shape)}"
             )
-    # Tied parameters are one tensor: it is enough that one of their names arrives.
+    # Tied parameters are one tensor: one of their names is enough.
     sent = {id(parameters[spec.name]) for spec in manifest.tensors}
     missing = {id(p): name for name, p in reversed(parameters.items()) if id(p) not in sent}
     if missing:
@@ -55,7 +55,7 @@ def copy_weights(model: object, staged: list[tuple[str, Tensor]]) -> None:
 
 
 def _parameters(model: Any, wanted: Sequence[str]) -> dict[str, Tensor]:
-    """Parameters by their names in memory; and, where one is wanted that is none of them, by those in checkpoints too."""
+    """Return the parameters by their names in memory, and also by those in checkpoints if a wanted name is not in memory."""
     named = dict(model.named_parameters(remove_duplicate=False))
     if all(name in named for name in wanted):
         return named
@@ -63,7 +63,7 @@ def _parameters(model: Any, wanted: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _stored(model: object, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters by the names that checkpoints have for them, where only the name differs."""
+    """Return parameters by their names in checkpoints, without parameters that checkpoints store in several tensors."""
     from transformers.core_model_loading import revert_weight_conversion
 
     found: dict[str, Tensor] = {}

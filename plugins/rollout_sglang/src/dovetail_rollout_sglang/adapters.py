@@ -19,7 +19,7 @@ _FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Layers that SGLang puts together from several, in the order in which it does."""
+"""Fused layers of SGLang, each with the layers that it consists of, in order."""
 _FUSED_OF = {part: fused for fused, parts in _FUSED.items() for part in parts}
 
 
@@ -85,11 +85,11 @@ class Adapters:
                 self._manager.unload_lora_adapter(ref)
 
     def _completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same tensors, and zeros for parts of fused layers that the adapter leaves alone: SGLang takes such a layer
-        whole, or overlooks it.
+        """Return the tensors, and zeros for parts of fused layers that the adapter does not change: SGLang ignores an incomplete
+        fused layer.
 
         Raises:
-            WeightSyncError: a tensor belongs to nothing that can be adapted here.
+            WeightSyncError: a tensor belongs to a layer that can't be adapted.
         """
         found = dict(tensors)
         for name, tensor in tensors.items():
@@ -113,12 +113,12 @@ class Adapters:
         return found
 
     def _base_layer(self, path: str) -> Any:
-        """The layer of SGLang's that holds the one of this path, where it has room for an adapter; else None."""
+        """Return SGLang's layer that contains the layer of this path; None if it has no memory for an adapter."""
         layer = _LAYER.search(path)
         above, _, leaf = path.rpartition(".")
         if layer is None or int(layer[1]) >= len(self._manager.lora_modules):
             return None
-        # Models of several modalities have other names before their layers.
+        # In multimodal models, the names before the layers differ.
         wanted = f"{above}.{_FUSED_OF.get(leaf, leaf)}"[layer.start() :].lstrip(".")
         for name, module in self._manager.lora_modules[int(layer[1])].items():
             if name == wanted or name.endswith(f".{wanted}"):
@@ -147,7 +147,7 @@ def lora_config(spec: AdapterSpec, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _rows(base: Any, part: int) -> int:
-    """How many outputs, over all ranks, one of the layers has that were put together."""
+    """Return the number of outputs, over all ranks, of one part of a fused layer."""
     if hasattr(base, "total_num_kv_heads"):
         heads = base.total_num_heads if part == 0 else base.total_num_kv_heads
         size = getattr(base, "v_head_size", base.head_size) if part == 2 else base.head_size

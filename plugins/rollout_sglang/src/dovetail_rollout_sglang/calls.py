@@ -27,7 +27,7 @@ def sampling_of(call: SampleCall) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k if sampling.top_k > 0 else -1,
         "stop_token_ids": list(sampling.stop_token_ids),
-        # What ends a sequence is among the stop tokens, where it counts.
+        # If end-of-sequence tokens end a response, they are among the stop tokens.
         "ignore_eos": True,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,

@@ -46,7 +46,7 @@ async def join(
             f"{about.status_code})",
             hint=hint,
         )
-    # One of ours that fails says in its own words why, when it is asked again.
+    # If a server with Dovetail's routes fails, the next request returns its own error.
     failing = described.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR
     if not failing and described.headers.get("content-type") != MEDIA_TYPE:
         raise RolloutError(
@@ -79,7 +79,7 @@ def problems_of(
 
 
 def _replaced(held: Mapping[str, Any] | None, context: PluginContext) -> list[str]:
-    """A run that sends no whole weights, but adapters or nothing, would build on those of another."""
+    """Return the problem of a server whose weights another run replaced, if this run does not send whole weights."""
     if held is None or context.weights_follow:
         return []
     since = datetime.fromtimestamp(held["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")

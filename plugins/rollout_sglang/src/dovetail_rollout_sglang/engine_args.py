@@ -26,9 +26,9 @@ MODULE = "dovetail_rollout_sglang.serve"
 """The module for `python -m`, whose only argument is a JSON object of SGLang's `ServerArgs`."""
 
 _OTHER_ORDERS = frozenset({"enable_priority_scheduling", "schedule_policy", "enable_metrics"})
-"""Arguments with which the user chooses how samples wait. SGLang's own metrics would keep a series for every priority."""
+"""Arguments that turn off priority scheduling: the user chooses the order, or metrics, which would have a series for each priority."""
 _GRAPHS, _MOST_GRAPHS = 512, 1024
-"""Samples at once for which CUDA graphs are captured where `max_num_seqs` does not say, and at most."""
+"""Number of concurrent samples up to which CUDA graphs are captured: the default without `max_num_seqs`, and the maximum."""
 
 
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
         "mem_fraction_static": config.gpu_memory_utilization,
         "disable_radix_cache": not config.prefix_caching,
         "kv_cache_dtype": config.kv_cache_dtype,
-        # Sampling is stated in every request; a model's generation_config.json must not add to it.
+        # Every request gives all sampling parameters; a model's generation_config.json must not change them.
         "sampling_defaults": "openai",
-        # Requests are handed over within the process that knows them all.
+        # Dovetail's routes pass requests to the tokenizer manager of their own process, which must be the only one.
         "tokenizer_worker_num": 1,
-        # SGLang's own warm-up asks without the token, is refused, and ends the server.
+        # SGLang's own warm-up sends a request without the token; its refusal would end the server.
         "skip_server_warmup": True,
     }
     optional: dict[str, Any] = {
@@ -88,7 +88,7 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
             "enable_priority_scheduling": True,
             "schedule_low_priority_values_first": True,
             "default_priority_value": 0,
-            # Only what waits is ordered: a sample that is interrupted for another one is computed anew.
+            # Priorities order only waiting samples: an interrupted one would be computed again.
             "disable_priority_preemption": True,
             "retraction_policy": "priority",
         }
@@ -97,12 +97,12 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
             "enable_lora": True,
             "max_lora_rank": config.max_adapter_rank,
             "lora_target_modules": sorted(config.adapter_modules),
-            # One adapter, and none: SGLang counts requests without one too.
+            # Two, because SGLang counts "no adapter" as one.
             "max_loras_per_batch": 2,
         }
     if config.offload and torch.accelerator.is_available():
         found["enable_memory_saver"] = True
-        # Where a whole update comes before anything is generated, there is nothing to keep.
+        # No backup is needed if a whole update always arrives before the next sample.
         adapted = config.max_adapter_rank is not None
         found["enable_weights_cpu_backup"] = adapted or not context.weights_follow
     return found
@@ -135,9 +135,9 @@ def command_by_hand(config: SglangRolloutConfig, context: PluginContext, *, port
 
 
 def _graphs_up_to(config: SglangRolloutConfig) -> int | None:
-    """For how many samples at once CUDA graphs are captured; None leaves it to SGLang, or to the user.
+    """Return the number of concurrent samples up to which CUDA graphs are captured; None leaves it to SGLang or the user.
 
-    SGLang alone stops at 256 on most accelerators, and a step of more samples than that goes without.
+    SGLang's default is 256 on most accelerators; steps of more samples would run without graphs.
     """
     chosen = any(name.startswith("cuda_graph_") for name in config.engine_args)
     if chosen or config.enforce_eager or not torch.accelerator.is_available():

@@ -39,9 +39,9 @@ class SglangHost(Host):
         self._asleep: frozenset[str] = frozenset()
         self._updating = asyncio.Lock()
         self._adapter: str | None = None
-        """What SGLang calls the adapter that requests use."""
+        """SGLang's name of the adapter that requests use; None without an adapter."""
         self._replaced: dict[str, Any] | None = None
-        """What the weights are since they are no longer those that the server was started with."""
+        """Version, completeness and time of the weights that replaced the server's initial ones; None before."""
         self._numbers = itertools.count(1)
         self._prefixes = Prefixes(self._prime)
 
@@ -76,7 +76,7 @@ class SglangHost(Host):
         Raises:
             RequestRefusedError: SGLang refuses the request.
         """
-        # SGLang aborts every request whose name begins with the one it is told: none may begin with another's.
+        # SGLang aborts every request whose name begins with the given one; the final dot keeps a name from being another's prefix.
         name = f"{call.call_id}."
         if call.call_id in self._names:
             raise RolloutError(f"two running calls have the id {call.call_id!r}")
@@ -89,7 +89,7 @@ class SglangHost(Host):
         self._names[call.call_id] = name
         try:
             with self._counters.running():
-                # Copies of the attention have a cache each, and who computes a sample is not known beforehand.
+                # With data-parallel attention, each copy has its own cache, and it is unknown which one will compute a sample.
                 if not args.disable_radix_cache and args.dp_size == 1:
                     await self._prefixes.shared(call.prompt_ids, call.priority)
                 answer = await self._request(
@@ -133,7 +133,7 @@ class SglangHost(Host):
 
     async def reset_cache(self, _: Frame) -> Frame:
         deadline = time.monotonic() + _FLUSH_SECONDS
-        # What was ended a moment ago keeps its place until the step that was under way is over.
+        # A request that has just ended keeps its memory until the running step is over.
         while not (await self._manager.flush_cache()).success:
             if time.monotonic() > deadline:
                 raise RolloutError(
@@ -146,7 +146,7 @@ class SglangHost(Host):
         """Reset the engine for a new run, and make schedulers create receivers of weights."""
         await self.wake(Frame(header={"tags": sorted(self._asleep)}))
         self._adapter = None
-        # What lives as long as the server does need not be looked through for garbage again and again.
+        # Garbage collection then skips objects that live as long as the server.
         await self._manager.freeze_gc()
         said = await self._command({"do": "connect", "info": frame.header["info"]})
         return Frame(header=_outcome(said))
@@ -178,11 +178,11 @@ class SglangHost(Host):
         if not args.enable_memory_saver:
             return Frame(header={"freed": 0})
         if frame.header["keep_weights"] and not args.enable_weights_cpu_backup:
-            tags -= {"weights"}  # nothing would bring them back
+            tags -= {"weights"}  # without a backup they would be lost
         due = tags - self._asleep
         if not due:
             return Frame(header={"freed": 0})
-        await self.reset_cache(frame)  # which waits until nothing runs
+        await self.reset_cache(frame)  # waits until no request runs
         before = await self._free_bytes()
         await self._manager.release_memory_occupation(
             ReleaseMemoryOccupationReqInput(tags=sorted(due))
@@ -213,7 +213,7 @@ class SglangHost(Host):
     async def _request(
         self, name: str, ids: Any, sampling: dict[str, Any], **options: Any
     ) -> dict[str, Any]:
-        """The last word that SGLang has on one request, as its path `/generate` would give it."""
+        """Run one request, and return SGLang's final answer, as its path `/generate` would."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = GenerateReqInput(
@@ -221,7 +221,7 @@ class SglangHost(Host):
             input_ids=list(ids),
             sampling_params=sampling,
             stream=False,
-            # The schedulers' own name of it: they took it in themselves, and SGLang's registry of names knows nothing of it.
+            # The adapter's name in the schedulers, which loaded it themselves: it is not in SGLang's own registry.
             lora_id=self._adapter,
             **options,
         )
@@ -238,15 +238,15 @@ class SglangHost(Host):
         return found
 
     async def _prime(self, prompt_ids: Sequence[int], priority: int) -> None:
-        """Let SGLang compute keys and values of a prompt, for the samples that follow."""
+        """Make SGLang compute and cache the keys and values of a prompt before its samples."""
         name = f"dovetail-prompt-{next(self._numbers)}."
         try:
             await self._request(name, prompt_ids, scoring(), priority=priority)
         except RolloutError:
-            return  # each of the samples will be told
+            return  # each sample's own request will fail
 
     async def _end(self, name: str) -> None:
-        """Abort a request until it has ended: a scheduler forgets aborts of requests that have not reached it yet."""
+        """Abort a request repeatedly until it ends: a scheduler forgets the abort of a request that it has not received yet."""
         while True:
             state = self._manager.rid_to_state.get(name)
             if getattr(state, "dispatched", True):
@@ -254,7 +254,7 @@ class SglangHost(Host):
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _command(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What the schedulers answer to a command of Dovetail's, which travels as an update of weights."""
+        """Send a command of Dovetail to the schedulers as a weight update, and return their answer."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         request = UpdateWeightsFromTensorReqInput(
@@ -265,7 +265,7 @@ class SglangHost(Host):
         success, said = await self._manager.update_weights_from_tensor(request, None)
         if not success:
             raise RolloutError(f"SGLang failed to carry out a command ({command['do']}): {said}")
-        # Schedulers of a data-parallel attention answer alike, one after the other.
+        # With data-parallel attention, the schedulers' equal answers are concatenated: take the first.
         return json.JSONDecoder().raw_decode(said)[0]
 
     async def _free_bytes(self) -> int:
@@ -273,7 +273,7 @@ class SglangHost(Host):
 
 
 def _outcome(said: dict[str, Any]) -> dict[str, Any]:
-    """An `Outcome`'s fields, out of what a scheduler said."""
+    """Return the fields of an `Outcome` from a scheduler's answer."""
     import attrs
 
     names = {field.name for field in attrs.fields(Outcome)}

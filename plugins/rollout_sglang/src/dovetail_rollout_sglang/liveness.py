@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 _PATIENCE = 10.0
-"""Seconds for which a process may stand still; a debugger that looks at one holds it for less."""
+"""Seconds for which a process may be stopped; a debugger that inspects it stops it for less."""
 
 
 class Liveness:
@@ -35,7 +35,7 @@ class Liveness:
         """Return a description of processes that have been stopped for too long; None if there are none. Time is measured between calls."""
         now = self._clock()
         if now - self._looked >= self._patience:
-            # Nobody asks while nothing runs: what stood still then may have gone on in between.
+            # Without running samples, nothing calls this method: a process may have run between two calls.
             self._since = {}
         self._looked = now
         self._since = {pid: self._since.get(pid, now) for pid in self._stopped()}

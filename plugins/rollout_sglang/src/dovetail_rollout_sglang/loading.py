@@ -113,7 +113,7 @@ def _refuse_missing(model: nn.Module, loaded: dict[str, set[Any]]) -> None:
 
 
 def _all_shards(model: nn.Module, name: str, seen: set[Any]) -> set[Any]:
-    """The shards of which a parameter is made, where some of them have come."""
+    """Return all shards of a parameter of which some shards were loaded; empty if it has no shards."""
     if None in seen or not seen:
         return set()
     if seen <= {"q", "k", "v"}:

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import attrs
 
 _WORTH_IT = 32
-"""Tokens of a prompt from which on it is computed apart: that costs a request more, and shorter ones cost next to nothing."""
+"""Minimum length in tokens of a prompt that is computed first; for shorter prompts, the additional request costs more than it saves."""
 
 
 @attrs.define(eq=False)
 class _Group:
-    """Samples that came together with one prompt."""
+    """Samples of one prompt that arrived together."""
 
     prompt_ids: Sequence[int]
     waiting: int = 0
@@ -46,7 +46,7 @@ class Prefixes:
         group = self._groups.setdefault(id(prompt_ids), _Group(prompt_ids))
         group.waiting += 1
         try:
-            # Those that came with this one are heard first.
+            # Let the other samples that arrived with this one be counted first.
             await asyncio.sleep(0)
             if group.computed is None:
                 if group.waiting == 1:
@@ -58,4 +58,4 @@ class Prefixes:
             if not group.waiting:
                 self._groups.pop(id(prompt_ids), None)
                 if group.computed is not None:
-                    group.computed.cancel()  # where all have been cancelled, nobody needs the prompt any more
+                    group.computed.cancel()  # every sample was cancelled

@@ -9,7 +9,7 @@ from dovetail.errors import ConfigError
 from dovetail_serving import divisors
 
 _DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
-"""Arguments that have SGLang serve in another way than over HTTP."""
+"""Arguments that make SGLang serve by another protocol than HTTP."""
 
 
 def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: bool) -> None:

@@ -13,7 +13,7 @@ from dovetail_rollout_sglang.liveness import Liveness
 from dovetail_serving import PREFIX, Host, Receive, Routes, Scope, Send
 
 _OPEN = frozenset({"/health", "/metrics", "/model_info"})
-"""Paths of SGLang's own that tell and change nothing."""
+"""SGLang's own paths that need no token: they change nothing and reveal nothing confidential."""
 
 
 class SglangRoutes(Routes):

@@ -38,7 +38,7 @@ def main(argument: str) -> None:
 
     require()
     os.environ[SERVED_VARIABLE] = "1"
-    # A health check that generates would wait for a scheduler that receives weights, and find the server ill.
+    # A health check that generates would wait while a scheduler receives weights, and report the server as unhealthy.
     os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false")
     given = json.loads(argument)
     if given.get("device") == "cpu":
@@ -54,7 +54,8 @@ def main(argument: str) -> None:
     from dovetail_rollout_sglang.routes import SglangRoutes
 
     arguments = server_args(given)
-    # SGLang would ask itself for it over HTTP, before it listens and without the token; the host does when a run connects.
+    # SGLang would send itself the request to freeze garbage over HTTP, before it listens and without the token. `SglangHost` does
+    # this when a run connects.
     http_server._freeze_gc_after_server_warmup = lambda *_: None  # noqa: SLF001
     http_server.app.add_middleware(SglangRoutes)
     try:
@@ -69,7 +70,7 @@ def end_at_once_when_asked() -> None:
     If the whole process group handled SIGTERM, schedulers would end first, and SGLang would treat that as a crash: it waits, and
     dumps its state. Call this function before starting child processes or threads, which inherit the block of the signal.
     """
-    # Python lets the signal through once more when it starts its tracker, which the first child would have it do.
+    # Started here, because starting the tracker, as the first child process would, unblocks the signal.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

@@ -39,12 +39,12 @@ def require(logger: Logger | None = None) -> None:
 # -- inside SGLang's processes ----------------------------------------------------------------
 
 _NEWER_NAMES = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
-"""Arguments of a server as 0.5.12 calls them, and their names in later versions."""
+"""Names of server arguments in 0.5.12, and their names in later versions."""
 _LATER = frozenset({"retraction_policy"})
-"""Arguments that 0.5.12 lacks, and does without."""
+"""Arguments that 0.5.12 lacks and does not need."""
 _GRPC_PORT = "SGLANG_GRPC_PORT"
 _GRPC_AWAY = 10_000
-"""How far above its own port a server of 0.5.12 looks for that of gRPC."""
+"""Distance from a server's port to its gRPC port in 0.5.12."""
 _LAST_PORT = 65_535
 
 

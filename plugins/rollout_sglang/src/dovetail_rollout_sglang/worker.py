@@ -99,7 +99,7 @@ class SchedulerWorker:
                 self._adapters.load(manifest, tensors, adapter, in_force)
             else:
                 self._take(self._end.receiver, manifest)
-                # The one in force stays until the next update: what was interrupted a moment ago may still name it.
+                # The current adapter stays until the next update: requests that were just interrupted may still name it.
                 self._adapters.drop_all_but(in_force)
 
     def _take(self, receiver: WeightReceiver, manifest: WeightManifest) -> None:
@@ -139,7 +139,7 @@ class SchedulerWorker:
 
 
 def _kept(receiver: WeightReceiver, manifest: WeightManifest) -> dict[str, torch.Tensor]:
-    """All tensors of an update by name, verified, in memory of their own on the host."""
+    """Return all tensors of an update by name, verified and copied to host memory."""
     return {
         name: tensor.detach().to("cpu", copy=True) for name, tensor in receiver.receive(manifest)
     }

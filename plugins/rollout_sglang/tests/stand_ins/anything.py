@@ -1,4 +1,4 @@
-"""A module that stands in for another: every name can be imported from it and from below it, and none does anything."""
+"""A stand-in for a module: every name can be imported from it and from its submodules, and does nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Below(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Run nothing."""
 
 
 def stand_in(package: str) -> None:

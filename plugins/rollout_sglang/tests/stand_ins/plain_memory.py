@@ -1,4 +1,4 @@
-"""Stands in for pinned host memory, of which there is none without an accelerator: plain memory is taken instead."""
+"""Stand-in for pinned host memory, which needs an accelerator: plain memory is used instead."""
 
 from __future__ import annotations
 

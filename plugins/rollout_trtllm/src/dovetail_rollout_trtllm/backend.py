@@ -57,7 +57,7 @@ class TrtllmBackend(Backend):
         self._connection: ServerConnection | None = None
         self._end: WeightEnd | None = None
         self._running: dict[str, tuple[TokenStream, asyncio.Task[None]]] = {}
-        # Each sample is a connection: those that the server would only queue wait here.
+        # Each sample is a connection: samples that the server would only queue wait for this semaphore instead.
         self._room = asyncio.Semaphore(config.max_num_seqs)
         self._served: str | None = None if context.weights_follow else model_of(context).path
         self._asleep: frozenset[str] = frozenset()
@@ -185,16 +185,16 @@ class TrtllmBackend(Backend):
     # -- the server --------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Start a server and wait until it answers, unless one runs, some of it sleeps, or no weights have come yet.
+        """Start a server and wait until it answers, unless a server runs, is asleep in part, or has no weights yet.
 
         Raises:
-            RolloutError: it ended, did not answer in time, or another program answers; says what it printed.
-            DovetailError: what its start failed of, where that is known.
+            RolloutError: the server ended, did not answer in time, or another program answers; the error shows its output.
+            DovetailError: the start failed for a known cause.
         """
         if self._own is not None or self._asleep or self._served is None:
             return
         config, context = self._config, self._context
-        # A server's name for its model is the last part of a directory, or the hub id.
+        # The server names its model by the last part of the directory, or by the hub id.
         directory = Path(self._served)
         self._name = directory.name if directory.is_dir() else self._served
         port = port_for(config.port, context.rank, ENGINE)
@@ -219,7 +219,7 @@ class TrtllmBackend(Backend):
         self._loop.wait(ready())
 
     async def _refuse_other_model(self) -> None:
-        """See that the server has this replica's model: another program may have taken its port."""
+        """Check that the server has this replica's model: another program may have taken the port."""
         response = await self._reach().get("/v1/models")
         if f'"{self._name}"' not in response.text:
             raise RolloutError(
@@ -228,7 +228,7 @@ class TrtllmBackend(Backend):
             )
 
     def _stop(self) -> None:
-        """End the server, where there is one."""
+        """End the server, if there is one."""
         own, connection = self._own, self._connection
         self._own = self._connection = None
         if own is not None:
@@ -243,7 +243,7 @@ class TrtllmBackend(Backend):
 
 
 def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:
-    """Metrics of what was done since the last look; aborted samples' tokens count too."""
+    """Return metrics of the work since the last query; tokens of aborted samples count too."""
     return {
         "tokens_per_second": Mean(grown["new_tokens"], grown["busy_seconds"]),
         "new_tokens": Sum(grown["new_tokens"]),

@@ -38,12 +38,12 @@ def request_of(call: SampleCall, model: str) -> dict[str, Any]:
         "temperature": float(sampling.temperature),
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,
-        # Of tokens too: what ends a response is part of it.
+        # Also for stop tokens: the token that ends a response is part of it.
         "include_stop_str_in_output": True,
         "add_special_tokens": False,
         # Token ids are returned only in place of text.
         "detokenize": False,
-        # After an abort, the tokens so far are here.
+        # Streamed, so that an aborted sample keeps the tokens so far.
         "stream": True,
     }
     if sampling.temperature > 0:
@@ -67,7 +67,7 @@ class TokenStream:
         self._sampling, self._decode = call.sampling, decode
         self._ids: list[int] = []
         self._reason: FinishReason | None = None
-        # A character has at most four tokens of one byte each.
+        # A character consists of at most four tokens, one for each byte.
         self._window = 4 * (max(map(len, self._sampling.stop), default=0) + 1)
         if self._sampling.stop and decode is None:
             raise RequestRefusedError("stop strings need the run's tokenizer, and there is none")

@@ -11,7 +11,7 @@ from torch import Tensor
 from dovetail.sections import ModelSection
 
 _COPIED = {".json", ".jinja", ".model", ".py", ".txt"}
-"""What belongs to a model beside its weights: configs, tokenizer, chat template, code."""
+"""Suffixes of a model's files besides its weights: configs, tokenizer, chat template, code."""
 
 
 def write_checkpoint(
@@ -33,6 +33,6 @@ def write_checkpoint(
     for file in Path(str(config)).parent.iterdir():
         if file.suffix in _COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, directory / file.name)
-    # A receiver may use a tensor's memory again for the next one.
+    # Copied, because a receiver may reuse a tensor's memory for the next one.
     kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
     save_torch_state_dict(kept, directory)

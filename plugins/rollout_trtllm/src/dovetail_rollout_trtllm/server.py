@@ -48,7 +48,7 @@ def server_command(
             f"rollout 'trtllm' needs the program {config.executable!r}, which is not found",
             hint=f"set rollout.executable to its path, or install it: {INSTALL}",
         )
-    # JSON is YAML, in which trtllm-serve reads its options.
+    # trtllm-serve reads YAML, of which JSON is a subset.
     options.write_text(json.dumps(engine_options(config, context), indent=2))
     model = model_of(context)
     tokenizer = ["--tokenizer", model.tokenizer_path or model.path]
@@ -74,7 +74,7 @@ def engine_options(config: TrtllmRolloutConfig, context: PluginContext) -> dict[
         "tensor_parallel_size": config.tensor_parallel_size,
         "moe_expert_parallel_size": config.expert_parallel_size,
         "max_seq_len": longest,
-        # A limit of its own, which is 1,024 otherwise.
+        # A separate limit, with a default of 1,024.
         "max_input_len": longest,
         "max_batch_size": config.max_num_seqs,
         "max_num_tokens": config.max_num_tokens,

@@ -67,11 +67,11 @@ def _made(sampling: SamplingParams, seed: int | None) -> Any:
         seed=seed,
         stop=list(sampling.stop) if strings else None,
         stop_token_ids=list(sampling.stop_token_ids),
-        # Ends of sequence are among the stop tokens where they count.
+        # If end-of-sequence tokens end a response, they are among the stop tokens.
         ignore_eos=True,
         logprobs=0 if sampling.log_probs or sampling.raw_log_probs else None,
         flat_logprobs=True,
-        # Text costs vLLM more than the log-probabilities do; only stop strings need it.
+        # Only stop strings need text, which costs vLLM more time than log-probabilities.
         detokenize=strings,
         include_stop_str_in_output=strings,
         skip_special_tokens=False,
@@ -111,9 +111,9 @@ def result_of(output: Any, recorded_T: np.ndarray | None = None) -> SampleResult
 
 
 def _versions_of(completion: Any, tokens: int) -> np.ndarray | None:
-    """int64 [T]: the version that made each token, as `EngineDriver.load` labels them; 0 is what vLLM started with.
+    """Return the weight version of each token, int64 [T], as `EngineDriver.load` labels versions; 0 are the initial weights.
 
-    None where vLLM does not say, which it does since 0.32.
+    None if vLLM is older than 0.32 and does not report versions.
     """
     spans = getattr(completion, "weight_versions", None)
     if spans is None:

@@ -12,7 +12,7 @@ from dovetail_serving import PORT, AdaptedSection, DrivenEngine
 
 
 def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
-    """Refuse a second address for what servers serve at their own."""
+    """Check that `metrics_port` is set only in mode `engine`: a server has its own address for metrics."""
     if port is not None and section.mode != "engine":
         raise ValueError(
             f"rollout.metrics_port={port} is for rollout.mode=engine: a server's metrics are at its own address, under "
@@ -21,7 +21,7 @@ def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
 
 
 def _started(section: Any, _: attrs.Attribute[Any], runner: str) -> None:
-    """Refuse to choose the model runner of a server that is joined."""
+    """Check that `model_runner` is not set for servers that the run joins."""
     if runner != "auto" and section.urls:
         raise ValueError(
             f"rollout.model_runner={runner} is for engines that the run starts: start the servers of rollout.urls with the "
@@ -74,7 +74,7 @@ class VllmRolloutConfig(AdaptedSection):
 
     def cache_problem(self) -> str | None:
         if self.urls:
-            return None  # their versions are seen when they are joined
+            return None  # their versions are checked when they are joined
         release = VLLM.installed()
         if release is not None and release.number < LABELS_TOKENS:
             return f"keeps no keys and values over an update before version {LABELS_TOKENS} (installed: {release.version})"

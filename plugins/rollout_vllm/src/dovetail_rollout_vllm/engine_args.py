@@ -57,9 +57,9 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
         "enable_prefix_caching": config.prefix_caching,
         "kv_cache_dtype": config.kv_cache_dtype,
         "skip_tokenizer_init": not has_tokenizer(model),
-        # Sampling is stated in every request; a model's generation_config.json must not add to it.
+        # Every request gives all sampling parameters; a model's generation_config.json must not change them.
         "generation_config": "vllm",
-        # Log-probabilities as the sampler drew: after temperature, top-k and top-p.
+        # Log-probabilities of the sampled distribution: after temperature, top-k and top-p.
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": {"backend": TRANSFER_ENGINE},
         "worker_extension_cls": WORKER_EXTENSION,
@@ -74,7 +74,7 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
     }
     found |= {name: value for name, value in optional.items() if value is not None}
     if config.ranks_per_replica() > 1 and "distributed_executor_backend" not in config.engine_args:
-        # Within a Ray actor vLLM would otherwise ask that cluster for accelerators which are the replica's already.
+        # In a Ray actor, vLLM would otherwise request accelerators from Ray's cluster that the replica already has.
         found["distributed_executor_backend"] = "mp"
     if "scheduling_policy" not in config.engine_args:
         found["scheduling_policy"] = "priority"
@@ -112,7 +112,7 @@ def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: in
         shape, text = read_shape(model), read_config(model).get_text_config()
     except ModelError:
         return None  # vLLM may know it
-    # vLLM refuses a cache in which its longest request does not fit.
+    # vLLM refuses a KV cache into which the longest possible request does not fit.
     longest = config.max_model_len or max_positions(text)
     if longest is None:
         return None
@@ -134,10 +134,10 @@ def accelerator_bytes() -> int:
 
 
 def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> None:
-    """Refuse what vLLM would take, and what would then not come right.
+    """Refuse settings that vLLM accepts, but with which updates or adapters would not work.
 
     Raises:
-        ConfigError: see above.
+        ConfigError: there is such a setting.
     """
     engines = config.engine_args.get("data_parallel_size", 1)
     if engines != 1:

@@ -34,10 +34,10 @@ from dovetail_serving import (
 T = TypeVar("T")
 
 _END_SECONDS = 20.0
-"""How long vLLM's processes may take to end: by itself it kills them after 5, often between their workers' end and their
-own, and their shared memory is then left for Python to clean up with a warning."""
+"""Seconds that vLLM's processes may take to end. vLLM's default is 5, after which it often kills a process whose workers have ended,
+so that Python cleans up shared memory with a warning."""
 _WATCH_SECONDS = 0.5
-"""How often a call to all workers looks whether they still live: vLLM leaves such calls waiting when they die."""
+"""Seconds between checks, during a call to all workers, that they are alive: if they die, vLLM's calls wait for ever."""
 
 
 class EngineBackend(Backend):
@@ -63,13 +63,14 @@ class EngineBackend(Backend):
         limit, turn = self._config.start_timeout, turn_of(context)
         with process_environment(self._config, context, self.log):
             if self._config.metrics_port is not None:
-                # First of all: a port that is taken should not cost the start of an engine.
+                # Opened first: if the port is taken, no engine is started in vain.
                 self._endpoint = MetricsEndpoint(self._config.metrics_port + context.rank)
             self._loop = LoopThread(f"vllm-{context.rank}")
             others = engine_processes()
             try:
                 making = self._loop.start(self._make(arguments))
-                # Its processes import meanwhile, and load in their turn. vLLM's own limit counts from when they have loaded.
+                # The engine's processes import packages while this process waits until the training models are loaded; the
+                # limit counts from then on.
                 if turn is not None:
                     await_turn(turn)
                 making.result(limit)
@@ -175,12 +176,12 @@ class EngineBackend(Backend):
             loggers.append(prometheus_logger())
         engine = AsyncLLM.from_engine_args(
             make_engine_args(arguments),
-            # vLLM's limits of sequences and tokens a pass follow from it: these are for batches, not for chats.
+            # Selects vLLM's default limits of sequences and tokens in a pass: those for offline batches, not for chats.
             usage_context=UsageContext.LLM_CLASS,
             stat_loggers=loggers,
         )
-        print_to(self.log)  # again: making the engine sets vLLM's logging up anew
-        if self._loop is None:  # nobody waits for it any more
+        print_to(self.log)  # again, because making the engine resets vLLM's logging
+        if self._loop is None:  # closed during the start
             engine.shutdown(timeout=_END_SECONDS)
             return
         driver = EngineDriver(engine)
@@ -199,7 +200,7 @@ class EngineBackend(Backend):
             )
 
     async def _told(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Return the result of a call; raise what fails in it as a RolloutError."""
+        """Return the result of a call; any failure is raised as a RolloutError."""
         try:
             return await work
         except RolloutError:
@@ -208,7 +209,7 @@ class EngineBackend(Backend):
             raise self._in_words(error, what) from error
 
     async def _watched(self, work: Coroutine[Any, Any, T], what: str = "a call") -> T:
-        """The result of a call to the engine's processes, which is not waited for longer than they live."""
+        """Return the result of a call to the engine's processes; raise an error if they die during the call."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -217,7 +218,7 @@ class EngineBackend(Backend):
                     task.cancel()
                     raise FAILURES.death("its engine process ended", self.log)
         except asyncio.CancelledError:
-            # The driver aborts the request in vLLM when it is cancelled: wait until it has.
+            # On cancellation, the driver aborts the request in vLLM: wait for this.
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise

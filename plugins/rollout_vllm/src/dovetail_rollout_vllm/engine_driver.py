@@ -42,7 +42,7 @@ class EngineDriver:
         self._made_pictures: VllmImagePrompts | None = None
         self._frozen = False
         self._salt: str | None = None
-        """Keeps requests from the cached prefixes of older weights."""
+        """Salt of cached prefixes, by which requests do not find prefixes of older weights."""
         self._records = False
         self._due: dict[str, tuple[int, asyncio.Future[str | None]]] = {}
         self._fetching: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class EngineDriver:
             made = await self._request(call.call_id, call.prompt_ids, params, call.priority)
             return await self._result(call, *made)
         pictures = self._pictures()
-        # Files are read and decoded beside the event loop, which other requests go on with.
+        # Image files are read and decoded in a thread, so that the event loop can serve other requests.
         prompt = await asyncio.to_thread(pictures.prompt, call)
         output, inside = await self._request(call.call_id, prompt, params, call.priority)
         pictures.check(call, output.prompt_token_ids)
@@ -109,12 +109,12 @@ class EngineDriver:
             await self._engine.reset_prefix_cache(reset_running_requests=True)
         else:
             await self._forget_prefixes()
-        # Images are cached by their digests, whatever weights encoded them.
+        # vLLM caches encoded images by digest, without regard to the weights that encoded them.
         await self._engine.reset_encoder_cache()
 
     async def _forget_prefixes(self) -> None:
         deadline = time.monotonic() + _RESET_SECONDS
-        # What was ended a moment ago keeps its blocks until the step that was under way is over.
+        # A request that has just ended keeps its blocks until the running step is over.
         while not await self._engine.reset_prefix_cache():
             if time.monotonic() > deadline:
                 raise RolloutError(
@@ -181,7 +181,7 @@ class EngineDriver:
         await self._engine.resume_generation()
 
     async def _label(self, version: int) -> None:
-        """Have tokens that are made from here on labelled with a version, where vLLM does that."""
+        """Set the weight version with which vLLM labels tokens from now on, if this vLLM labels tokens."""
         if labels_tokens(self._engine):
             await self._engine.update_weight_version(str(version))
 
@@ -192,7 +192,7 @@ class EngineDriver:
         before = await self._free_bytes()
         apart = self._asleep
         if "weights" in tags - apart:
-            # vLLM frees weights only together with the KV cache, and neither where one of them sleeps.
+            # vLLM frees weights only together with the KV cache, and neither if one of them is already asleep.
             if apart:
                 await self._engine.wake_up(sorted(apart, reverse=True))
             self._along = frozenset({"kv_cache"}) - tags - apart
@@ -213,10 +213,10 @@ class EngineDriver:
             self._asleep -= due
 
     def _pictures(self) -> VllmImagePrompts:
-        """What makes prompts with images, made for the first of them.
+        """Return the builder of prompts with images, made on first use.
 
         Raises:
-            RequestRefusedError: the model takes none.
+            RequestRefusedError: the model takes no images.
         """
         if self._made_pictures is None:
             config = self._engine.vllm_config.model_config.hf_config
@@ -235,7 +235,10 @@ class EngineDriver:
         params: object,
         priority: int = 0,
     ) -> tuple[Any, str]:
-        """The last word that vLLM has on one request: token ids, or a prompt with images, which vLLM processes; and its name inside."""
+        """Run one request; return vLLM's final output and its internal name of the request.
+
+        The prompt is token ids, or a mapping with images, which vLLM processes.
+        """
         from vllm.inputs import tokens_input
 
         engine, queue = self._engine, None
@@ -250,7 +253,7 @@ class EngineDriver:
                 name, given, params, lora_request=self._adapter, priority=priority
             )
             if name in self._aborted:
-                # It came while the request was on its way.
+                # The abort came while the request was being added.
                 await engine.abort(name)
             while True:
                 output = queue.get_nowait() or await queue.get()
@@ -269,10 +272,10 @@ class EngineDriver:
                 queue.close()
 
     async def _result(self, call: SampleCall, output: Any, inside: str) -> SampleResult:
-        """A request's result, with the log-probabilities that the workers kept.
+        """Return a request's result, with the log-probabilities that the workers recorded.
 
         Raises:
-            RolloutError: some are missing.
+            RolloutError: a log-probability is missing.
         """
         wanted = call.sampling.log_probs or call.sampling.raw_log_probs
         tokens = len(output.outputs[0].token_ids)
@@ -290,7 +293,7 @@ class EngineDriver:
         return result_of(output, kept)
 
     async def _fetch(self) -> None:
-        """Fetch what is due, all that came meanwhile at once."""
+        """Fetch the log-probabilities of finished requests; requests that finish during a fetch share the next one."""
         while due := self._due:
             self._due = {}
             lengths = json.dumps({name: tokens for name, (tokens, _) in due.items()})

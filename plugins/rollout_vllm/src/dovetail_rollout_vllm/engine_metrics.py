@@ -101,7 +101,7 @@ class EngineMetrics:
             totals.prefix_queries += prefix.queries
             totals.prefix_hits += prefix.hits
         if not running and not waiting:
-            # The next step comes after a pause without requests.
+            # The time until the next step is a pause without requests, which must not count as a step.
             self._last_step = None
 
 

@@ -27,11 +27,11 @@ TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server with the bearer token that requests must carry."""
 
 _V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend", "kv_cache_memory_bytes"})
-"""Engine arguments under which that was seen; with others, some of which v2 refuses, the choice is vLLM's."""
+"""Engine arguments with which v2 passed the tests of `V2_PASSED`; with other arguments, vLLM chooses the runner."""
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
 _STARTING = threading.Lock()
-"""The environment is the whole process's: replicas in one process start one after another."""
+"""Lock for the environment variables, which the process shares: replicas in one process start one after another."""
 
 
 def turn_of(context: PluginContext) -> Path | None:
@@ -55,7 +55,7 @@ def process_environment(
 
 
 def _logging_to(log: Path) -> dict[str, Any]:
-    """A logging config in vLLM's words: everything into one file, which several processes append to."""
+    """Return vLLM's logging config: all output goes to one file, to which several processes append."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -87,7 +87,7 @@ def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> d
 
 def _unless_set(config: VllmRolloutConfig, context: PluginContext) -> Mapping[str, str]:
     defaults = {
-        # Figures about a run are nobody else's.
+        # No data on the run is sent to vLLM's developers.
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # A process with threads and an accelerator can't be forked.

@@ -67,7 +67,7 @@ FAILURES = Failures(
             "use rollout.name=hf, which runs what transformers runs, or a newer vLLM",
         ),
         Known(
-            # Without a choice vLLM prints as much as a warning: "…; using the V1 model runner instead".
+            # Unless v2 was requested, vLLM prints only a warning: "…; using the V1 model runner instead".
             r"Model Runner V2 (?P<why>requires Triton|does not yet support: [\w ,/'-]+)(?=\.| \[|$)",
             ConfigError,
             "vLLM's second model runner can't be used here: it {why}",

@@ -1,4 +1,4 @@
-"""Which checkpoint tensors vLLM fuses into one layer: an update must have all tensors of a fused layer or none.
+"""The checkpoint tensors that vLLM fuses into one layer: an update must have all tensors of a fused layer or none.
 
 vLLM reports that some tensor was loaded into a parameter, but not that all fused tensors were. An update without `k_proj` would
 leave a third of `qkv_proj` unchanged.
@@ -73,7 +73,7 @@ class FusedLayers:
         missing = self._missing(names)
         if missing and self.checkpoint is not None:
             there = names_in(self.checkpoint)
-            # A part that the checkpoint lacks beside its siblings is not missing.
+            # A part that the checkpoint itself lacks, though it has the part's siblings, is not missing.
             missing = {
                 name: sibling
                 for name, sibling in missing.items()
@@ -89,12 +89,12 @@ class FusedLayers:
         )
 
     def _missing(self, names: Collection[str]) -> dict[str, str]:
-        """Parts that do not come though a sibling does; the sibling of each."""
+        """Return the missing parts of fused layers, each with a sibling that is present."""
         index = {
             tuple(_words(part)): whole for whole, parts in self.parts.items() for part in parts
         }
         lengths = sorted({len(words) for words in index}, reverse=True)
-        # Experts make one layer by the hundred: each layer is looked at once, not once for each of its parts.
+        # Hundreds of experts' tensors make one layer: each layer is checked once, not once for each of its parts.
         siblings: dict[_Place, str] = {}
         for name in names:
             place = _place(name.split("."), index, lengths)
@@ -146,7 +146,7 @@ def _words(part: str) -> list[str]:
 def _place(
     words: list[str], index: Mapping[tuple[str, ...], str], lengths: Sequence[int]
 ) -> _Place | None:
-    """What comes before a part in a name, what the part belongs to, and what comes after it; the longest part counts."""
+    """Split a name at its longest part of a fused layer: the words before it, the fused layer, the words after; None without a part."""
     for length in lengths:
         for start in range(len(words) - length + 1):
             whole = index.get(tuple(words[start : start + length]))

@@ -86,9 +86,9 @@ def stored_as_they_come(model: nn.Module) -> bool:
 
 
 def _load_by_layers(model: nn.Module, model_config: object, tensors: Counted) -> None:
-    """Let vLLM process (quantise, prepack, shard) each layer when all of its tensors have come.
+    """Let vLLM process (quantise, prepack, shard) each layer after all of its tensors have arrived.
 
-    It copies the result over the old one, where CUDA graphs look for it.
+    vLLM copies the result into the old tensors, from which CUDA graphs read.
     """
     from vllm.model_executor.model_loader.reload import (
         finalize_layerwise_reload,
@@ -109,10 +109,10 @@ def _load_by_layers(model: nn.Module, model_config: object, tensors: Counted) ->
 
 
 def _pack_tied_layers(model: nn.Module) -> None:
-    """Pack output layers anew that share the embedding's weight.
+    """Pack output layers that share the embedding's weight again.
 
-    On a CPU vLLM packs a copy of its own for each, and leaves it as it was where nothing is loaded under the layer's
-    own name.
+    On a CPU vLLM packs a copy of the weight for each layer, and does not update the copy if nothing is loaded under the
+    layer's own name.
     """
     module: Any
     for module in model.modules():
@@ -122,7 +122,7 @@ def _pack_tied_layers(model: nn.Module) -> None:
 
 
 def _forget_what_waits(model: nn.Module) -> None:
-    """Let layers that have not got all of their tensors go back to what they had."""
+    """Make layers that did not receive all of their tensors keep their old weights."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     for module in model.modules():
@@ -133,14 +133,14 @@ def _forget_what_waits(model: nn.Module) -> None:
 
 
 def _names_of(model: nn.Module) -> set[str]:
-    """The parameters that have to be loaded, by the names under which models report them.
+    """Return the names of the parameters that must be loaded, as models report them.
 
-    Scales are not among them: they follow from weights when vLLM quantises.
+    Scales are left out, because vLLM computes them when it quantises.
     """
     return {name for name, _ in model.named_parameters() if "scale" not in name.rpartition(".")[2]}
 
 
 def _refuse_missing(expected: set[str], loaded: object) -> None:
-    """What a model's `load_weights` says that it loaded is held against its parameters, where it says so at all."""
+    """Check the names that a model's `load_weights` reports as loaded, if it reports any, for missing parameters."""
     if isinstance(loaded, set):
         refuse_missing_weights(sorted(expected - loaded))

@@ -59,7 +59,7 @@ class VllmImagePrompts:
             )
 
     def _picture(self, reference: MediaRef) -> Any:
-        with self._lock:  # threads of several calls
+        with self._lock:  # calls decode images in several threads
             if (known := self._kept.get(reference.digest)) is not None:
                 self._kept.move_to_end(reference.digest)
                 return known

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 _KEPT_PASSES = 1000
-"""For so many passes of the model a request that has ended is kept: some were never to be taken, as of a call that was cancelled."""
+"""Number of the model's passes for which an ended request's values are kept; those of cancelled calls are never fetched."""
 
 
 class LogProbRecorder:
@@ -32,12 +32,12 @@ class LogProbRecorder:
         self._runner, self._sampler = runner, runner.sampler
         self._longest = longest
         self._log_probs = torch.full((rows, longest), torch.nan, device=runner.device)
-        """Row 0 is written where a row of the batch samples nothing, as within a prompt that is computed in parts."""
+        """Row 0 takes the values of requests that sample nothing in a pass, such as one whose prompt is computed in chunks."""
         self._free = list(range(1, rows))
         self._rows: dict[str, int] = {}
         self._passes = 0
         self._seen: dict[str, int] = {}
-        """The latest pass of the model, among those whose batch changed, that had the request."""
+        """Request → the last pass at which the batch changed and had the request."""
         self._ids: list[str] = []
         self._rows_N = np.zeros(0, np.int64)
 
@@ -99,7 +99,9 @@ class LogProbRecorder:
         return found
 
     def _batch(self, args: Sequence[Any]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
-        """Names [N]; tokens so far and of the prompt, int64 [N]; whether the row samples its next token, bool [N]."""
+        """Return the requests' names [N], numbers of tokens so far and of the prompt, int64 [N], and whether each samples its next
+        token, bool [N].
+        """
         runner = self._runner
         if hasattr(runner, "optimistic_seq_lens_cpu"):
             batch, count = runner.input_batch, runner.input_batch.num_reqs
@@ -112,7 +114,7 @@ class LogProbRecorder:
         return batch.req_ids, lengths_N, prompts_N, lengths_N >= batch.prefill_len_np
 
     def _rows_of(self, ids: Sequence[str]) -> np.ndarray:
-        """The row of each request, int64 [N]; they change only where the batch does."""
+        """Return each request's row in the store, int64 [N], cached until the batch changes."""
         self._passes += 1
         if ids != self._ids:
             new = [name for name in ids if name not in self._rows]
@@ -128,7 +130,7 @@ class LogProbRecorder:
         return self._rows_N
 
     def _make_room(self, count: int) -> None:
-        """Give up rows of requests that ended long ago and nobody asked for; where that is not enough, have more rows."""
+        """Free the rows of requests that ended long ago and were not fetched; if these are too few, add rows."""
         states = getattr(self._runner, "req_states", None)
         live = self._runner.requests if states is None else states.req_id_to_index
         long_ago = self._passes - _KEPT_PASSES

@@ -37,7 +37,7 @@ class VllmRollout(ServingRollout):
         super().__init__(config, context)
         self._fused: FusedLayers | None = None
         self._names: frozenset[str] = frozenset()
-        """Tensors of the last whole update that came."""
+        """Names of the tensors in the last full update."""
 
     def make_backend(self) -> Backend:
         if self.config.mode == "server":
@@ -60,7 +60,7 @@ class VllmRollout(ServingRollout):
         try:
             layers = self._layers()
         except RolloutError:
-            return  # it has died, which is for `receive_weights` to say
+            return  # the engine has died; `receive_weights` reports it
         layers.refuse_incomplete(version, names)
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
@@ -69,7 +69,7 @@ class VllmRollout(ServingRollout):
             self._names = frozenset(tensor.name for tensor in manifest.tensors)
 
     def _layers(self) -> FusedLayers:
-        """What vLLM's model puts together, asked once."""
+        """Return the layers that vLLM's model fuses, cached after the first call."""
         if self._fused is None:
             model = self.context.model
             place = None if model is None else Path(model.path)

@@ -49,7 +49,7 @@ def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
 def _refuse_replaced(
     base: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext, url: str
 ) -> None:
-    """A run that sends no whole weights would build on those of another."""
+    """Refuse a server whose weights another run replaced, if this run does not send whole weights."""
     if not base["replaced"] or context.weights_follow:
         return
     since = datetime.fromtimestamp(base["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")

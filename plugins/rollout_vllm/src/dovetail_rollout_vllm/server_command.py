@@ -15,7 +15,7 @@ from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
 ROUTES = "dovetail_rollout_vllm.server_app.VllmRoutes"
 """Value of vLLM's argument `--middleware`."""
 
-# `vllm serve` looks up a distribution of the name vllm, which its CPU builds do not have.
+# Not `vllm serve`, which looks up a distribution named vllm: CPU builds have another name.
 _MODULE = "vllm.entrypoints.openai.api_server"
 
 
@@ -45,10 +45,10 @@ def _served(host: str, port: int) -> list[str]:
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Engine arguments as vLLM's command line takes them."""
+    """Return engine arguments as flags of vLLM's command line."""
     flags: list[str] = []
     for name, value in arguments.items():
-        # A server counts what it does: its figures are read from these counters.
+        # The run's metrics are read from the server's statistics, which must stay on.
         if value is None or name == "disable_log_stats":
             continue
         flag = name.replace("_", "-")
@@ -59,6 +59,6 @@ def _flags(arguments: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, (list, tuple)):
             flags += [f"--{flag}", *map(str, value)]
         else:
-            # One word, so that values that begin with a dash stay values.
+            # One argument, so that a value that begins with a dash is not taken for a flag.
             flags.append(f"--{flag}={value}")
     return flags

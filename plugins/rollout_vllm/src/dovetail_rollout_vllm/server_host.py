@@ -14,7 +14,7 @@ from dovetail_rollout_vllm.versions import VLLM
 from dovetail_serving import PROTOCOL, Frame, Host, SampleCall, SampleResult, shape_of
 
 _SAMPLE_SECONDS = 0.5
-"""How often the engine's gauges are read while it generates."""
+"""Seconds between two readings of the engine's gauges while it generates."""
 _COUNTERS = {
     "vllm:generation_tokens": "new_tokens",
     "vllm:prefix_cache_queries": "prefix_queries",
@@ -179,7 +179,7 @@ class ServerHost(Host):
             self._sampler = None
 
     async def _sample(self) -> None:
-        """Read the gauges as long as the engine is at work."""
+        """Read the gauges periodically until the task is cancelled."""
         from vllm.v1.metrics.reader import Gauge, get_metrics_snapshot
 
         while True:
@@ -194,7 +194,7 @@ class ServerHost(Host):
 
 
 def _counted() -> Mapping[str, float]:
-    """What vLLM's own metrics have counted since the server started, summed over its engines."""
+    """Return the counts of vLLM's own metrics since the server started, summed over its engines."""
     from vllm.v1.metrics.reader import Counter, Histogram, get_metrics_snapshot
 
     totals = dict.fromkeys((*_COUNTERS.values(), "first_tokens", "first_token_seconds"), 0.0)

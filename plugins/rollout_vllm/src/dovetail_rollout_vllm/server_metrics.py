@@ -28,7 +28,7 @@ def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping
         ("waiting", "waiting_requests"),
         ("cache_usage", "kv_cache_usage"),
     ):
-        # A rollout may be over before the first look.
+        # A rollout may end before the gauges are first read.
         if looks:
             found[ours] = Mean(grown[name], looks)
             found[f"{ours}_max"] = Max(totals[f"{name}_max"])

@@ -93,7 +93,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         tensors = Counted(self._incoming(manifest), lasting=self._open().lasting, device=self.place)
         try:
             load(self.model, model_config_of(self, self.model), tensors)
-            # What the receiver says after its last tensor is part of the update.
+            # Exhausts the receiver, which may raise after its last tensor; a further tensor is one that vLLM did not load.
             for name, _ in tensors:
                 raise WeightSyncError(f"vLLM did not load {name!r}")
         finally:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
 _ENGINE = "EngineCore"
-"""What the names of vLLM's engine processes begin with."""
+"""Beginning of the names of vLLM's engine processes."""
 _END_SECONDS = 5.0
-"""How long a process may take to end by itself."""
+"""Seconds that a process may take to end by itself."""
 
 
 def engine_processes() -> list[BaseProcess]:
@@ -30,10 +30,10 @@ def end(processes: Sequence[BaseProcess]) -> None:
         process.terminate()
     for process in processes:
         process.join(_END_SECONDS)
-        # Nothing follows where it has ended.
+        # No effect if the process has ended.
         process.kill()
         process.join()
-    # What it started has a moment to follow it by itself.
+    # Children may take a moment to end by themselves.
     _, left = psutil.wait_procs(started, timeout=_END_SECONDS)
     for one in left:
         with contextlib.suppress(psutil.NoSuchProcess):

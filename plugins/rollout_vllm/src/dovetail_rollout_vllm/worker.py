@@ -45,7 +45,7 @@ def register() -> None:
 
 
 def _end_with_parent() -> None:
-    """A rollout that is killed leaves no engine behind. Linux only; elsewhere vLLM's own watch has to do."""
+    """Make this process end if its parent is killed. Linux only; on other systems vLLM's own monitoring must do."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""A server that answers as a test says, and what rollouts on servers are made of."""
+"""A fake server with configurable answers, and the parts of rollouts on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes that a server serves for Dovetail, without an engine: who may ask, and what is refused."""
+"""Dovetail's routes of a server, without an engine: authorization, and refused requests."""
 
 from __future__ import annotations
 

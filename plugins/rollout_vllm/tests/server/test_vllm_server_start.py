@@ -1,4 +1,4 @@
-"""Starts that fail, and servers that can't be joined: one clear error each, and nothing is left behind."""
+"""Failing starts, and servers that can't be joined: each gives one clear error, and no process is left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FITTING: dict[str, Any] = {
     "parts": {},
     "base": {"replaced": False, "whole": True, "version": None, "since": None},
 }
-"""How a server describes itself that fits the tiny model."""
+"""Description that a server which fits the tiny model gives of itself."""
 
 
 @pytest.fixture

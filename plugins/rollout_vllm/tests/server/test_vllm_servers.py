@@ -1,4 +1,4 @@
-"""Real vLLM servers: the conformance suite on one that a replica starts, one that is joined, and one that dies."""
+"""Real vLLM servers: the conformance suite on a server that a replica starts and on a joined one, and servers that die."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class TestVllmServer(RolloutConformance):
             RolloutRequest(
                 request_id=f"p{p}",
                 prompt_ids=np.array([5 + p, 6, 7]),
-                # The first of each replica is short: it may end before the kill, and long ones may not.
+                # The first request of each replica is short and may end before the kill; the long ones can't.
                 sampling=SamplingParams(max_new_tokens=8 if p < 2 else 600, ignore_eos=True),
                 streams=tuple(SampleStream(seed=1, prompt=p, sample=s) for s in range(2)),
             )
@@ -176,7 +176,7 @@ class TestVllmServer(RolloutConformance):
         async def act() -> list[Any]:
             short = [asyncio.create_task(answers(pool, [request])) for request in requests[:2]]
             long = asyncio.create_task(answers(pool, requests[2:]))
-            # At once: on a busy machine, what waits for a request may wake when both have ended all of theirs.
+            # Kill as soon as requests run: on a busy machine, a task that waits for a request may wake only after both replicas are done.
             while not victim._gate.running:
                 assert not long.done()
                 await asyncio.sleep(0.01)
@@ -204,7 +204,7 @@ class TestVllmServer(RolloutConformance):
             work = asyncio.create_task(_all(joined, long))
             while joined._gate.running < 4:  # type: ignore[attr-defined]
                 assert not work.done(), work
-                await asyncio.sleep(0)  # as a tiny model may need less than any pause
+                await asyncio.sleep(0)  # a tiny model may end within any pause
             for pid in engine_pids(by_hand.process):
                 os.kill(pid, signal.SIGKILL)
             return await asyncio.gather(work, return_exceptions=True)

@@ -23,7 +23,7 @@ MAGNITUDE = "lora_magnitude_vector"
 """peft's name for the magnitudes of DoRA (arXiv 2402.09353), [out]."""
 _WIRE_PREFIX = "base_model.model."
 _OWN = ".lora_"
-"""What begins the part of a name that is the adapter's own."""
+"""Start of the part of a tensor's name that belongs to the adapter."""
 
 
 def state_name(layer: str, kind: str) -> str:
@@ -41,7 +41,7 @@ def wire_name(name: str) -> str:
     layer, own, rest = name.rpartition(_OWN)
     kind, _, rest = rest.partition(".")
     rest = rest.removeprefix(ADAPTER).removeprefix(".")
-    # What is not a layer of its own has no `weight` there.
+    # Magnitudes are not a module in peft's checkpoints, so that their names do not end in `weight`.
     last = f".{rest}" if rest and own + kind != f".{MAGNITUDE}" else ""
     return f"{_WIRE_PREFIX}{layer}{own}{kind}{last}"
 

@@ -120,10 +120,10 @@ def adapter_tensors(
 
 
 def _config(section: LoraSection, layers: Iterable[str], context: PluginContext) -> dict[str, Any]:
-    """What peft reads, of an adapter on these layers."""
+    """Return the content of `adapter_config.json` for an adapter on these layers."""
     named = [name for name in section.target_modules if name != ALL_LINEAR]
     if ALL_LINEAR in section.target_modules:
-        # By name, since other readers don't know what the word stands for.
+        # `all-linear` is written as layer names: readers other than peft don't know the word.
         named = sorted({*named, *described(section, layers).target_modules})
     model = context.model
     values = {theirs: getattr(section, ours) for ours, (theirs, _) in _KEYS.items()}
@@ -143,7 +143,7 @@ def _config(section: LoraSection, layers: Iterable[str], context: PluginContext)
 
 
 def _check_config(key: str, config: Any, section: LoraSection) -> None:
-    """See that an adapter is computed as the section says."""
+    """Check that an adapter's config agrees with the section."""
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise ConfigError(f"{key} is not an adapter of peft_type LORA", hint="name a LoRA adapter")
     for name in ("rank_pattern", "alpha_pattern"):

@@ -1,4 +1,4 @@
-"""Finds the samples of a micro-batch whose loss is not finite. Legend: N samples, T response tokens."""
+"""Search for the samples of a micro-batch whose loss is not finite. Legend: N samples, T response tokens."""
 
 from __future__ import annotations
 

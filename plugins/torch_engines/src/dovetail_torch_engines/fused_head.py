@@ -97,8 +97,8 @@ def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
 
 
 class _FusedScores(torch.autograd.Function):
-    """Log-probabilities, entropies and Σ p², float32 [R] each, log-probabilities at K words [R, K], and the K most likely words with
-    theirs; Σ p² and the likeliest words without a gradient.
+    """Autograd function of log-probabilities, entropies and Σ p², float32 [R] each, log-probabilities at K words, [R, K], and the K
+    most likely words with their log-probabilities. Σ p² and the most likely words have no gradient.
     """
 
     @staticmethod
@@ -148,7 +148,7 @@ class _FusedScores(torch.autograd.Function):
         chunks.free()
         if vocabulary is not None and mine_R is not None:
             scores_4R = vocabulary.merged(scores_4R, mine_R)
-            # No column has this number: where the target is elsewhere, only Σ e^z is to lose.
+            # −1 matches no column: if another rank has the target, this rank's gradient is only that of −log Σ e^z.
             chunks.targets_R = targets_R.masked_fill(~mine_R, -1)
             if ids_RK is not None:
                 z_RK = vocabulary.total(z_RK.masked_fill_(~mine_RK, 0))
@@ -190,7 +190,7 @@ class _FusedScores(torch.autograd.Function):
         given_R = given_R.contiguous()
         targets_R = chunks.targets_R
         if grad_log_probs_RK is not None:
-            # The kernel takes the sum off, as for one word, and adds nothing: no column has the number −1.
+            # The kernel subtracts the sum of the gradients times p, as for one word. Columns −1 make it add nothing: `_merged` does.
             given_RK = grad_log_probs_RK * mine_RK
             place_RX, added_RX = _merged(
                 targets_R, given_R, place_RK.masked_fill(~mine_RK, -2), given_RK
@@ -222,9 +222,9 @@ class _FusedScores(torch.autograd.Function):
 def _merged(
     targets_R: Tensor, given_R: Tensor, place_RK: Tensor, given_RK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Columns, int64 [R, 1 + K], and what to add there, float32: for the targets and for K words, where they are not negative.
+    """Return columns, int64 [R, 1 + K], and the gradients to add there, float32, for the targets and K words; negative columns get 0.
 
-    A target that is one of the words leaves its gradient to it: additions to one place come in no fixed order.
+    If a target is one of the words, its gradient is added to the word's: two additions to one place have no fixed order.
     """
     same_RK = place_RK == targets_R[:, None]
     alone_R = (targets_R >= 0) & ~same_RK.any(-1)
@@ -235,7 +235,7 @@ def _merged(
 
 
 class _Chunks:
-    """An output layer over some rows, whose logits are made chunk by chunk: in one buffer, but for those to be kept."""
+    """The output layer over some rows, which computes logits chunk by chunk, in one buffer except for kept chunks."""
 
     def __init__(
         self,
@@ -260,13 +260,13 @@ class _Chunks:
         self._kept: dict[int, Tensor | None] = {}
 
     def keep(self, room: int) -> None:
-        """From now on keep the logits of as many chunks as take up so many bytes, until each is asked for."""
+        """Keep the logits of the first chunks, as many as fit into `room` bytes, until `kept_logits` takes them."""
         if self.rows:
             a_chunk = self.rows[0].stop * self.weight_VH.shape[0] * self.weight_VH.itemsize
             self._kept = dict.fromkeys(rows.start for rows in self.rows[: room // a_chunk])
 
     def logits(self, rows: slice) -> Tensor:
-        """[C, V]: the matrix product alone, in the compute dtype; the next chunk overwrites what is not kept."""
+        """Return a chunk's matrix product [C, V] in the compute dtype; the next chunk overwrites it unless the chunk is kept."""
         if rows.start in self._kept:
             kept_CV = torch.mm(self.hidden_RH[rows], self.weight_VH.t())
             self._kept[rows.start] = kept_CV
@@ -278,20 +278,20 @@ class _Chunks:
         return torch.mm(self.hidden_RH[rows], self.weight_VH.t(), out=out_CV)
 
     def kept_logits(self, rows: slice) -> Tensor:
-        """The kept ones, to be overwritten: another time they are made again, as those are that were not kept."""
+        """Return a chunk's kept logits, which the caller may overwrite, or else recompute them."""
         kept_CV = self._kept.pop(rows.start, None)
         return self.logits(rows) if kept_CV is None else kept_CV
 
     def temperature(self, rows: slice) -> Tensor | None:
-        """float32 [C], or None where all are 1."""
+        """Return the temperatures of a chunk's rows, float32 [C]; None if all are 1."""
         return None if self._temperature_R is None else self._temperature_R[rows]
 
     def biased(self, logits_CV: Tensor) -> Tensor:
-        """[C, V]: logits with the bias, which may have changed their order."""
+        """Return logits [C, V] with the bias, which may change the order of the words."""
         return logits_CV if self.bias_V is None else logits_CV.float() + self.bias_V
 
     def scaled(self, rows: slice, values_CK: Tensor) -> Tensor:
-        """float32 [C, K]: values by the temperatures of their rows."""
+        """Return values divided by the temperatures of their rows, float32 [C, K]."""
         return (
             values_CK
             if self._temperature_R is None
@@ -299,17 +299,17 @@ class _Chunks:
         )
 
     def scaled_at(self, rows: slice, logits_CV: Tensor, place_CK: Tensor) -> Tensor:
-        """float32 [C, K]: logits of some columns, with bias and temperature."""
+        """Return the logits at some columns, with bias and temperature, float32 [C, K]."""
         z_CK = logits_CV.gather(1, place_CK).float()
         return self.scaled(rows, z_CK if self.bias_V is None else z_CK + self.bias_V[place_CK])
 
     def free(self) -> None:
-        """Give the buffer back."""
+        """Free the buffer."""
         self._buffer_CV = None
 
 
 class _WeightGradient:
-    """A sum over chunks: float32, unless there is but one chunk. Rows of padding after it are 0."""
+    """The weight gradient: a sum over chunks in float32, or in the weight's dtype for a single chunk. Padding rows are 0."""
 
     def __init__(self, weight_VH: Tensor, chunks: int, padding: int) -> None:
         self._alone = chunks == 1
@@ -327,7 +327,7 @@ class _WeightGradient:
         elif grad_CV.dtype == torch.float32:
             sum_VH.addmm_(grad_CV.t(), hidden_CH)
         elif sum_VH.is_cuda:
-            # The product's own epilogue adds to float32: nothing is written in between.
+            # The matrix product's epilogue adds to float32, so that no product is written in half precision.
             torch.addmm(sum_VH, grad_CV.t(), hidden_CH, out_dtype=torch.float32, out=sum_VH)
         else:
             sum_VH += grad_CV.t() @ hidden_CH

@@ -96,7 +96,7 @@ def _row_scores(  # noqa: C901 - every branch is settled when it is compiled
     HAS_BIAS: tl.constexpr, HAS_TEMPERATURE: tl.constexpr,
     ENTROPIES: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # A chunk may hold more than 2³¹ logits.
+    # int64, since a chunk may have more than 2³¹ logits.
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     scale = 1.0
@@ -104,7 +104,7 @@ def _row_scores(  # noqa: C901 - every branch is settled when it is compiled
         scale = 1.0 / tl.load(temperature + row)
     lane = tl.arange(0, BLOCK)
     largest = float("-inf")
-    # Sums stay spread over the lanes until the end: only the maximum is agreed on in every turn.
+    # Each lane keeps its own sums until the end; only the maximum is reduced over the lanes in every iteration.
     sum_lane = tl.zeros([BLOCK], dtype=tl.float32)
     moment_lane = tl.zeros([BLOCK], dtype=tl.float32)
     square_lane = tl.zeros([BLOCK], dtype=tl.float32)
@@ -118,7 +118,7 @@ def _row_scores(  # noqa: C901 - every branch is settled when it is compiled
         higher = tl.maximum(largest, tl.max(z, axis=0))
         shrink = tl.exp(largest - higher)
         if ENTROPIES:
-            # Where nothing was summed yet, −∞ · 0 must be 0.
+            # Before the first sum, −∞ · 0 must be 0.
             fallen = tl.where(sum_lane > 0, (largest - higher) * sum_lane, 0.0)
             moment_lane = (moment_lane + fallen) * shrink
         away = z - higher
@@ -157,7 +157,7 @@ def _into_gradient(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < vocabulary
     place = logits + row * stride + column
-    # In place is safe: a logit is read by the program that overwrites it, and by no other.
+    # Writing in place is safe: only the program that overwrites a logit reads it.
     z = tl.load(place, mask=inside, other=float("-inf")).to(tl.float32)
     if HAS_BIAS:
         z += tl.load(bias + column, mask=inside, other=0.0)

@@ -165,7 +165,7 @@ def packed_parts(
     units.sort(key=lambda unit: -unit.weight)
     parts = _fewest(units, budget)
     if at_least > len(parts):
-        # Ranks count on the number: what does not spread over more parts stays in fewer, and the rest are empty.
+        # Every rank must run `at_least` micro-batches; if the units do not spread over so many, the caller adds empty ones.
         parts = _spread(units, at_least, budget) or parts
     filled = [part for part in parts if part.rows]
     return sorted(filled, key=lambda part: -part.weight)
@@ -200,7 +200,7 @@ def _whole_units(samples: Samples) -> list[PackedRows]:
 
 
 def _prompt_units(samples: Samples, budget: int) -> list[PackedRows]:
-    """All responses to a prompt; as many units, of about one size, as the budget asks for."""
+    """Return units of responses to one prompt, as many for each prompt as the budget requires, of about equal size."""
     active = samples.active
     prompts = samples.prompt_N[active]
     units: list[PackedRows] = []
@@ -220,22 +220,22 @@ def _prompt_units(samples: Samples, budget: int) -> list[PackedRows]:
 
 
 def _by_id(rows: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
-    """Rows with one id each, in the order of the ids."""
+    """Group rows by id, in the order of the ids."""
     _, counts = np.unique(ids, return_counts=True)
     return np.split(rows[np.argsort(ids, kind="stable")], np.cumsum(counts)[:-1])
 
 
 def _fewest(units: Sequence[PackedRows], budget: int) -> list[PackedRows]:
-    """Units spread over nearly as few parts as the budget allows."""
+    """Spread units over nearly as few parts as the budget allows."""
     count = max(1, -(-sum(unit.cost for unit in units) // budget))
     while (parts := _spread(units, count, budget)) is None:
-        # Little is lost by a few parts more, and much time by trying every number.
+        # A few parts more cost little; trying every count would take long.
         count += max(1, count // 20)
     return parts
 
 
 def _spread(units: Sequence[PackedRows], count: int, budget: int) -> list[PackedRows] | None:
-    """Each unit, the heaviest first, to the lightest part that has room for it; None where one finds no room."""
+    """Give each unit, heaviest first, to the lightest part with room for it; None if a unit fits into no part."""
     parts = [PackedRows() for _ in range(count)]
     heap = [(0.0, index) for index in range(count)]
     for unit in units:
@@ -255,9 +255,9 @@ def _spread(units: Sequence[PackedRows], count: int, budget: int) -> list[Packed
 
 
 def _balanced(rows: Sequence[Rows], budget: int, at_least: int) -> list[MicroBatchRows]:
-    """As few parts as the budget and `at_least` allow, and among those cuts the one whose largest part is smallest.
+    """Divide rows into as few parts as the budget and `at_least` allow, with the largest part as small as possible.
 
-    There may be fewer than `at_least` where rows are few or of one length.
+    There may be fewer than `at_least` parts if rows are few or of equal length.
     """
     best = _greedy(rows, budget)
     wanted = max(len(best), at_least)

@@ -73,13 +73,13 @@ def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def _may_be_fetched(path: str, section: ModelSection) -> bool:
-    """Whether a path is a hub id of which nothing is here yet."""
+    """Return whether a path is a hub id that has not been downloaded."""
     names_a_place = path.startswith(("/", ".", "~")) or path.count("/") > 1
     return not names_a_place and model_directory(path, section) is None
 
 
 def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
-    """What is wrong with the weights in a model's directory; None where nothing is, or nothing can be told."""
+    """Return what is wrong with the weights in a model's directory; None if nothing is, or if the path is no directory."""
     directory = Path(role.path).expanduser()
     if not directory.is_dir():
         return None
@@ -108,7 +108,7 @@ def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
 
 
 def _quantisation_problem(role: ModelRole, given: Any) -> str | None:
-    """Why a model with this `quantization_config` can't be used; None where it can, or where transformers heeds none."""
+    """Return why a model with this `quantization_config` can't be used; None if it can, or if transformers ignores the config."""
     from transformers.quantizers import AutoHfQuantizer
 
     if given is None or not AutoHfQuantizer.supports_quant_method(given):
@@ -151,7 +151,7 @@ def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def _problem(target: str, shape: ModelShape, role: ModelRole) -> ConfigError | None:
-    """What is wrong with one target; what engines find too, in the same words."""
+    """Return what is wrong with one target of an adapter, as the error that engines raise."""
     named = sorted(shape.matching(target))
     if not named:
         return ConfigError(
@@ -162,14 +162,14 @@ def _problem(target: str, shape: ModelShape, role: ModelRole) -> ConfigError | N
         if name not in shape.matrices:
             linear = [n for n, layer in shape.layers.items() if layer.linear]
             return no_matrix(target, name, linear)
-        # With a value head in place of the output layer, nothing shares its weight.
+        # A value head replaces the output layer, so that the embedding's weight is not shared.
         if role.head == "lm" and name in shape.layers and shape.layers[name].shared:
             return shared_weight(name)
     return None
 
 
 def _section(plan: Plan | None, role: ModelRole) -> str:
-    """The key path of what selects a role's engine."""
+    """Return the key path that selects a role's engine."""
     own = f"{role.key}.engine"
     return own if plan is not None and own in plan.refs else "actor.engine"
 
@@ -181,10 +181,10 @@ def _layers(target: str, shape: ModelShape) -> str:
 
 
 def _stored(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """Return the file and the shape of every tensor of a model's files; of safetensors by their headers.
+    """Return the file and shape of every tensor of a model, read from the headers of safetensors.
 
     Raises:
-        ModelError: there are no weights, or a file is missing, truncated or holds none.
+        ModelError: there are no weights, or a file is missing, truncated or without its tensors.
     """
     name = next((name for name in FILES if (directory / name).is_file()), None)
     if name is None:

@@ -41,7 +41,7 @@ def quantization(method: str) -> Callable[[Path], None]:
 
 
 def _quantize(model: Path, scheme_name: str) -> None:
-    """Quantize a model's files in their place; for errors see `quantization`."""
+    """Quantize a model's files in place; for errors see `quantization`."""
     from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
     from safetensors.torch import load_file, save_file
 
@@ -81,7 +81,7 @@ def _dump(file: Path, value: object) -> None:
 
 
 def _quantized_tensors(tensors: Mapping[str, Any], linear: set[str], scheme: Any) -> dict[str, Any]:
-    """Return the tensors of a file, each weight [out, in] of a linear layer as float8_e4m3fn, beside its `weight_scale` [out, 1]."""
+    """Return a file's tensors, with each linear layer's weight [out, in] as float8_e4m3fn, beside a `weight_scale` [out, 1]."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization.utils import calculate_qparams
 

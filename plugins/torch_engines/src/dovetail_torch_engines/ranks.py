@@ -96,7 +96,7 @@ class Ranks:
             if isinstance(error, NumericsError)
             for sample in error.sample_ids
         ]
-        # Ranks without a sample of their own to blame only say that another rank has one.
+        # A numerics error without sample ids only says that another rank's samples caused it.
         named = [e for e in failed if isinstance(e, NumericsError) and e.sample_ids]
         chosen = (named or failed)[0]
         if isinstance(chosen, NumericsError):
@@ -104,7 +104,7 @@ class Ranks:
         raise chosen from failure
 
     def _gathered(self, numbers: Sequence[float]) -> torch.Tensor:
-        """float64 [ranks, len(numbers)]."""
+        """Return the numbers of every rank, float64 [ranks, len(numbers)]."""
         mine = torch.tensor(list(numbers), dtype=torch.float64)
         if self.size == 1:
             return mine[None]
@@ -114,7 +114,7 @@ class Ranks:
 
 
 def _portable(failure: Exception | None, rank: int) -> DovetailError | None:
-    """The error as it can travel."""
+    """Return a failure as an error that can be pickled."""
     if failure is None:
         return None
     if isinstance(failure, DovetailError):

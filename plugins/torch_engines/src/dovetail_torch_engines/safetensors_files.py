@@ -88,7 +88,7 @@ class SafetensorsWriter:
         self._names.append(list(self._waiting))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # transformers before 5 loads no file without this.
+            # transformers below 5 refuses a file without this metadata.
             save_file(self._waiting, self._file(len(self._names)), metadata={"format": "pt"})
         except (OSError, SafetensorError) as error:
             self._failure = error
@@ -173,7 +173,7 @@ class SafetensorsStore:
 
         reader = HuggingFaceStorageReader(str(self._folder))
         try:
-            # It would warn that one process is one process.
+            # torch warns that it assumes a single process.
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 load(dict(tensors), storage_reader=reader, no_dist=alone)
         except (OSError, SafetensorError, CheckpointException) as error:

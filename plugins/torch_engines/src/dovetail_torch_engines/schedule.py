@@ -45,9 +45,9 @@ class LearningRate:
         if step < section.warmup_steps:
             # From step + 1: a first step with a rate of 0 would change nothing.
             return peak * (step + 1) / section.warmup_steps
-        # The peak is reached in the last step of warm-up, or in the first step where there is none.
+        # The peak is reached in the last step of warm-up, or in the first step without warm-up.
         start = max(section.warmup_steps - 1, 0)
-        # At least 1, by which schedules divide, where the run ends with its warm-up.
+        # At least 1, even if the run ends with its warm-up: schedules divide by it.
         last = None if self._total_steps is None else max(self._total_steps - 1 - start, 1)
         since = step - start if last is None else min(step - start, last)
         share = self._schedule.share(since, last)

@@ -67,7 +67,7 @@ class Sending(ABC):
         try:
             sender.send(manifest, tensors)
         finally:
-            # Whatever becomes of them, tensors are gathered to the end: other ranks wait for it.
+            # Consume the remaining tensors even after an error: the other ranks take part in gathering each.
             for _ in tensors:
                 pass
 

@@ -23,8 +23,8 @@ def sent(array: np.ndarray, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    # Memory that is not pinned would be sent only once the device has caught up. The pinned copy may be dropped at once:
-    # torch's host allocator gives it to nothing else before the transfer is through.
+    # A copy from unpinned memory would wait for the device's queue. The pinned copy may be dropped at once: torch's host
+    # allocator does not reuse the memory before the transfer is done.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
@@ -97,7 +97,7 @@ class Buckets:
 
 
 def _grouped(lengths_S: np.ndarray) -> list[np.ndarray]:
-    """Rows of each bucket, in the order in which they came."""
+    """Return the rows of each bucket, in their original order."""
     if lengths_S.max() <= SHORT:
         return [np.arange(len(lengths_S))]
     order = np.argsort(-lengths_S, kind="stable")
@@ -114,7 +114,7 @@ def _grouped(lengths_S: np.ndarray) -> list[np.ndarray]:
 
 
 class _Spread(torch.autograd.Function):
-    """Rows to their slots among zeros. Slots differ, so that the gradient is a plain gather."""
+    """Copy of rows to distinct slots of a tensor of zeros; the gradient is a gather."""
 
     @staticmethod
     def forward(ctx: Any, x_TXD: Tensor, slot_T: Tensor, size: int) -> Tensor:
@@ -128,7 +128,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """The rows in some slots. Slots differ, so that the gradient is a plain scatter."""
+    """Selection of the rows in distinct slots; the gradient is a scatter."""
 
     @staticmethod
     def forward(ctx: Any, x_NXD: Tensor, slot_T: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The format of a training state. Engines share the format, so that one engine can load the state of another.
 
-training.json            the steps taken, in all and by parameter
+training.json            number of optimizer steps, in total and for each parameter
 weights/*.safetensors    float32 weights
 moments/*.safetensors    the optimizer's moments
 random-RANK.safetensors  each rank's random state (`dovetail_torch_engines.random_states`)
@@ -34,7 +34,7 @@ def emptied(directory: Path, ranks: Ranks) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if ranks.first:
-                # Files of more ranks than there are now, or of another layout, would be read as well.
+                # Earlier files, from more ranks or in another layout, would be read as well.
                 for part in (WEIGHTS, MOMENTS):
                     shutil.rmtree(directory / part, ignore_errors=True)
         except OSError as error:

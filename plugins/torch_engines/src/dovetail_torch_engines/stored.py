@@ -104,7 +104,7 @@ def bad_weight(section: ModelSection, seconds: float) -> tuple[str, Path] | None
 
 
 def _files_by_name(section: ModelSection) -> dict[str, Path]:
-    """Every tensor of the checkpoint, and the file that holds it."""
+    """Return the file of every tensor of the checkpoint, by the tensor's name."""
     for name in FILES:
         if (file := _cached(section, name)) is None:
             continue
@@ -164,7 +164,7 @@ def unpickled(file: Path) -> dict[str, Tensor]:
     hint = "fetch the model again, or take it in safetensors"
     try:
         found = torch.load(file, weights_only=True, mmap=is_zipfile(file), map_location="cpu")
-    except Exception as error:  # torch raises what the bytes lead it to
+    except Exception as error:  # damaged bytes raise errors of any class
         why = "is damaged, or holds more than tensors, which is not unpickled"
         if isinstance(error, FileNotFoundError | PermissionError):
             why = f"can't be read: {error.strerror}"

@@ -70,15 +70,15 @@ class TorchEngine(TrainEngine):
     @property
     @abstractmethod
     def _vocabulary(self) -> int:
-        """Words that the model knows."""
+        """Size of the model's vocabulary."""
 
     @abstractmethod
     def _with_sending(self) -> Sending:
-        """What sends the weights, made when it is first needed."""
+        """The sender of weights, made on first use."""
 
     @abstractmethod
     def _staged(self, directory: Path, *, copy: bool) -> Callable[[], None]:
-        """Return what writes the training state as it is now; with a copy, training may go on meanwhile. Collective."""
+        """Return a function that writes the current training state; with `copy`, training may continue before the call. Collective."""
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
@@ -148,7 +148,7 @@ class TorchEngine(TrainEngine):
     def _check_outputs(
         self, wanted: Iterable[str | OutputSpec], batch: Batch
     ) -> tuple[OutputSpec, ...]:
-        """What is asked for, once the batch has what it is computed from."""
+        """Return the requested outputs as specs, after checking that the batch has the columns for them."""
         context = self.context
         specs = check_outputs(
             type(self), self.config, context.head, self._role, wanted, trained=context.trained
@@ -178,9 +178,9 @@ class TorchEngine(TrainEngine):
     def _step_metrics(
         self, parts: Sequence[Mapping[str, Metric]], norm: float, lr: float
     ) -> dict[str, Metric]:
-        """The metrics of an update: those of its micro-batches, the norm of its gradient, and its learning rate.
+        """Return the metrics of an update: those of its micro-batches, the gradient norm, and the learning rate.
 
-        Over a step's updates both the mean and the largest norm: the last one alone may have clipped every token.
+        A step logs both mean and maximum of its updates' norms: in a single update, every token may be clipped.
         """
         own: dict[str, Metric] = {
             f"{self._role}/grad_norm": Mean(norm, 1.0),
@@ -192,7 +192,7 @@ class TorchEngine(TrainEngine):
     def _traced(
         self, error: NumericsError, mini_batch: Batch, rows: Sequence[int]
     ) -> NumericsError:
-        """The error with the samples that it came from, of every rank's rows. Collective."""
+        """Return the error with the samples, on any rank, that caused it. Collective."""
         samples = self._ranks.every(sample_names(mini_batch, rows))
         whence = (
             f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"

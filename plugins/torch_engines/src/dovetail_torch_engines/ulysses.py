@@ -47,7 +47,7 @@ def to_heads(
         value_TKE = value_TKE.repeat_interleave(repeats, 1)
     given = (query_THD, key_TKD, value_TKE)
     shapes = [(x.shape[1] // ranks, x.shape[2]) for x in given]
-    # One message: the parts of each rank's heads side by side.
+    # Query, key and value are concatenated by target rank, so that one all-to-all exchanges all three.
     flat_TCX = torch.cat([x.reshape(len(x), ranks, -1) for x in given], dim=-1)
     whole_FX = _exchanged(flat_TCX.transpose(0, 1), group).flatten(0, 1)
     parts = torch.split(whole_FX, [heads * size for heads, size in shapes], dim=-1)
@@ -86,7 +86,7 @@ class ScoredShare:
         """
         owner_R, at_R = np.divmod(source_R, tokens)
         scored_C = np.bincount(owner_R, minlength=ranks)
-        # All score equally many, and at least one: a weight that one of them did not touch would have no gradient there.
+        # Every rank scores equally many tokens, at least one: without any, a weight would have no gradient on that rank.
         most = max(1, int(scored_C.max(initial=0)))
         order_R = np.argsort(owner_R, kind="stable")
         within = np.arange(len(order_R)) - (np.cumsum(scored_C) - scored_C)[owner_R[order_R]]
@@ -107,7 +107,7 @@ class ScoredShare:
         Collective over the group; None for a single rank.
         """
         names = sorted(scores)
-        # One message: integers travel as the bits of floats, which nothing computes with.
+        # All scores are sent in one all-gather: integers as floats of the same bits, which are only copied.
         rows = [_as_float(scores[name]).reshape(len(self.source_M), -1).t() for name in names]
         scores_NM = torch.cat(rows)
         if group is not None:
@@ -127,26 +127,26 @@ def _filled(values: np.ndarray, length: int, value: float) -> np.ndarray:
 
 
 def _as_float(scores: Tensor) -> Tensor:
-    """The same bits as float32."""
+    """Return scores with the same bits as float32."""
     return scores if scores.dtype == torch.float32 else scores.view(torch.float32)
 
 
 def _like(scores_NR: Tensor, own: Tensor) -> Tensor:
-    """[R, …] of the dtype and inner shape of a rank's own scores [M, …]."""
+    """Return gathered scores as [R, …], in the dtype and inner shape of a rank's own scores [M, …]."""
     if own.dtype != torch.float32:
         scores_NR = scores_NR.detach().contiguous().view(own.dtype)
     return scores_NR.t().reshape(-1, *own.shape[1:])
 
 
 def _exchanged(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[C, …]: the i-th part goes to rank i, and what comes from it takes its place. Carries the gradient."""
+    """Exchange parts [C, …]: part i goes to rank i, and is replaced by the part from rank i. Differentiable."""
     from torch.distributed._functional_collectives import all_to_all_single_autograd
 
     return all_to_all_single_autograd(by_rank.contiguous(), None, None, group)
 
 
 class _Gathered(torch.autograd.Function):
-    """Every rank's tensor, stacked. Each rank keeps the gradient of its own: the others hold the same loss."""
+    """All-gather of the ranks' tensors, stacked. Each rank keeps only its own tensor's gradient: all ranks compute the same loss."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup, size: int, index: int) -> Tensor:

@@ -61,7 +61,7 @@ def attend(
     if window is not None and window >= sequences.longest:
         window = None
     flash = has_flash(query_THD, value_TKE)
-    # cuDNN's kernels are planned for every length anew: a lone sequence is better filled up to one that was seen.
+    # cuDNN plans a kernel for every new length, so that `_one_by_one` pads a single sequence to one of a few lengths.
     if window is None and sequences.even and not (flash and len(sequences) == 1):
         return _rows(query_THD, key_TKD, value_TKE, len(sequences), scale)
     if window is None and flash and len(query_THD) >= ALONE * len(sequences):
@@ -90,7 +90,7 @@ def _flash(
 
     if (narrow := value_TKE.shape[-1]) != query_THD.shape[-1]:
         value_TKE = functional.pad(value_TKE, (0, query_THD.shape[-1] - narrow))
-    # Keys and values with fewer heads serve a group of query heads each: torch 2.11 asks for no consent to that.
+    # Grouped-query attention: torch 2.11 allows it without the option `enable_gqa`, later versions need the option.
     options: dict[str, Any] = {"enable_gqa": True} if _asks_for_consent() else {}
     offsets_S1, longest = sequences.offsets_S1, sequences.longest
     attended: Any = varlen_attn(
@@ -110,7 +110,7 @@ def _asks_for_consent() -> bool:
 def _rows(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, count: int, scale: float
 ) -> Tensor:
-    """Sequences of one length are rows without padding."""
+    """Attend within sequences of equal length, as rows without padding."""
     query, key, value = (
         torch.unflatten(x, 0, (count, -1)) for x in (query_THD, key_TKD, value_TKE)
     )
@@ -121,7 +121,7 @@ def _rows(
 def _one_by_one(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, sequences: Sequences, scale: float
 ) -> Tensor:
-    """Each sequence by itself, filled up at its end to one of a few lengths: cuDNN plans anew for every other one."""
+    """Attend within each sequence by a kernel of its own, padded to one of a few lengths: cuDNN plans for every new length."""
     lengths = sequences.lengths
     attended = []
     with _fast_kernels(query_THD):
@@ -135,7 +135,7 @@ def _one_by_one(
 
 
 def _fast_kernels(query_THD: Tensor) -> AbstractContextManager[Any]:
-    """On CUDA cuDNN's kernel first: on Hopper it is faster than the flash kernel that torch brings along."""
+    """Prefer cuDNN's kernel on CUDA within the block: on Hopper it is faster than torch's flash kernel."""
     if not query_THD.is_cuda:
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -152,7 +152,7 @@ def _fast_kernels(query_THD: Tensor) -> AbstractContextManager[Any]:
 def _causal(
     query_BLHD: Tensor, key_BLKD: Tensor, value_BLKE: Tensor, scale: float, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """[B, L, H, E]; causal where there is no mask."""
+    """Return the attention's output [B, L, H, E], causal unless a mask is given."""
     attended_BHLE: Tensor = functional.scaled_dot_product_attention(
         query_BLHD.transpose(1, 2),
         key_BLKD.transpose(1, 2),
@@ -196,7 +196,7 @@ def _bucket(
 def _banded(
     query_BLHD: Tensor, key_BLKD: Tensor, value_BLKE: Tensor, scale: float, window: int
 ) -> Tensor:
-    """Blocks of W queries against their own and the block before: memory grows with L · W, not L²."""
+    """Attend within a window, in blocks of W queries to their own and the previous block: memory grows with L · W, not L²."""
     length = query_BLHD.shape[1]
     blocks = -(-length // window)
     more = blocks * window - length
@@ -210,7 +210,7 @@ def _banded(
     at_query = torch.arange(window, device=query.device)[:, None] + window
     at_key = torch.arange(2 * window, device=query.device)
     band = (at_key <= at_query) & (at_key > at_query - window)
-    # Nothing comes before the first block.
+    # The block before the first one is padding.
     first = band & (at_key >= window)
     mask = torch.cat([first[None], band.expand(blocks - 1, -1, -1)])
     rows = len(query_BLHD)
@@ -222,6 +222,6 @@ def _banded(
 
 
 def _with_block_before(blocks: Tensor) -> Tensor:
-    """[B, blocks, W, K, D] to [B, blocks, 2 W, K, D]."""
+    """Prepend the previous block to each: [B, blocks, W, K, D] becomes [B, blocks, 2 W, K, D]."""
     before = functional.pad(blocks, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
     return torch.cat([before, blocks], dim=2)

@@ -110,7 +110,7 @@ class PeftAdapter:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Turn the adapter off within the block, so that the base model computes. Not for passes with gradients."""
-        # peft's own switch would also freeze and thaw parameters, which sharding must not see.
+        # peft's own switch also changes `requires_grad` of parameters, which must stay fixed once they are sharded.
         for layer in self._layers.values():
             layer._disable_adapters = True  # noqa: SLF001 - see above
         try:
@@ -189,21 +189,21 @@ def narrow_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _own(layer: Any) -> dict[str, Tensor]:
-    """The adapter's parameters in one layer: `lora_A.default.weight` and so on."""
+    """Return the adapter's parameters in one layer, by names such as `lora_A.default.weight`."""
     return {
         name: parameter for name, parameter in layer.named_parameters() if not name.startswith(BASE)
     }
 
 
 def _transposed(layer: Any) -> bool:
-    """Whether the base keeps its weight as [in, out], as an embedding and GPT-2's layers do."""
+    """Return whether the base stores its weight as [in, out], as embeddings and GPT-2's layers do."""
     return bool(getattr(layer, "fan_in_fan_out", False)) or isinstance(
         layer.get_base_layer(), nn.Embedding
     )
 
 
 def _norms(weight: Tensor, layer: object) -> Tensor:
-    """‖weight‖ of every output, [out]."""
+    """Return the norm of each output's weights, [out]."""
     return torch.linalg.norm(weight, dim=0 if _transposed(layer) else 1)
 
 
@@ -231,10 +231,10 @@ def _inject(model: PreTrainedModel, section: LoraSection) -> dict[str, Any]:
     )
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        # What it would warn of is found out here, or checked below.
+        # What peft warns of is handled here or checked below.
         warnings.filterwarnings("ignore", module="peft")
         try:
-            # What is on the meta device is reset once it has memory: peft need not draw weights for it.
+            # An adapter on the meta device is initialised once it has memory, so that peft need not do it.
             empty = model.device.type == "meta"
             inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=empty)
         except ValueError as error:
@@ -249,13 +249,13 @@ def _inject(model: PreTrainedModel, section: LoraSection) -> dict[str, Any]:
 def _targets(
     model: PreTrainedModel, section: LoraSection, linear: Sequence[str]
 ) -> str | list[str]:
-    """What peft is told to adapt. It would pass over a name that fits nothing as long as another one fits."""
+    """Return the target modules for peft, with every name checked: peft ignores names without a match if another name matches."""
     out = section.exclude_modules
     if section.target_modules == (ALL_LINEAR,) and out is None:
         return ALL_LINEAR
     modules = dict(model.named_modules())
     targets = [target for target in section.target_modules if target != ALL_LINEAR]
-    # A critic's trunk lacks some of what a section for actor and critic may name; nothing at all, peft refuses.
+    # A section that actor and critic share may name layers that a critic's trunk lacks. If all are missing, peft raises an error.
     whole = model.get_output_embeddings() is not None
     reached = []
     for target in targets:
@@ -287,7 +287,7 @@ def _choice(linear: Iterable[str]) -> str:
 
 
 def _check_layers(model: PreTrainedModel, layers: dict[str, Any]) -> None:
-    """See that every update can be merged: into a matrix of its layer's own, which no other layer shares."""
+    """Check that every update can be merged into a matrix that belongs to its layer alone."""
     names = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
     for name, layer in layers.items():
         weight = getattr(layer.get_base_layer(), "weight", None)

@@ -1,4 +1,4 @@
-"""Which optimisations an architecture allows, tested by running a few tokens instead of from a list of names; and the cost of its
+"""Tests of the optimisations that an architecture allows, made by running a few tokens rather than by a list of names; and the cost of
 attention.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 _TOKENS = 4
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError)
-"""What an architecture raises that does not know a cache or an argument."""
+"""Exceptions of an architecture that does not accept a cache or an argument."""
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     if len(seen) != 1 or states is None:
         return False
     given, raw, copy = seen[0]
-    # The very tensor that the layer returned, unchanged in place: a cap would hardly show in a random model's values.
+    # The logits must be the tensor that the layer returned, unchanged: softcapping would hardly change a random model's values.
     untouched = logits.data_ptr() == raw.data_ptr() and torch.equal(logits, copy)
     return untouched and torch.equal(given, states)
 
@@ -78,7 +78,7 @@ def shares_prompts(model: PreTrainedModel) -> bool:
         return False
     scale = float(whole.abs().max())
     if not math.isfinite(scale):
-        return False  # weights that are not finite, which the first step names
+        return False  # non-finite weights, which the first step reports
     return torch.allclose(rest, whole[:, half:].expand_as(rest), rtol=0, atol=1e-3 * scale)
 
 

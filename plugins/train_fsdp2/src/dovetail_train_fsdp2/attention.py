@@ -95,7 +95,7 @@ def _attended(
     window: int | None,
 ) -> Tensor:
     device = query_FHD.device.type
-    # The kernels want one dtype, and are called below the level at which autocast would see to it.
+    # The kernels need equal dtypes, and are called below the level at which autocast converts tensors.
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else value_FKE.dtype
     states = (query_FHD.to(dtype), key_FKD.to(dtype), value_FKE.to(dtype))

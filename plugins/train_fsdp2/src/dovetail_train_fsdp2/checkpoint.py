@@ -1,6 +1,6 @@
 """Saving and loading one model. Any number of ranks can read a checkpoint that any other number of ranks wrote.
 
-    training.json            the steps taken, in all and by parameter
+    training.json            number of optimizer steps, in total and for each parameter
     weights/*.safetensors    float32 weights, every rank's shards, as torch.distributed.checkpoint writes them
     moments/*.safetensors    the optimizer's moments, likewise
     random-RANK.safetensors  each rank's random state
@@ -120,7 +120,7 @@ def load(
         stored_state = stored_random_state(directory, ranks.rank)
     moments: dict[str, Tensor] = {}
     if optimizer is not None and (trained := facts["optimizer"]) is not None:
-        # Collective for optimizers that gather what they step.
+        # Collective for optimizers that gather parameters in a step.
         optimizer.restore(int(trained["steps"]), trained["parameters"])
         moments = optimizer.moments()
     if moments:
@@ -170,7 +170,7 @@ def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
 
 
 def _stored(folder: Path, expected: Mapping[str, Tensor]) -> SafetensorsStore:
-    """A part of the checkpoint, which holds these tensors."""
+    """Open a part of the checkpoint, and check that it has these tensors."""
     store = SafetensorsStore(folder)
     store.check({name: tensor.shape for name, tensor in expected.items()})
     return store
@@ -179,7 +179,7 @@ def _stored(folder: Path, expected: Mapping[str, Tensor]) -> SafetensorsStore:
 def _shards(
     tensors: Mapping[str, Tensor], ranks: Ranks, *, copy: bool
 ) -> Iterator[tuple[str, Tensor, int]]:
-    """What this rank writes of each tensor [rows, …]: its name, the shard [rows here, …] on the CPU, and the shard's first row."""
+    """Yield this rank's shard of each tensor [rows, …]: its name, the shard [rows here, …] on the CPU, and the shard's first row."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             place = tuple(tensor.device_mesh.get_coordinate() or ())
@@ -195,8 +195,9 @@ def _shards(
 
 
 def _write(folder: Path, shards: Sequence[tuple[str, Tensor, int]], ranks: Ranks) -> None:
-    """Write a rank's shards in the form of torch.distributed.checkpoint's HuggingFaceStorageWriter, which gathers plans and
-    results in collectives: they could meet training's.
+    """Write a rank's shards in the format of torch.distributed.checkpoint's HuggingFaceStorageWriter.
+
+    The writer itself runs collectives, which could run at the same time as training's.
     """
     from safetensors.torch import save_file
 

@@ -80,7 +80,7 @@ class Fsdp2Engine(TorchEngine):
         try:
             return working_memory(config, context, ranks=ranks, size=size)
         except (DovetailError, *UNTRACEABLE):
-            return None  # what is wrong with the model is for the rules to say
+            return None  # preflight rules report the error
 
     _runner: ModelRunner | None = None
     _sharding: Sharding | None = None
@@ -109,7 +109,7 @@ class Fsdp2Engine(TorchEngine):
             self._sending.close()
         self._runner = self._sharding = self._optimizer = self._sending = None
         if torch.device(self.context.device).type != "cpu":
-            # Sharded modules and their hooks refer to each other: only the collector frees them.
+            # Sharded modules and their hooks refer to each other: only the garbage collector frees them.
             gc.collect()
             torch.accelerator.empty_cache()
 
@@ -152,7 +152,7 @@ class Fsdp2Engine(TorchEngine):
         with self._ranks.together():
             cuts = self._cut(prepared, unit=objective.unit)
         cuts = self._cut_alike(prepared, cuts, objective.unit)
-        # One rank's images are every rank's: the gradients of the vision tower are reduced together.
+        # If one rank has images, all ranks must run the vision tower, whose gradients are reduced over all.
         runner.vision_everywhere = self._ranks.size > 1 and bool(
             self._ranks.largest(int(has_images(prepared)))
         )
@@ -172,7 +172,7 @@ class Fsdp2Engine(TorchEngine):
                     parts.append(term.metrics)
                     finite.append(term.finite)
         except BaseException:
-            # Half a mini-batch's gradients must not leak into the next update.
+            # Gradients of part of a mini-batch must not enter the next update.
             optimizer.discard_gradients()
             self._recover()
             raise
@@ -262,7 +262,7 @@ class Fsdp2Engine(TorchEngine):
     def _cut_alike(
         self, batch: Batch, cuts: list[MicroBatchPlan], unit: Unit = "sample"
     ) -> list[MicroBatchPlan]:
-        """The same cut, or one into as many micro-batches as the rank with the most has: each is collective."""
+        """Return the cuts, or cut into as many micro-batches as the rank with the most has: each micro-batch is collective."""
         most = self._ranks.largest(len(cuts))
         return cuts if len(cuts) == most else self._cut(batch, at_least=most, unit=unit)
 
@@ -275,7 +275,7 @@ class Fsdp2Engine(TorchEngine):
             return
         self._sharding.before_backward(last=last)
         if not loss.requires_grad:
-            # A loss that nothing moves still owes the other ranks its backward pass.
+            # A loss without a gradient still needs a backward pass: the other ranks wait for its collectives.
             loss = sum((s.sum() for s in scores.values() if s.requires_grad), loss) * 0
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -288,7 +288,7 @@ class Fsdp2Engine(TorchEngine):
             self._sharding.recover()
 
     def _made_optimizer(self) -> ShardedOptimizer:
-        """The optimizer, made when it is first needed: a model that only scores has none."""
+        """Return the optimizer, made on first use: a model that only scores has none."""
         if self._optimizer is None:
             self._optimizer = ShardedOptimizer(
                 self._started().model,
@@ -319,7 +319,7 @@ class Fsdp2Engine(TorchEngine):
         return self._started()
 
     def _move(self, device: torch.device, *, offloaded: bool) -> None:
-        """Parameters, buffers and moments to a device; on a CPU there is nowhere else to be."""
+        """Move parameters, buffers and moments to a device; an engine on the CPU has no other device."""
         runner = self._started()
         if torch.device(self.context.device).type == "cpu":
             return
@@ -330,5 +330,5 @@ class Fsdp2Engine(TorchEngine):
                 self._optimizer.move(device)
         self._offloaded = offloaded
         if offloaded:
-            # torch's allocator keeps what is freed; the rollout's process gets it only when it is given back.
+            # torch's allocator caches freed memory; the rollout's process gets the memory only after the cache is emptied.
             self.free_cache()

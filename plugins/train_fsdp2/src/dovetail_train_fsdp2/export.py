@@ -103,7 +103,7 @@ def export_saved(
 
 
 def _fill_small(runner: ModelRunner, state: SafetensorsStore) -> None:
-    """Give adapter and value head, which are kept beside any base, memory and their weights."""
+    """Allocate the adapter and the value head on the CPU, and fill them from the training state."""
     if runner.adapter is not None:
         runner.adapter.to_cpu()
     if isinstance(runner.model, ValueModel):
@@ -121,7 +121,7 @@ def _export(
     ranks: Ranks,
     read: Callable[[str, Tensor], Tensor],
 ) -> None:
-    """Write the model, each of whose base's tensors `read` gives whole, by its name and what stands for it in memory."""
+    """Write the model. `read` returns a tensor of the base as a whole, given its name and its tensor in memory."""
     model, prefix, head = runner.trunk, "", ""
     if isinstance(runner.model, ValueModel):
         model, prefix, head = classifier(runner.model)
@@ -146,7 +146,7 @@ def _export(
     with ranks.together():
         if ranks.first:
             try:
-                # It removes shards that it did not write, so it comes before they have their names.
+                # `save_pretrained` removes shards that it did not write, so that it must run before the shards get their names.
                 _describe(directory, model, runner.dtype, tokenizer)
                 writer.finish_model()
             except OSError as error:
@@ -159,10 +159,10 @@ def _export(
 def _describe(
     directory: Path, model: PreTrainedModel, dtype: torch.dtype, tokenizer: Tokenizer
 ) -> None:
-    """Everything but the weights, as transformers writes it."""
+    """Write everything but the weights, as transformers does."""
     from transformers import GenerationConfig
 
-    # Many models ship flags of sampling without `do_sample`: transformers reads them, and refuses to save them.
+    # Many models ship sampling parameters without `do_sample`, which transformers reads but refuses to save.
     described = copy(model)
     described.generation_config = GenerationConfig()
     with quietly():

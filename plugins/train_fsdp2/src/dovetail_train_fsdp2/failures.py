@@ -1,4 +1,4 @@
-"""Which samples made an update fail. Samples are scored one by one only after a failure, so that successful updates cost no more."""
+"""Search for the samples that made an update fail. Samples are scored one by one only after a failure, at no cost otherwise."""
 
 from __future__ import annotations
 

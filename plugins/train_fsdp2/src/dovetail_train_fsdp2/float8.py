@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError, PluginNeedsError
 MULTIPLE = 16
 """The numbers of input and output features of a float8 layer must be multiples of this."""
 _CAPABILITY = (8, 9)
-"""The first CUDA devices whose matrix units multiply float8."""
+"""Compute capability of the first CUDA devices that multiply float8 matrices."""
 
 
 def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
@@ -44,7 +44,7 @@ def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> Non
         )
     config = dataclasses.replace(
         Float8LinearConfig.from_recipe_name("rowwise"),
-        # The weight's gradient is a product over tokens, of which there is any number.
+        # The weight's gradient is a product over tokens, whose number need not be a multiple of `MULTIPLE`.
         pad_inner_dim=True,
         emulate=device.type == "cpu",
     )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _COUNTED = "dovetail_counted"
 _IN_BACKWARD = 1.5
-"""A layer's backward pass holds about so many times the activations that it keeps; measured."""
+"""Memory of a layer's backward pass, as a multiple of the activations that the layer keeps; measured."""
 UNTRACEABLE = (
     RuntimeError,
     NotImplementedError,
@@ -45,9 +45,9 @@ UNTRACEABLE = (
 )
 """Exceptions that a model may raise on the meta device, because it reads data as it runs or lacks an argument."""
 _TOKENS = 256
-"""How many are counted; what they take is proportional to them."""
+"""Number of tokens in the counted pass; memory is proportional to it."""
 _MADE = DEAR | {"aten::new_empty"}
-"""Operators whose results are dear: the last is `_Attention`'s, which stands for those of attention."""
+"""Operators whose results are expensive to recompute; `aten::new_empty` is `_Attention`'s, in place of attention's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -112,7 +112,7 @@ def working_memory(
         kept = 0.0 if how == "everything" and config.offload_activations else kept
         least = inputs if how is None else kept
     parts["activations"] = round(tokens * kept)
-    # Activations are most while the output layer works; where layers compute again, one is a part of its own backward pass.
+    # Activations peak while the output layer computes. A layer's backward pass exceeds this peak only if it recomputes.
     again = 1 if how == "everything" or not context.trained else 0
     first, last = backward * again, backward * (again or how is None)
     parts["buffers"] = max(of_head, round(tokens * first))
@@ -148,10 +148,10 @@ def micro_batch_tokens(config: Fsdp2Config, size: UpdateSize) -> int:
 def _gathered(
     runner: ModelRunner, layers: list[nn.Module], config: Fsdp2Config, shards: int
 ) -> int:
-    """Numbers that are whole on a rank in the compute dtype while it computes."""
+    """Return the number of parameters that are unsharded on a rank, in the compute dtype, while the rank computes."""
     apart = set()
     if runner.adapter is not None and runner.adapter.section.base is not None:
-        # They are on every rank, in 4 bits, and made again layer by layer.
+        # These weights are on every rank in 4 bits, and are dequantised layer by layer.
         apart = {id(layer.weight) for _, layer in quantisable(runner.trunk, runner.output_layer)}
 
     def size(module: nn.Module) -> int:
@@ -159,13 +159,13 @@ def _gathered(
 
     reshards = config.reshard_after_forward
     if shards > 1 if reshards is None else reshards:
-        # The root's own weights, and a layer's beside the next one's, which is gathered ahead.
+        # The root's own weights, and those of two layers: the next layer's are gathered ahead.
         return size(runner) - sum(map(size, layers)) + 2 * max(map(size, layers))
     return size(runner)
 
 
 def _of_head(head: nn.Module, tokens: int, dtype: torch.dtype, context: PluginContext) -> int:
-    """Bytes of a chunk of logits, and of the gradient of the output layer's weight."""
+    """Return the bytes of a chunk of logits and of the gradient of the output layer's weight."""
     weight = next(head.parameters())
     trained = context.trained and weight.requires_grad
     chunk = min(CHUNK_BYTES, tokens * len(weight) * dtype.itemsize)
@@ -175,7 +175,7 @@ def _of_head(head: nn.Module, tokens: int, dtype: torch.dtype, context: PluginCo
 def _counted(
     trunk: PreTrainedModel, layers: list[nn.Module], dtype: torch.dtype
 ) -> list[TokenBytes]:
-    """Return what a token costs in each layer, in the order in which they run."""
+    """Return a token's memory in each layer, in the order in which the layers run."""
     trunk.to(device="meta", dtype=dtype)
     register(_COUNTED, _attention)
     weights = {_storage(tensor) for tensor in trunk.parameters()}
@@ -197,11 +197,11 @@ def _counted(
 
 
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the memory behind what the layer that runs keeps, each piece once.
+    """Dispatch mode that counts the memory that the running layer keeps for its backward pass, each storage once.
 
     Args:
-        hidden: features of the hidden states.
-        weights: memory that is counted elsewhere.
+        hidden: the size of the hidden states.
+        weights: the storages of the weights, which are not counted.
     """
 
     def __init__(self, hidden: int, weights: set[int]) -> None:
@@ -211,12 +211,12 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.costs: list[TokenBytes] = []
 
     def enter(self, _: nn.Module, args: Any) -> None:
-        """A layer begins."""
+        """Start to count a layer."""
         self._kept = {"everything": {}, "dear": {}, "compiled": {}}
         self._input = args[0].numel() * args[0].element_size() / _TOKENS
 
     def leave(self, *_: object) -> None:
-        """It has ended."""
+        """Record the counts of the layer that has ended."""
         assert self._kept is not None
         sizes = {
             name: sum(storage.nbytes() for storage in kept.values()) / _TOKENS
@@ -233,12 +233,12 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept = None
 
     def save(self, tensor: Tensor) -> Tensor:
-        """Autograd keeps a tensor."""
+        """Count a tensor that autograd saves."""
         self._note(tensor, "everything")
         return tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note what is dear of it."""
+        """Run an operator, and count tensors that are expensive to recompute."""
         result = func(*args, **(kwargs or {}))
         if self._kept is not None and func.name().partition(".")[0] in _MADE:
             self._note(result, "dear", "compiled")
@@ -259,7 +259,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class _Attention(torch.autograd.Function):
-    """The shapes of attention: queries, keys, values and results are kept, and a number for every query of every head."""
+    """Stand-in for attention, with its shapes only: keeps queries, keys, values, results, and a number for each query and head."""
 
     @staticmethod
     def forward(ctx: Any, query_HFD: Tensor, key_KFD: Tensor, value_KFE: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class ModelRunner(nn.Module):
         packing = config.packing if self.parallel is None else "always"
         return Means(
             packing=packing if self.packs.why_not is None else "never",
-            # In padded micro-batches it takes a second forward pass, which ranks would have to take together.
+            # In padded micro-batches, sharing takes a second forward pass, which all ranks would have to run together.
             share=config.share_prompts if shares else "never",
             share_packed=config.share_prompts if self.packs.with_shared_prompts else "never",
             device=self.device.type,
@@ -162,7 +162,7 @@ class ModelRunner(nn.Module):
         else:
             scores = self._scores(fed, outputs)
         if len(layout.token_R) == layout.tokens and fed is layout:
-            # FSDP2 hooks its backward pass to these. On a view the hook would be lost where an objective writes into it.
+            # FSDP2 registers backward hooks on these tensors; a view would lose its hook if an objective wrote into it.
             return {name: values.clone() for name, values in scores.items()}
         token_R = self._runner.tensor(layout.token_R)
         return {
@@ -174,15 +174,15 @@ class ModelRunner(nn.Module):
 
     @abstractmethod
     def _probe(self) -> None:
-        """Set what depends on the architecture."""
+        """Test the architecture, and set the attributes that depend on it."""
 
     @abstractmethod
     def _scores(self, layout: MicroBatchLayout, outputs: Sequence[OutputSpec]) -> dict[str, Tensor]:
-        """[R, …] for each output."""
+        """Compute each output for the scored tokens, [R, …]."""
 
 
 def _dummy(layout: MicroBatchLayout) -> MicroBatchLayout:
-    """`DUMMY` with the columns of a layout."""
+    """Return `DUMMY` with the columns of a layout."""
     read = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in layout.read.items()}
     return attrs.evolve(DUMMY, read=read)
 
@@ -236,7 +236,7 @@ class PolicyRunner(ModelRunner):
                 logits_RV, targets_R, names, ids_CK=ids_RK, top_k=top_size(outputs)
             )
         states_RH = self._runner.states(layout).index_select(0, source_R)
-        # Looked up at every pass, and after the states: sharding puts another tensor in the weight's place.
+        # Looked up in every pass, after the states: sharding replaces the weight's tensor.
         head = cast("nn.Linear", self.trunk.get_output_embeddings())
         return score_tokens(
             states_RH,
@@ -254,7 +254,7 @@ class PolicyRunner(ModelRunner):
     def _logits(
         self, layout: MicroBatchLayout, source_R: Tensor, temperature_R: Tensor | None
     ) -> Tensor:
-        """Logits / temperature, float [R, V], by the model's own output: for architectures that do more than one matrix product there."""
+        """Return logits / temperature, float [R, V], of architectures whose output layer is more than a matrix product."""
         assert not isinstance(layout.fed, Shared)
         with self._runner.autocast(), self._runner.inputs(layout.fed) as inputs:
             output = self.trunk(use_cache=False, **inputs)

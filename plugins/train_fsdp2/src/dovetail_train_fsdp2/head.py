@@ -132,7 +132,7 @@ def scores_of_logits(
 
 
 class _Layer:
-    """An output layer over some rows, which gives logits chunk by chunk."""
+    """The output layer over some rows, which computes logits chunk by chunk."""
 
     def __init__(
         self,
@@ -150,12 +150,12 @@ class _Layer:
         self.step = max(CHUNK_ROWS_AT_LEAST, elements // weight_VH.shape[0])
 
     def chunks(self) -> list[slice]:
-        """The rows of every chunk."""
+        """Return the rows of every chunk."""
         return [slice(i, i + self.step) for i in range(0, len(self.hidden_RH), self.step)]
 
     def logits(self, rows: slice) -> Tensor:
-        """[C, V]: logits / temperature, float32 where anything but the matrix product went into them."""
-        # Autocast would choose a dtype of its own.
+        """Return a chunk's logits / temperature [C, V], in float32 if there is a bias or a temperature."""
+        # Autocast would choose another dtype.
         with torch.autocast(self.hidden_RH.device.type, enabled=False):
             logits_CV = self.hidden_RH[rows] @ self.weight_VH.t()
         if self.bias_V is not None:
@@ -166,8 +166,8 @@ class _Layer:
 
 
 class _Scores(torch.autograd.Function):
-    """Log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with theirs [R, K]; Σ p² and the likeliest words
-    without a gradient.
+    """Autograd function of log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with their
+    log-probabilities [R, K]. Σ p² and the most likely words have no gradient.
     """
 
     @staticmethod
@@ -219,10 +219,10 @@ class _Scores(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         targets_RJ, entropies_R = ctx.saved_tensors
         layer, kept = ctx.layer, ctx.kept
-        ctx.kept = []  # Overwritten below: a second backward pass makes the logits again.
+        ctx.kept = []  # overwritten below: a second backward pass recomputes the logits
         dtype = layer.weight_VH.dtype
         grad_hidden_RH = torch.empty_like(layer.hidden_RH)
-        # A frozen output layer, as under adapters, is spared its share of the work.
+        # A frozen output layer, as with adapters, needs no weight gradient.
         grad_weight_VH = (
             torch.zeros_like(layer.weight_VH, dtype=torch.float32)
             if ctx.needs_input_grad[1]
@@ -231,7 +231,7 @@ class _Scores(torch.autograd.Function):
         grad_bias_V = torch.zeros_like(layer.bias_V) if ctx.needs_input_grad[2] else None
         if grad_log_probs_RJ is None:
             grad_log_probs_RJ = entropies_R.new_zeros(targets_RJ.shape)
-        # Every word's own softmax takes the same p off.
+        # The gradient of each word's log-probability contains the same −p, so that the words' factors are added up.
         given_R = grad_log_probs_RJ.sum(-1)
         for number, rows in enumerate(layer.chunks()):
             given_C = given_R[rows]
@@ -263,6 +263,6 @@ class _Scores(torch.autograd.Function):
 
 
 def _add_at(grad_CV: Tensor, targets_CJ: Tensor, given_CJ: Tensor) -> None:
-    """Add each row's values at its words, in place."""
+    """Add values to the gradient at each row's words, in place."""
     start_C = torch.arange(len(targets_CJ), device=targets_CJ.device) * grad_CV.shape[1]
     grad_CV.view(-1).index_add_(0, (start_C[:, None] + targets_CJ).flatten(), given_CJ.flatten())

@@ -84,7 +84,7 @@ def room_for_logits(
 
 
 def _outside(trunk: PreTrainedModel) -> int:
-    """Bytes that the output layer takes for one chunk and for its gradients."""
+    """Return the bytes that the output layer takes for one chunk and its gradients."""
     largest = max(int(parameter.numel()) for parameter in trunk.parameters())
     return CHUNK_BYTES + HEAD_BYTES_A_WEIGHT * largest
 
@@ -97,7 +97,7 @@ def how_of(config: Fsdp2Config, *, accelerated: bool) -> How | None:
         case True:
             return "everything"
         case "selective":
-            # The compiler computes again what is cheap by itself.
+            # The compiler itself recomputes cheap results.
             return "nothing" if config.compile else "cheap"
         case _:
             return None if accelerated else "nothing"
@@ -108,10 +108,10 @@ def compile_layers(layers: list[nn.Module]) -> None:
 
     Layers of one class share the code that is compiled for the first such layer.
     """
-    # The limit counts all versions of a function, and the models of one process share functions.
+    # Raised, because the limit counts all versions of a function, and the models of one process share functions.
     dynamo = torch._dynamo.config  # noqa: SLF001 - its public name
     dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILES)
-    # Which kernels a pack takes depends on its lengths: traced, every pack would be code of its own.
+    # Packed attention is not traced: its kernels depend on the pack's lengths, so that every pack would be compiled anew.
     make_known()
     register(PACKED, torch.compiler.disable(packed_attention))  # type: ignore[no-untyped-call]
     for layer in layers:
@@ -122,8 +122,8 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(forward, dynamic=True, backend=BACKEND)
 
     def run(*args: object, **kwargs: object) -> Any:
-        # Every layer has a place of its own in a cache, which would make every layer's code another; and
-        # probes and dummies are not worth a version.
+        # With a cache, each layer's index in it would require a version of its own. Inputs of few tokens, such as
+        # tests of the architecture, are not worth a version.
         as_it_is = (
             kwargs.get("past_key_values") is not None or tokens_of(args, kwargs) < TOKENS_AT_LEAST
         )

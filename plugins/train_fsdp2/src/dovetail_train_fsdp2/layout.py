@@ -170,7 +170,7 @@ class _Samples:
         if "image_mask" in micro_batch:
             mask = micro_batch["image_mask"]
             self._stands = [mask[i] for i in active]
-            # No image is fed in part, also where the last one follows the last scored token.
+            # Images are fed as a whole, even if the last one follows the last scored token.
             ends_B = np.array(
                 [np.flatnonzero(row)[-1] + 1 if row.any() else 0 for row in self._stands], np.int64
             )
@@ -178,22 +178,22 @@ class _Samples:
         self.responses = [
             responses[i][:n] for i, n in zip(active, self.response_lengths_B, strict=True)
         ]
-        """As far as they are fed."""
+        """The response tokens of each row that are fed to the model."""
 
     def tokens(self, *, shared: bool) -> int:
-        """Return how many tokens are fed, with each distinct prompt once where prompts are shared."""
+        """Return the number of tokens to feed; if prompts are shared, each distinct prompt counts once."""
         prompts_B = self.prompt_lengths_B
         if shared:
             prompts_B = prompts_B[np.unique(self.prompt_B, return_index=True)[1]]
         return int(prompts_B.sum() + self.response_lengths_B.sum())
 
     def whole(self) -> list[np.ndarray]:
-        """Prompt and response, row by row."""
+        """Return prompt and response of each row, concatenated."""
         pairs = zip(self.prompts, self.responses, strict=True)
         return [np.concatenate(pair) for pair in pairs]
 
     def images(self, length: int) -> Images | None:
-        """The images of rows that are padded to a length."""
+        """Return the images of the rows, for rows padded to `length`."""
         if not any(self.media_B):
             return None
         shown_BL = np.zeros((len(self.media_B), length), np.bool_)
@@ -269,12 +269,12 @@ def _shared_pack(
 
 
 def _end_to_end(rows: Iterable[np.ndarray]) -> np.ndarray:
-    """int64 [F]."""
+    """Concatenate rows, int64 [F]."""
     return np.concatenate([np.empty(0, np.int64), *rows])
 
 
 def _right_padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """int64 [B, L], padded with 0."""
+    """Stack rows, padded with 0 on the right, int64 [B, L]."""
     lengths_B = np.fromiter((len(row) for row in rows), np.int64, len(rows))
     longest = int(lengths_B.max(initial=0))
     ids_BL = np.zeros((len(rows), longest), np.int64)

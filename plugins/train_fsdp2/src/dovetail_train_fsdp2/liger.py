@@ -63,7 +63,7 @@ def apply_liger(trunk: PreTrainedModel, device: str) -> None:
 
 
 def _on_cuda(fast: Any, plain: Any) -> Any:
-    """`fast` for queries on CUDA, `plain` for others."""
+    """Return a function that calls `fast` for queries on CUDA, and `plain` for others."""
 
     def rotated(query: Tensor, *args: Any, **kwargs: Any) -> Any:
         return (fast if query.is_cuda else plain)(query, *args, **kwargs)

@@ -132,7 +132,7 @@ def give_out(
             _check_same(section, tensors, loaded)
     if ranks.size > 1:
         dist.broadcast_object_list(forms, src=0)
-    # Every rank sends and exports under the names that the checkpoint has.
+    # With the same conversions, every rank sends and exports tensors under the checkpoint's names.
     trunk._weight_conversions = forms[0]  # noqa: SLF001 - transformers' own
     for name, tensor in tensors.items():
         whole = loaded.pop(name).to(device) if ranks.first else None

@@ -54,7 +54,7 @@ def use_expandable_segments(device: torch.device) -> None:
     """
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if device.type == "cuda" and "expandable_segments" not in settings:
-        # There is no public name for it.
+        # torch has no public function for this.
         settings = f"{settings},expandable_segments:True".lstrip(",")
         torch._C._accelerator_setAllocatorSettings(settings)  # noqa: SLF001
 
@@ -68,7 +68,7 @@ def offloading() -> AbstractContextManager[Any]:
 
 
 class _OnHost:
-    """A tensor that waits in host memory."""
+    """A tensor that was offloaded to host memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         device = tensor.device
@@ -78,12 +78,12 @@ class _OnHost:
         self._tensor = torch.empty_like(tensor, device="cpu", pin_memory=True)
         with stream:
             self._tensor.copy_(tensor, non_blocking=True)
-        # Its memory must not serve another tensor before the copy is done.
+        # The tensor's device memory must not be reused before the copy is done.
         tensor.record_stream(stream)
 
     def fetch(self) -> Tensor:
-        """A copy on the device that it came from."""
-        # The copy to the host must be done; kernels on the current stream then wait for the copy back by themselves.
+        """Return a copy on the device that the tensor came from."""
+        # Wait for the copy to the host. The copy back is on the current stream, whose kernels wait for it anyway.
         torch.accelerator.current_stream(self._device).wait_stream(_side_stream(self._device))
         return self._tensor.to(self._device, non_blocking=True)
 

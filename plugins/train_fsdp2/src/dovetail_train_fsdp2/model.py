@@ -29,7 +29,7 @@ def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
     """
     model, missing = _from_pretrained(section)
     _check_complete(section, missing)
-    # Dropout is off for good: a policy's log-probabilities must be those that it sampled from.
+    # eval() turns off dropout, also for training: log-probabilities must be those that the policy sampled from.
     return model.to(device).eval()
 
 
@@ -95,21 +95,21 @@ def described_model(section: ModelSection, *, classifier: bool = False) -> PreTr
                 attn_implementation=section.attn_implementation,
                 trust_remote_code=section.trust_remote_code,
             )
-        # Where the checkpoint has none, what the model's config says about generation holds.
+        # Without such a file, the settings for generation in the model's config remain.
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(
                 str(Path(section.path).expanduser()), revision=section.revision
             )
     except ConfigError:
         raise
-    except Exception as error:  # transformers raises what the files lead it to
+    except Exception as error:  # transformers raises errors of any class
         raise _unloadable(section, error) from error
     return model.eval()
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Put every parameter that this thread's modules register on the meta device; ties between them hold."""
+    """Put parameters that modules register in this thread on the meta device; tied parameters stay tied."""
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
     thread = threading.get_ident()
@@ -127,7 +127,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]:
-    """The model in float32, and the names of the weights that its checkpoint lacks."""
+    """Return the model in float32, and the names of the weights that the checkpoint lacks."""
     _check_directory(section.path)
     model: PreTrainedModel
     try:
@@ -144,14 +144,14 @@ def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]
             )
     except ConfigError:
         raise
-    except Exception as error:  # transformers raises what the files lead it to
+    except Exception as error:  # transformers raises errors of any class
         raise _unloadable(section, error) from error
     return model, sorted(found["missing_keys"])
 
 
 def _check_complete(section: ModelSection, missing: list[str]) -> None:
     if missing:
-        # transformers would go on with random numbers in their place.
+        # transformers would fill in random numbers.
         raise ModelError(
             f"model {section.path!r} lacks {len(missing)} weights, such as {missing[0]!r}",
             hint="is it a causal language model, and complete? Fetch or export it again",
@@ -178,7 +178,7 @@ def quietly() -> Iterator[None]:
 
 
 def _check_directory(path: str) -> None:
-    """Tell a directory from a hub id before transformers does, whose messages speak of the hub alone."""
+    """Check a directory before transformers does, whose error messages mention only the hub."""
     directory = Path(path).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():

@@ -154,7 +154,7 @@ class ShardedOptimizer:
             raise self._foreign(unknown[0])
         for optimizer in self._torch:
             optimizer.state.clear()
-        # A step with gradients and learning rates of 0 makes the state of any optimizer, and changes no weight.
+        # A step with gradients and learning rates of 0 creates the state of any optimizer without changing a weight.
         for name in parameter_steps:
             self._named[name].grad = torch.zeros_like(self._named[name])
         set_learning_rates(self._torch, [0.0] * len(self._peaks))
@@ -181,7 +181,7 @@ class ShardedOptimizer:
 
 
 def _like(part: Tensor, whole: Tensor) -> Tensor:
-    """A part of this rank's tensor, divided over ranks as the whole is, evenly."""
+    """Return a part of this rank's tensor with the placements of `whole`, if that is a DTensor."""
     if not isinstance(whole, DTensor):
         return part
     return DTensor.from_local(part, whole.device_mesh, whole.placements, run_check=False)

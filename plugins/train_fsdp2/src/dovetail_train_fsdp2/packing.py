@@ -87,7 +87,7 @@ def cut(
 def _chosen(
     samples: Samples, budget: int, means: Means, at_least: int
 ) -> tuple[Sequence[MicroBatchRows], bool, bool]:
-    """The parts, whether they share prompts, and whether they are packed."""
+    """Return the micro-batches, whether they share prompts, and whether they are packed."""
     packs = means.packing != "never"
     if not len(samples.active):
         return [], False, packs

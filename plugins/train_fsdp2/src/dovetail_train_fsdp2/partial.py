@@ -106,7 +106,7 @@ def partial_backward(
         _end_to_end(side, list(parts), spans)
         for side, parts in zip(sides, zip(*found, strict=True), strict=True)
     ]
-    # Query heads that share a key head add up.
+    # Gradients of query heads that share a key head are added.
     groups = (key_TKD.shape[1], -1)
     return (
         whole[0],
@@ -138,7 +138,7 @@ def _dense_backward(
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
-    """float32 [B, H, L, M]."""
+    """Return the scaled and masked scores, float32 [B, H, L, M]."""
     scores_BHLM = q.float() @ k.float().transpose(2, 3) * scale
     if causal:
         later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
@@ -151,10 +151,10 @@ def _for_each_head(query: Tensor, *keys: Tensor) -> list[Tensor]:
 
 
 def _batches(spans: Spans, queries: list[Tensor], keys: list[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Each tensor [T, H, D] as a list of [B, H, L, D], all lists side by side."""
+    """Divide each tensor [T, H, D] into a list of [B, H, L, D], and zip the lists."""
     sides = [(spans.queries, x) for x in queries] + [(spans.keys, x) for x in keys]
     if spans.causal:
-        # What pads a sequence comes after it, where nothing looks.
+        # Padding follows the sequence, where causal attention does not see it.
         lists = [side.buckets.spread(x) for side, x in sides]
     else:
         lists = [[part[None] for part in torch.split(x, side.lengths)] for side, x in sides]
@@ -162,6 +162,6 @@ def _batches(spans: Spans, queries: list[Tensor], keys: list[Tensor]) -> list[tu
 
 
 def _end_to_end(side: Sequences, parts: list[Tensor], spans: Spans) -> Tensor:
-    """[T, H, D] from what `_batches` made."""
+    """Join the parts of a tensor that `_batches` divided, [T, H, D]."""
     flat = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
     return side.buckets.gathered(flat) if spans.causal else flat

@@ -23,7 +23,7 @@ from dovetail_train_fsdp2.ulysses import check_heads
 from dovetail_train_fsdp2.vision import freeze_vision
 
 _ROOM_GB = 40.0
-"""Half of an accelerator of 80 GB: the rest is for activations and the rollout's engine."""
+"""Half the memory of an accelerator of 80 GB; the rest is for activations and the rollout's engine."""
 
 
 def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
         try:
             _build(config, plan, model)
         except DovetailError as error:
-            # On other machines there may be packages that are not here.
+            # The run's machines may have packages that this machine lacks.
             package = isinstance(error.__cause__, ImportError)
             find = Finding.warning if package and not config.runtime.in_process else Finding.error
             yield find(f"{model.key}.engine: {error.message}", hint=error.hint)
@@ -64,7 +64,7 @@ def shards_span_machines(config: Any, plan: Any) -> Iterator[Finding]:
         ours = isinstance(engine, Fsdp2Config) and engine.shard_size is None
         if not ours or not model.trained or engine.lora or pool.nodes == 1 or not pool.accelerators:
             continue
-        with suppress(DovetailError):  # the rule model_missing says what is wrong with the model
+        with suppress(DovetailError):  # the rule model_missing reports the error
             size = 16 * read_shape(config.model_section(model.role)).parameters
             each = size / pool.ranks_per_node / 1e9
             if each <= _ROOM_GB:
@@ -90,17 +90,17 @@ def _build(config: Any, plan: Any, model: Any) -> None:
     try:
         described = described_model(section)
     except ConfigError:
-        return  # keys of override_config are for the rule `model_missing` to name
+        return  # the rule `model_missing` reports keys of override_config
     except ModelError:
         try:
             described_model(attrs.evolve(section, attn_implementation="eager"))
         except ModelError:
-            return  # no model at all is for the rule `model_missing` to name
+            return  # the rule `model_missing` reports a missing model
         raise
     try:
         runner = empty_runner(described, engine, context, torch.float32)
     except ConfigError:
-        return  # layers that take no adapter are for the rule `adapter_targets` to name
+        return  # the rule `adapter_targets` reports layers without adapters
     if engine.freeze_vision:
         freeze_vision(runner.trunk)
     if runner.adapter is not None and runner.adapter.section.base is not None:

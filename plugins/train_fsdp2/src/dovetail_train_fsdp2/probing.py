@@ -26,7 +26,7 @@ FAR = 2**17
 """The number of tokens over which a mask is probed; longer windows count as unlimited."""
 _LENGTH = 6
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError)
-"""What an architecture raises that does not know an argument."""
+"""Exceptions of an architecture that does not accept an argument."""
 _HARMLESS = frozenset(
     {"pack", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "dropout",
      "scaling", "sliding_window", "layer_idx", "is_causal"}
@@ -42,7 +42,7 @@ class Reach:
 
 
 class _Notes:
-    """What the layers asked for: why they can't be had packed, and how many there were."""
+    """Findings on the layers' attention: the number of layers, windows, and why the layers can't be packed."""
 
     def __init__(self) -> None:
         self.layers = 0
@@ -96,7 +96,7 @@ def _why_not(model: PreTrainedModel, notes: _Notes) -> str | None:
 
 
 def _wrong(model: PreTrainedModel, ids_BL: Tensor) -> str | None:
-    """What is wrong with the hidden states of a pack, if anything."""
+    """Return what is wrong with the hidden states of a pack; None if they are correct."""
     base, count = model.base_model, ids_BL.numel()
     apart = base(input_ids=ids_BL, use_cache=False).last_hidden_state.flatten(0, 1)
     pack = AttentionPack(sequences=Sequences([_LENGTH, _LENGTH], ids_BL.device))
@@ -119,7 +119,7 @@ def _wrong(model: PreTrainedModel, ids_BL: Tensor) -> str | None:
 
 
 def _attending_layers(model: PreTrainedModel, ids_BL: Tensor) -> int | None:
-    """How many layers keep keys and values of earlier tokens; None where one keeps something else, such as a state."""
+    """Return the number of layers that cache keys and values; None if a layer caches something else, such as a recurrent state."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -143,7 +143,7 @@ def _probe_attention(
     pack: _Notes,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Note what a layer asks for; the states that it is given back are none that it could use."""
+    """Record the arguments that a layer passes to its attention; returns zeros."""
     pack.layers += 1
     unknown = sorted(
         name for name, value in options.items() if value is not None and name not in _HARMLESS
@@ -162,7 +162,7 @@ def _probe_attention(
 
 
 def _probe_mask(*, mask_function: Callable[..., Tensor], **_: object) -> Reach:
-    """See how far back a mask function lets tokens look: the same for each, or it is not a window."""
+    """Return how far back a mask function lets tokens attend; without a number if it differs between tokens."""
     reaches = {_reach(mask_function, at) for at in (FAR - 1, FAR, FAR + 37)}
     return Reach(reaches.pop() if len(reaches) == 1 else None)
 

@@ -83,7 +83,7 @@ class Recompute:
 
     def _wrapped(self, index: int, forward: Forward) -> Forward:
         def run(*args: object, **kwargs: object) -> Any:
-            # What goes into a cache once must not go into it again.
+            # Recomputation would write into the cache twice.
             cached = kwargs.get("past_key_values") is not None
             if cached or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
@@ -103,13 +103,13 @@ class Recompute:
             return forward(*args, **kwargs)
         again: dict[str, Any] = {"context_fn": _keeping_what_is_dear} if how == "cheap" else {}
         with self._held():
-            # There is no dropout: random states need not be kept.
+            # Without dropout, random states need not be kept.
             return checkpoint(
                 forward, *args, use_reentrant=False, preserve_rng_state=False, **again, **kwargs
             )
 
     def _measured(self, forward: Forward, args: Any, kwargs: Any) -> Any:
-        """The first layer's first pass, which tells what a layer keeps."""
+        """Run the first layer's first pass, and measure the memory that a layer keeps."""
         memory = cast("MemoryBudget", self._memory)
         before = memory.allocated()
         result = forward(*args, **kwargs)
@@ -119,7 +119,7 @@ class Recompute:
         return result
 
     def _decide(self, args: object, kwargs: object, running: int = 0) -> None:
-        """How many layers of this micro-batch keep their activations; `running` of them do already."""
+        """Decide how many layers of this micro-batch keep their activations; `running` of them do already."""
         assert self._bytes_a_token is not None
         a_layer = self._bytes_a_token * tokens_of(args, kwargs)
         states = _states(args, kwargs)
@@ -132,7 +132,7 @@ class Recompute:
 
 
 def _states(args: Any, kwargs: Any) -> Tensor:
-    """What a layer is given: float [B, L, H]."""
+    """Return a layer's input, float [B, L, H]."""
     return cast("Tensor", args[0] if args else kwargs["hidden_states"])
 
 

@@ -57,7 +57,7 @@ class Sharding:
         self.state_device = torch.device("cpu") if config.cpu_offload else device
         self._reshards = config.reshard_after_forward
         if self._reshards is None:
-            # Between CPU processes communication is what costs.
+            # Between CPU processes, communication costs more than memory.
             self._reshards = shards > 1 and device.type != "cpu"
         self._mesh = _device_mesh(device, self.replicas, shards)
         self._runner: ModelRunner | None = None
@@ -71,7 +71,7 @@ class Sharding:
         for block in blocks_of(runner.trunk):
             self._shard(block, runner.dtype)
         if isinstance(runner.model, ValueModel):
-            # Values are float32 whatever the layers compute in.
+            # Values are computed in float32, whatever the compute dtype of the layers.
             self._shard(runner.model.value_head, torch.float32)
         self._shard(runner, runner.dtype)
         runner.sharded = True
@@ -91,7 +91,7 @@ class Sharding:
         root.set_requires_gradient_sync(last or self._config.reduce_gradients != "once")
         root.set_is_last_backward(last)
         if not self._reshards:
-            # Weights are the same until the step: what is whole stays so.
+            # Weights do not change before the optimizer's step, so that gathered weights stay until the last backward pass.
             root.set_reshard_after_backward(last)
 
     def free(self) -> None:
@@ -130,12 +130,12 @@ class Sharding:
         )
         unit = cast("FSDPModule", module)
         unit.set_gradient_divide_factor(1.0)
-        # gloo knows no other reduction than sums.
+        # gloo reduces by sums only.
         unit.set_force_sum_reduction_for_comms(True)
 
 
 def _drop_gathered_gradients(module: FSDPModule) -> None:
-    """Drop what has gathered in whole parameters and was never reduced: no public call does."""
+    """Drop gradients of gathered parameters that were not reduced; torch has no public function for this."""
     state: Any = module._get_fsdp_state()  # noqa: SLF001 - see above
     single = getattr(state, "_fsdp_param_group", None)  # until torch 2.12
     groups = getattr(state, "_fsdp_param_groups", [single] if single is not None else [])
@@ -158,7 +158,7 @@ def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
     names = set(trunk._no_split_modules or ())  # noqa: SLF001 - the field's only name for them
     blocks: list[nn.Module] = []
     inside: set[int] = set()
-    # A vision tower belongs to the root: its blocks run only where there are images, and not on every rank alike.
+    # A vision tower is sharded with the root: its blocks run only for images, which not every rank may have.
     language = language_of(trunk)
     for module in language.modules():
         if type(module).__name__ in names and id(module) not in inside:

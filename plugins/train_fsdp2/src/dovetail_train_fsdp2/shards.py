@@ -113,7 +113,7 @@ def _gathered(
         else:
             found[name] = whole(tensor, device).to(cast(tensor))
     for dtype, parts in spread.items():
-        # Replicas of the shards are along the mesh's first dimensions.
+        # The mesh's last dimension divides tensors; the others replicate the shards.
         mesh = parts[0][1].device_mesh
         group, ranks = mesh.get_group(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
         rows = [-(-tensor.shape[0] // ranks) for _, tensor in parts]

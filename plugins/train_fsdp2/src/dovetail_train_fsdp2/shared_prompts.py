@@ -60,7 +60,7 @@ def attend_shared(
 
 
 class _Shared(torch.autograd.Function):
-    """Both calls and their merging."""
+    """Autograd function of both attention calls and their merging."""
 
     @staticmethod
     def forward(
@@ -104,5 +104,5 @@ class _Shared(torch.autograd.Function):
 
 
 def _weight(part_HQ: Tensor, whole_HQ: Tensor) -> Tensor:
-    """A part's share of the sum of exponentials, float32 [Q, H, 1]."""
+    """Return a part's share of the whole sum of exponentials, float32 [Q, H, 1]."""
     return (part_HQ - whole_HQ).exp().t()[..., None]

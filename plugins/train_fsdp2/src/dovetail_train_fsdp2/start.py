@@ -117,7 +117,7 @@ def _in_one_piece(
 def _sharded(
     config: Fsdp2Config, context: PluginContext, section: ModelSection, ranks: Ranks
 ) -> tuple[ModelRunner, Sharding]:
-    """Build the model without weights, shard it, and fill the shards: no rank ever holds the whole."""
+    """Build the model without weights, shard it, and then load the weights into the shards."""
     device, dtype = torch.device(context.device), getattr(torch, section.dtype)
     with ranks.together():
         model = empty_model(section)
@@ -168,10 +168,10 @@ def _make_room(
     places: Mapping[str, str] | None,
     section: ModelSection,
 ) -> dict[str, Nf4Linear]:
-    """The layers that are to be in 4 bits, by the names of their weights without the adapter; none where all is kept in full.
+    """Make the layers that are kept in 4 bits; return them by the names of their weights without the adapter.
 
     Raises:
-        ConfigError: the checkpoint's tensors are others than those in memory.
+        ConfigError: the checkpoint's tensors differ from those in memory.
     """
     adapter = runner.adapter
     if adapter is None or adapter.section.base is None:
@@ -188,7 +188,7 @@ def _make_room(
 def _places(
     model: PreTrainedModel, trunk: PreTrainedModel, section: ModelSection, dtype: torch.dtype
 ) -> tuple[dict[str, str] | None, frozenset[str]]:
-    """Where the checkpoint holds each tensor (see `stored_places`), and which of them it holds in `dtype`."""
+    """Return each tensor's name in the checkpoint (see `stored_places`), and the tensors that are stored in `dtype`."""
     with StoredCheckpoint(section) as checkpoint:
         places = stored_places(model, trunk, checkpoint)
         stored = (places or {}).items()
@@ -197,7 +197,7 @@ def _places(
 
 
 def _narrow(tensors: Mapping[str, Tensor], names: frozenset[str], dtype: torch.dtype) -> None:
-    """Keep what is frozen in the compute dtype where it is stored in that: masters would hold nothing more."""
+    """Keep frozen tensors in the compute dtype if they are stored in it: float32 copies would add no precision."""
     for name, tensor in tensors.items():
         if name in names and not tensor.requires_grad:
             tensor.data = tensor.data.to(dtype)
@@ -206,7 +206,7 @@ def _narrow(tensors: Mapping[str, Tensor], names: frozenset[str], dtype: torch.d
 def _prepare(
     runner: ModelRunner, config: Fsdp2Config, device: torch.device, ranks: Ranks | None
 ) -> None:
-    # Layers that talk to other ranks do so again when they compute again: all ranks must do the same.
+    # With sequence parallelism, a recomputed layer repeats its collectives, so that all ranks must recompute the same layers.
     talking = ranks is not None and config.sequence_parallel_size > 1
     agreed = ranks.smallest if ranks is not None and talking else None
     if config.float8 is not None:
@@ -217,7 +217,7 @@ def _prepare(
 
 def _after_probing(runner: ModelRunner, config: Fsdp2Config, context: PluginContext) -> None:
     if config.gradient_checkpointing in (True, "selective"):
-        # Layers that compute their activations again keep no keys and values.
+        # Recomputed layers write no cache of keys and values, which shared prompts need.
         runner.can_share_prompts = False
     if config.packing != "never" and runner.packs.why_not is not None:
         context.logger.info(f"samples are padded, not packed: {runner.packs.why_not}")

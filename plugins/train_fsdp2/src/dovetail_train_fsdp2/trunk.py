@@ -119,7 +119,7 @@ class Trunk:
         return sent(array, self.device)
 
     def _shared(self, fed: Shared) -> Tensor:
-        """Hidden states [G · P + B · L, H]: of the prompts, then of the responses, which attend to their prompt."""
+        """Return hidden states [G · P + B · L, H] of the prompts, then of the responses, which attend to their prompt."""
         from transformers import DynamicCache
 
         attend_by(self.model, self._own_attention)
@@ -142,10 +142,10 @@ class Trunk:
         return torch.cat([flat(of_prompts.last_hidden_state), flat(of_responses.last_hidden_state)])
 
     def _mask(self, fed: Shared, lengths_B1: Tensor) -> Tensor | None:
-        """What the responses attend to: the tokens of their prompt, and themselves up to each token.
+        """Return the mask by which responses attend to their prompt, and causally to themselves.
 
-        [B or 1, 1, L, P + L] to be added to the attention scores; for attention that takes no such mask,
-        int64 [B, P + L] with 0 on the padding between prompt and response, or None where there is none.
+        Added to the attention scores, [B or 1, 1, L, P + L]. For attention that takes no such mask, int64 [B, P + L]
+        with 0 on the padding between prompt and response, or None without padding.
         """
         prompt_length, length = fed.prompts_GP.shape[1], fed.ids_BL.shape[1]
         padded = bool(np.any(fed.prompt_lengths_B != prompt_length))

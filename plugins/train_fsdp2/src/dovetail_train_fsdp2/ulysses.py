@@ -55,7 +55,7 @@ class SequenceParallel:
         more = count * self.size - len(fed.ids_F)
         responses_G = fed.responses_G
         if responses_G is not None and more:
-            # What fills up comes last, where the last prompt's responses are.
+            # Filling tokens come last, and count as a response to the last prompt.
             responses_G = responses_G + more * (np.arange(len(responses_G)) == len(responses_G) - 1)
         mine = slice(self.index * count, (self.index + 1) * count)
         share = ScoredShare.of(layout.source_R, count, rank=self.index, ranks=self.size)
@@ -116,6 +116,6 @@ def sequence_parallel(
     for other in range(mesh.size):
         at = mesh.coordinates(other)
         groups.setdefault(tuple((a, i) for a, i in at.items() if a != AXIS), []).append(other)
-    # Every rank makes every group, in one order.
+    # `new_group` is collective: every rank makes every group, in one order.
     made = {tuple(ranks): dist.new_group(ranks) for ranks in groups.values()}
     return SequenceParallel(next(group for ranks, group in made.items() if rank in ranks))

@@ -1,7 +1,8 @@
 """Conversion of a checkpoint of verl's FSDP workers to a Hugging Face model, tensor by tensor and without a process group.
 
-    model_world_size_W_rank_R.pt each rank's part of the state dict: DTensors, or plain tensors if unsharded huggingface/ config,
-    generation config, tokenizer lora_adapter/ adapter_config.json of a LoRA run; its matrices are in the state dicts as well
+    model_world_size_W_rank_R.pt    each rank's part of the state dict: DTensors, or plain tensors if unsharded
+    huggingface/                    config, generation config, tokenizer
+    lora_adapter/                   adapter_config.json of a LoRA run; its matrices are also in the state dicts
 
 Only tensors are unpickled. Stand-ins record the meshes and placements of DTensors; every other class is refused.
 """
@@ -43,7 +44,7 @@ _RECORDED = (
     "torch.distributed.tensor.",
     "torch.distributed._tensor.",
 )
-"""Modules, of this and earlier versions of PyTorch, whose classes a DTensor's pickle names."""
+"""Modules of the classes in a DTensor's pickle, in this and earlier versions of PyTorch."""
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _PEFT = "base_model.model."
 
@@ -127,7 +128,7 @@ def export_verl(folder: Path, directory: Path) -> None:
 
 
 class _Recorded:
-    """Stands for an object of a DTensor's pickle: keeps what it is made from, and runs nothing."""
+    """Stand-in for an object in a DTensor's pickle, which keeps the object's arguments or state and runs nothing."""
 
     def __new__(cls, *args: object) -> Self:
         made = super().__new__(cls)
@@ -140,12 +141,12 @@ class _Recorded:
         self.state = state
 
     def field(self, name: str, position: int) -> Any:
-        """By its name in a state, or its position among arguments."""
+        """Return a field, by its name in the state or its position among the arguments."""
         return self.state[name] if isinstance(self.state, dict) else self.state[position]
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every rank's file, in order."""
+    """Return every rank's file, in order of ranks."""
     found = {
         tuple(map(int, match.groups())): file
         for file in folder.iterdir()
@@ -173,9 +174,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _loaded(file: Path) -> dict[str, Tensor]:
-    """A rank's state dict, its tensors mapped from the file; nothing else in it is unpickled."""
+    """Load a rank's state dict, with its tensors mapped from the file; nothing else is unpickled."""
     before = get_safe_globals()
-    # What others have marked as safe would stand beside the stand-ins, or be unpickled besides.
+    # Cleared, because classes that other code marked as safe would be unpickled, or replace stand-ins.
     clear_safe_globals()
     try:
         named = get_unsafe_globals_in_checkpoint(file)
@@ -207,12 +208,12 @@ def _loaded(file: Path) -> dict[str, Tensor]:
 
 def _stand_in(name: str) -> type:
     last = name.rpartition(".")[2]
-    # torch's own class gives no more than a shape, until it computes.
+    # torch's own DTensor class is used: an instance has only a shape, until it computes.
     return DTensor if last == "DTensor" else type(last, (_Recorded,), {})
 
 
 def _unwrapped(name: str) -> str:
-    """A tensor's name in the model, without what FSDP and peft put around its modules."""
+    """Return a tensor's name in the model, without the wrappers of FSDP and peft."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     name = name.removeprefix(_PEFT).replace(".base_layer.", ".")
@@ -220,10 +221,10 @@ def _unwrapped(name: str) -> str:
 
 
 class _Saved:
-    """The model's tensors over all ranks' state dicts.
+    """The model's tensors, assembled from all ranks' state dicts.
 
     Attributes:
-        shapes: whole, by name, of the model without its adapter.
+        shapes: the shapes of the assembled tensors by name, without those of an adapter.
         dtype: the dtype of the weights.
     """
 
@@ -256,7 +257,7 @@ class _Saved:
         (self.dtype,) = dtypes
 
     def drop_alias(self, name: str, model: torch.nn.Module) -> None:
-        """Leave out a tensor that is another one of the model by config, and holds the same."""
+        """Leave out a tensor that the config ties to another one, after checking that both are equal."""
         state = model.state_dict(keep_vars=True)
         same = next(n for n in state if n != name and state[n] is state[name])
         if same in self.shapes and not torch.equal(self.whole(name), self.whole(same)):
@@ -268,7 +269,7 @@ class _Saved:
             del self.shapes[name]
 
     def whole(self, name: str) -> Tensor:
-        """A tensor over all ranks, in its `shapes`, with the update of its LoRA."""
+        """Return a tensor assembled over all ranks, with its LoRA update merged."""
         tensor = self._merged(name)
         layer = name.removesuffix(".weight")
         if f"{layer}.lora_A.default.weight" not in self._ranks[0]:
@@ -303,7 +304,7 @@ class _Saved:
             )
         if type(last).__name__ == "Replicate":
             return local[0]
-        # Ranks of a (ddp, fsdp) mesh count along fsdp first: the first of them hold one copy.
+        # In a (ddp, fsdp) mesh, consecutive ranks are along fsdp: the first ranks hold one copy.
         dim, need, used, size = last.field("dim", 0), first.shape, 0, 0
         while used < len(local) and size < need[dim]:
             size += local[used].shape[dim]
@@ -317,7 +318,7 @@ class _Saved:
         return torch.cat([part for part in local[:used] if part.numel()], dim)
 
     def _lora_scale(self) -> Any:
-        """What a layer's update is multiplied with, by the layer's rank."""
+        """Return the function that computes the factor of a LoRA update from its rank."""
         file = self._folder / "lora_adapter" / "adapter_config.json"
         try:
             config = json.loads(file.read_text())
@@ -337,7 +338,7 @@ def _placements(tensor: DTensor) -> Iterator[_Recorded]:
 
 
 def _check(folder: Path, have: Mapping[str, tuple[int, ...]], want: Mapping[str, Tensor]) -> None:
-    """See that the tensors are those of the model that the config describes."""
+    """Check that the tensors are those of the model that the config describes."""
     wrong = [f"it lacks {name!r}" for name in sorted(want.keys() - have.keys())]
     wrong += [f"it has {name!r} besides" for name in sorted(have.keys() - want.keys())]
     wrong += [

@@ -131,7 +131,7 @@ class MegatronAdapter:
         return described(self.section, self._adapted)
 
     def _draw(self, network: Network, every: Mapping[str, int], seed: int) -> None:
-        """Fill this rank's parts of every A; all are drawn on all ranks, so that none depends on the layout."""
+        """Fill this rank's shards of every A. Every rank draws every A as a whole, so that values do not depend on the layout."""
         parallel = network.parallel
         own = self.tensors()
         generator = torch.Generator().manual_seed(seed)
@@ -149,7 +149,7 @@ class MegatronAdapter:
 
 
 def _attach(base: nn.Module, updates: LowRankUpdate, magnitudes: Magnitudes | None) -> None:
-    """Let a layer of Megatron's add its updates to what it gives out."""
+    """Make a layer of Megatron add the low-rank updates to its output."""
 
     def added(_: nn.Module, given: tuple[Any, ...], found: tuple[Tensor, Any]) -> Any:
         if not updates.on:
@@ -167,7 +167,7 @@ def _attach(base: nn.Module, updates: LowRankUpdate, magnitudes: Magnitudes | No
 
 
 def _let_gradients_start(network: Network) -> None:
-    """Let what is recomputed as a whole see that its input leads to something trained: the frozen embedding does not say so."""
+    """Make the embedding's output require a gradient: recomputation of whole layers computes gradients only for such inputs."""
     if not network.parallel.first_stage:
         return
     if network.architecture.transformer.recompute_granularity != "full":

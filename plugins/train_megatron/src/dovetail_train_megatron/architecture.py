@@ -58,7 +58,7 @@ class Architecture:
         self.uses_transformer_engine = not plain and has_transformer_engine()
         self.bridge = self._bridge(config, parallel)
         self.transformer = self.bridge.config
-        # Where it knows a dtype, mbridge would cast whatever it converts.
+        # With a dtype, mbridge would cast every tensor that it converts.
         self.bridge.dtype = None
 
     @property
@@ -97,7 +97,7 @@ class Architecture:
         bridges = imported("mbridge").AutoBridge
         vocabulary = int(self.hf.vocab_size)
         described = copy.copy(self.hf)
-        # Where the config leaves it to be worked out, mbridge takes None for a size.
+        # If the config has no head_dim, mbridge would use None as the size.
         described.head_dim = self.head_size
         bridge = bridges.from_config(
             described, dtype=self.dtype, make_vocab_size_divisible_by=parallel.tp
@@ -105,7 +105,7 @@ class Architecture:
         bridge.set_extra_args(**self._settings(config))
         bridge.vocab_size = vocabulary
         bridge.padded_vocab_size = -(-vocabulary // parallel.tp) * parallel.tp
-        # mbridge keeps its names in the class, where a model with tied weights changes them for all that come after.
+        # mbridge keeps names in the class, where a model with tied weights would change them for all later models.
         direct = {**bridge._DIRECT_MAPPING}  # noqa: SLF001
         direct["output_layer.weight"] = (
             "model.embed_tokens.weight" if self.tied else "lm_head.weight"
@@ -118,7 +118,7 @@ class Architecture:
         experts = experts_of(self.hf)
         settings: dict[str, Any] = {
             "sequence_parallel": config.sequence_parallel and config.tensor_parallel_size > 1,
-            # Sums, never means: denominators are the objective's.
+            # Sums, not means: the objective has divided by its denominators.
             "calculate_per_token_loss": True,
             "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
@@ -130,7 +130,7 @@ class Architecture:
             "variable_seq_lengths": True,
             "moe_token_dispatcher_type": "alltoall",
             "kv_channels": self.head_size,
-            # Waiting for the whole device after every exchange guards against a fault of old versions of torch.
+            # Synchronising the device after every exchange is a workaround for old versions of torch.
             "batch_p2p_sync": False,
         }
         if (stages := config.pipeline_parallel_size) > 1:
@@ -140,13 +140,13 @@ class Architecture:
                 or last_stage_layers(self.hf.num_hidden_layers, stages, output)
             )
         if experts:
-            # Routing as it is in the rollout: nothing is dropped, and no loss but the objective.
+            # Routing as in the rollout: no token is dropped, and there is no auxiliary loss.
             settings |= {
                 "moe_grouped_gemm": self.uses_transformer_engine,
                 "moe_router_load_balancing_type": "none",
                 "moe_aux_loss_coeff": 0.0,
                 "moe_router_dtype": "fp32",
-                # Softmax over the chosen experts is softmax over all, normalised again; mbridge's guess differs for some.
+                # Softmax over the chosen experts equals renormalised softmax over all; mbridge's setting is wrong for some models.
                 "moe_router_pre_softmax": not getattr(self.hf, "norm_topk_prob", True),
             }
         if config.gradient_checkpointing is True:

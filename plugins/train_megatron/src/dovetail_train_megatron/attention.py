@@ -93,7 +93,7 @@ class PackedAttention(nn.Module):
         super().__init__()
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
         self.cp_group: dist.ProcessGroup | None = None
-        # One setting says whether what is pointwise is compiled, here and in Megatron's own layers.
+        # The same setting also turns on compiled pointwise operations in Megatron's own layers.
         self._rotate = _compiled() if config.bias_activation_fusion else rotated
 
     def forward(
@@ -143,5 +143,5 @@ def rotated(
 
 @cache
 def _compiled() -> Rotate:
-    """`rotated` as one kernel, for packs of any length."""
+    """Compile `rotated` to one kernel for packs of any length."""
     return torch.compile(rotated, dynamic=True)

@@ -1,8 +1,9 @@
 """Saving and loading one model's training state, in the format that the engine `fsdp2` also writes and reads.
 
-    training.json the steps taken, in all and by parameter weights/*.safetensors float32 weights under Hugging Face's names, each
-    from the rank with its first shard moments/*.safetensors the optimizer's moments, likewise, as `KIND.NAME`
-    random-RANK.safetensors each rank's random state
+    training.json            number of optimizer steps, in total and for each parameter
+    weights/*.safetensors    float32 weights under Hugging Face's names, each from the rank with its first shard
+    moments/*.safetensors    the optimizer's moments, likewise, as `KIND.NAME`
+    random-RANK.safetensors  each rank's random state
 
 With an adapter only trained tensors are saved: the frozen base is the model from which the run starts. The files don't depend on
 the parallel layout, so that any other layout can read them. No file is unpickled. All ranks must see the directory.
@@ -78,7 +79,7 @@ def staged(
         stem = f"{prefix}{ranks.rank:05}"
         sizes = (sys.maxsize,) if copy else ()
         writer = SafetensorsWriter(folder, stem, *sizes)
-        # Tensors are gathered to the end, whatever becomes of the files: other ranks wait for it.
+        # Every tensor is gathered even if writing fails: the other ranks take part in the collectives.
         for name, tensor in _gathered(network, table, optimizer, kind, ranks):
             writer.add(prefix + kept_name(name, network), tensor)
         writers.append(writer)
@@ -104,7 +105,7 @@ def staged(
 def _counts(
     network: Network, table: TensorTable, optimizer: MegatronOptimizer | None
 ) -> dict[str, Any] | None:
-    """Steps taken, and each parameter's own count of them, for `training.json`."""
+    """Return the numbers of steps, in total and for each parameter, for `training.json`."""
     if optimizer is None:
         return None
     names = [kept_name(n, network) for e in table.kept for n in table.hf_names(e)]
@@ -152,7 +153,7 @@ def load(
             moments = SafetensorsStore(directory / MOMENTS)
             moments.check(_expected(network, table, optimizer.kinds))
         stored_state = stored_random_state(directory, ranks.rank)
-        # From here on the state in force is written over: whatever does not fit was refused above.
+        # From here on the current state is overwritten; all checks are above.
         if optimizer is not None and trained is not None:
             optimizer.restore(int(trained["steps"]))
         for entry, parameter in _own(network, table):
@@ -225,7 +226,7 @@ def _part(table: TensorTable, network: Network, entry: Entry, tensors: list[Tens
 def _expected(
     network: Network, table: TensorTable, kinds: tuple[str, ...] = ("",)
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what a part of the checkpoint must hold."""
+    """Return the names and shapes of the tensors that a part of the checkpoint must have."""
     shapes = {}
     for entry in table.kept:
         parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)

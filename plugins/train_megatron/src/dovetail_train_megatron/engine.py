@@ -79,7 +79,7 @@ class MegatronEngine(TorchEngine):
         try:
             self._load(section, self._parallel)
         except BaseException:
-            # What is half loaded must not keep Megatron's layout for itself; why it failed is what counts.
+            # A partly loaded engine must release Megatron's layout; an error in closing must not hide the first one.
             with suppress(Exception):
                 self.close()
             raise
@@ -94,7 +94,7 @@ class MegatronEngine(TorchEngine):
         self.__dict__.pop("_table", None)
         self.__dict__.pop("_offloader", None)
         if torch.device(self.context.device).type != "cpu":
-            # Modules and their hooks refer to each other: only the collector frees them.
+            # Modules and their hooks refer to each other: only the garbage collector frees them.
             gc.collect()
             torch.accelerator.empty_cache()
 
@@ -132,7 +132,7 @@ class MegatronEngine(TorchEngine):
                     optimizer.module,
                 )
         except BaseException:
-            # Half a mini-batch's gradients must not leak into the next update.
+            # Gradients of part of a mini-batch must not enter the next update.
             optimizer.discard_gradients()
             raise
         finite = not terms or bool(torch.stack([term.finite for term in terms]).all())
@@ -179,7 +179,7 @@ class MegatronEngine(TorchEngine):
 
     def _load(self, section: ModelSection, parallel: Parallel) -> None:
         self._ranks = Ranks(self.context.mesh, self.context.rank)
-        # Ranks of tensor parallelism compute the same activations between their matrix products, and draw the same for them.
+        # Tensor-parallel ranks have one seed: they compute the same activations between their matrix products.
         place = (parallel.dp_rank, parallel.pp_rank, parallel.cp_rank)
         seed = stream_seed(self.context.seed, "torch", self._role, *place)
         self._random = RandomState(torch.device(self.context.device), seed)
@@ -224,7 +224,7 @@ class MegatronEngine(TorchEngine):
         return packed(network, batch, budget, self._ranks, outputs, unit)
 
     def _made_optimizer(self) -> MegatronOptimizer:
-        """The optimizer, made when it is first needed: a model that only scores has none."""
+        """Return the optimizer, made on first use: a model that only scores has none."""
         if self._optimizer is None:
             network = self._started()
             self._optimizer = MegatronOptimizer(
@@ -235,7 +235,7 @@ class MegatronEngine(TorchEngine):
                 overlap=self.config.overlap_gradients,
             )
             if self._optimizer.half and network.adapter is None:
-                # The modules hold the checkpoint's weights rounded; the float32 ones are the optimizer's.
+                # The modules have rounded weights: the optimizer reads its float32 weights from the checkpoint.
                 masters = self._optimizer
                 with self._ranks.together():
                     read_weights(
@@ -316,7 +316,7 @@ def load_network(
         ConfigError: the parallel sizes do not divide the model, or the adapter does not fit the model.
     """
     quieten()
-    # Megatron asks its generators in sequence parallelism, where there is no dropout either.
+    # With sequence parallelism, Megatron needs its random generators even without dropout.
     imported("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(seed)
     with ranks.together():
         architecture = Architecture(section, config, parallel, context.head)

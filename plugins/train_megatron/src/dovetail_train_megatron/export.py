@@ -57,7 +57,7 @@ def export(
 
 
 def _describe(directory: Path, network: Network, section: ModelSection) -> None:
-    """config.json, and what the model's own directory says about generation."""
+    """Write config.json, and copy generation_config.json of the original model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
     from transformers.utils import cached_file
 
@@ -68,7 +68,7 @@ def _describe(directory: Path, network: Network, section: ModelSection) -> None:
     hf.dtype = str(network.architecture.dtype).removeprefix("torch.")
     hf.save_pretrained(str(directory))
     if network.head == "lm":
-        # As it stands: transformers refuses to save flags of sampling without `do_sample`, which many models ship.
+        # Copied unchanged: transformers refuses to save sampling parameters without `do_sample`, which many models ship.
         with suppress(OSError):
             path, name = str(Path(section.path).expanduser()), "generation_config.json"
             copyfile(cached_file(path, name, revision=section.revision), directory / name)

@@ -75,8 +75,8 @@ def score_tokens(
 
 
 class _Scores(torch.autograd.Function):
-    """Log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with theirs [R, K]; Σ p² and the likeliest words
-    without a gradient.
+    """Autograd function of log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with their
+    log-probabilities [R, K]. Σ p² and the most likely words have no gradient.
     """
 
     @staticmethod
@@ -124,10 +124,10 @@ class _Scores(torch.autograd.Function):
         given_RJ = grad_log_probs_RJ
         if given_RJ is None:
             given_RJ = torch.zeros(layer.targets_RJ.shape, dtype=torch.float32, device=lse_R.device)
-        # Every word's own softmax takes the same p off.
+        # The gradient of each word's log-probability contains the same −p, so that the words' factors are added up.
         given_R = given_RJ.sum(-1)
         grad_hidden_RH = torch.empty_like(layer.hidden_RH)
-        # A frozen output layer, as under adapters, is spared its share of the work.
+        # A frozen output layer, as with adapters, needs no weight gradient.
         grad_weight = (
             torch.zeros_like(layer.weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         )
@@ -152,7 +152,7 @@ class _Scores(torch.autograd.Function):
 
 
 class _Layer:
-    """This rank's part of the output layer over some rows, whose logits are made chunk by chunk."""
+    """This rank's shard of the output layer over some rows, which computes logits chunk by chunk."""
 
     def __init__(
         self,
@@ -171,16 +171,16 @@ class _Layer:
         self._step = chunk or max(CHUNK_ROWS_AT_LEAST, CHUNK_ELEMENTS // max(1, vocabulary.size))
 
     def chunks(self) -> list[slice]:
-        """The rows of every chunk."""
+        """Return the rows of every chunk."""
         return [slice(i, i + self._step) for i in range(0, len(self.hidden_RH), self._step)]
 
     def logits(self, rows: slice) -> Tensor:
-        """float32 [C, V]: logits / temperature."""
+        """Return logits / temperature of a chunk, float32 [C, V]."""
         logits_CV = (self.hidden_RH[rows] @ self.weight_VH.t()).float()
         return logits_CV.div_(self.temperature_R[rows, None])
 
     def shifted(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """float32 [C, V] and [C]: z below its maximum over all ranks, and that maximum. Collective."""
+        """Return z minus its maximum over all ranks, float32 [C, V], and this maximum, [C]. Collective."""
         z_CV = self.logits(rows)
         largest_C = self.vocabulary.maximum(z_CV.amax(-1))
         return z_CV.sub_(largest_C[:, None]), largest_C
@@ -188,7 +188,7 @@ class _Layer:
     def score(
         self, rows: slice, outputs: frozenset[str], shifted_CV: Tensor, scores_3R: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Fill in H and Σ p² of some rows; return log p [C, J], and log Σ exp of the shifted z, [C]. Collective."""
+        """Fill in H and Σ p² of a chunk; return log p [C, J], and log Σ exp of the shifted z, [C]. Collective."""
         place_CJ, mine_CJ = self.vocabulary.places(self.targets_RJ[rows])
         chosen_CJ = shifted_CV.gather(-1, place_CJ) * mine_CJ
         exp_CV = shifted_CV.exp()

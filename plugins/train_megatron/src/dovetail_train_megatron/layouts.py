@@ -24,7 +24,7 @@ _UNREADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
 _GATES = ("silu", "swish")
 """Two names of the only activation that mbridge builds."""
 _SCALED = ("dynamic", "longrope", "yarn")
-"""Kinds of rotary positions that depend on a sequence's length, or scale attention."""
+"""Types of rotary positions that depend on a sequence's length, or scale attention; they are refused."""
 _OTHER_ENGINE = "use engine fsdp2, which trains every causal language model of transformers"
 
 
@@ -133,7 +133,7 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
 
 
 def _check_divides(key: str, size: int, divided: Mapping[str, int]) -> None:
-    """See that a size divides every one of these numbers, each with what it counts."""
+    """Check that a parallel size divides every number in `divided`, which maps what is counted to the number."""
     for of, number in divided.items():
         if number % size:
             fitting = [
@@ -152,5 +152,5 @@ def _mixes_dense_layers(hf: PretrainedConfig) -> bool:
 
 
 def _all_have_tokens(vocabulary: int, tp: int) -> bool:
-    """Whether every one of so many ranks has a token, where each but the last ones has equally many, rounded up."""
+    """Return whether all `tp` ranks have a token if each takes ⌈vocabulary / tp⌉ until none are left."""
     return -(-vocabulary // tp) * (tp - 1) < vocabulary

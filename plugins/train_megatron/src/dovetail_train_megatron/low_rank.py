@@ -134,7 +134,7 @@ class LowRankUpdate(nn.Module):
         return self.fuse(parts) * self._scale
 
     def _exchanged(self, low: Tensor) -> Tensor:
-        """A x over tensor-parallel ranks: of all tokens, or summed over their columns."""
+        """Exchange A x over tensor-parallel ranks: gather all tokens, or sum over the ranks' columns."""
         if self._ranks == 1:
             return low
         mappings = imported("megatron.core.tensor_parallel.mappings")

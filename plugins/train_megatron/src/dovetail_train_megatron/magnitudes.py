@@ -38,7 +38,7 @@ class Magnitudes(nn.Module):
             group: tensor-parallel ranks; None: there is one.
         """
         super().__init__()
-        # Neither is a submodule: both belong to the layer already.
+        # A tuple, so that neither becomes a submodule: both belong to the layer already.
         self._of = (updates, base)
         self._group = None if updates.by_rows else group
         self.m = nn.ParameterDict()
@@ -85,7 +85,7 @@ class Magnitudes(nn.Module):
         return output + (g - 1).to(output.dtype) * product + g.to(output.dtype) * update
 
     def _norms(self) -> Tensor:
-        """‖W + s · B A‖ of every row, float32 [O]."""
+        """Return ‖W + s · B A‖ of every row, float32 [O]."""
         updates, base = self._of
         weight: Tensor = base.weight.detach()
         squares = (weight.float() + updates.update()).square().sum(1)
@@ -94,7 +94,7 @@ class Magnitudes(nn.Module):
         return squares.sqrt()
 
     def _split(self, fused_O: Tensor) -> dict[str, Tensor]:
-        """What lies in the order of Megatron's layer, by the last part of each layer's name."""
+        """Split values in the order of Megatron's fused layer, by the last part of each Hugging Face layer's name."""
         updates, _ = self._of
         linears = [linear for linear, _ in updates.pieces()]
         sizes = [linear.outputs for linear in linears]

@@ -22,7 +22,7 @@ VALUE_HEAD = "value_head."
 
 
 _Told = tuple[str, tuple[int, ...], int | None, bool]
-"""What a rank says of a parameter: its name, the shape of the part, the divided dimension, and whether it is an adapter's."""
+"""A rank's description of a parameter: name, shape of the shard, divided dimension, and whether it is an adapter's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +66,7 @@ class TensorTable:
             own = of_adapter.get(id(parameter))
             name = _whole_name(local, network) if own is None else own
             if name == "output_layer.weight" and network.tied:
-                # The last stage's copy of the embedding, whose gradients Megatron adds up.
+                # This is the last stage's copy of the tied embedding; Megatron adds up the gradients of both.
                 continue
             self.parameters[name] = parameter
             mine.append((name, tuple(parameter.shape), _divided(parameter), own is not None))
@@ -121,7 +121,7 @@ class TensorTable:
 def _entries(everyone: list[Any], tp: int) -> list[Entry]:
     found: dict[str, Entry] = {}
     for rank, tp_rank, tensors in everyone:
-        if tp_rank:  # ranks with other samples or parts of them may have other experts
+        if tp_rank:  # the other ranks, of any dp, pp or cp, may have other experts
             continue
         for name, shape, dim, adapted in tensors:
             if name not in found:
@@ -134,7 +134,7 @@ def _entries(everyone: list[Any], tp: int) -> list[Entry]:
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
-    """Embedding, layers by number, the rest; within a layer by name, with numbers as numbers."""
+    """Return the key to sort by: embedding, layers by number, the rest; in a layer by name, with numbers in numeric order."""
     layer = LAYER.match(entry.name)
     if layer is None:
         return (0 if entry.name.startswith("embedding") else 2, 0, [entry.name])
@@ -149,7 +149,7 @@ def _divided(parameter: nn.Parameter) -> int | None:
 
 
 def _whole_name(local: str, network: Network) -> str:
-    """Mbridge's name of a parameter: that of Transformer Engine's layers, numbered over the whole model."""
+    """Return mbridge's name of a parameter: named as in Transformer Engine's layers, and numbered over all stages."""
     layer = LAYER.match(local)
     if layer is None:
         return local
@@ -171,6 +171,6 @@ def _whole_name(local: str, network: Network) -> str:
 
 
 def _experts_here(network: Network) -> int:
-    """The number of this rank's first expert."""
+    """Return the number of this rank's first expert."""
     experts = int(network.architecture.transformer.num_moe_experts or 0)
     return experts // network.parallel.ep * network.parallel.ep_rank

@@ -18,7 +18,7 @@ def imported(module: str) -> Any:
     """
     try:
         with warnings.catch_warnings():
-            # It tells at every import which faster libraries it would like to have.
+            # Megatron-Core warns of missing faster libraries at every import.
             warnings.simplefilter("ignore")
             return import_module(module)
     except ImportError as error:
@@ -29,7 +29,7 @@ def imported(module: str) -> Any:
 
 
 _ITS_OWN = ("full scope is deprecated", "TypedStorage is deprecated")
-"""How warnings begin with which Megatron-Core speaks to itself, on every rank."""
+"""Beginnings of Megatron-Core's warnings about its own code, which every rank would print."""
 
 
 def quieten() -> None:

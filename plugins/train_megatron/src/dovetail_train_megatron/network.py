@@ -133,7 +133,7 @@ class Network:
         self._packs.clear()
 
     def _whole(self, hidden: Tensor) -> Tensor:
-        """[T, H] on every tensor-parallel rank. Of a gradient each gives its part where the vocabulary is divided."""
+        """Return hidden states [T, H] on every tensor-parallel rank; if the vocabulary is divided, the ranks' gradients are summed."""
         mappings = imported("megatron.core.tensor_parallel.mappings")
         divided = self.head == "lm"
         if self._sequence_parallel:
@@ -187,7 +187,7 @@ class Network:
             pre_process=parallel.first_stage,
             post_process=parallel.last_stage,
             share_embeddings_and_output_weights=self.tied,
-            # Attention turns queries and keys itself.
+            # `PackedAttention` applies rotary positions itself.
             position_embedding_type="none",
         )
         if self.head == "value" and parallel.last_stage:
@@ -215,7 +215,7 @@ def _hidden_model() -> Any:
 
 
 def _layers(architecture: Architecture) -> Any:
-    """Megatron's description of the stage's layers, with attention over packs."""
+    """Return Megatron's specs of the stage's layers, with attention over packs."""
     specs = imported("megatron.core.models.gpt.gpt_layer_specs")
     identity = imported("megatron.core.transformer.identity_op").IdentityOp
     block = specs.get_gpt_decoder_block_spec(
@@ -224,7 +224,7 @@ def _layers(architecture: Architecture) -> Any:
         normalization="RMSNorm",
     )
     if architecture.transformer.num_moe_experts and not architecture.uses_transformer_engine:
-        # The router looks for this product of Transformer Engine's by a name that only exists where it is installed.
+        # The router reads this name, which Megatron defines only if Transformer Engine is installed.
         router = imported("megatron.core.transformer.moe.moe_utils")
         vars(router).setdefault("te_general_gemm", None)
     for layer in block.layer_specs:

@@ -28,7 +28,7 @@ class TensorOffloader:
         if optimizer is None:
             self._network.module.to("cpu")
         else:
-            # The cache is emptied once, below, when all is freed.
+            # The cache is emptied once, below, after everything is freed.
             optimizer.module.offload_grad_buffers(synchronize=True, empty_cache=False)
             for buffer in _buffers(optimizer):
                 self._empty(buffer.param_data)
@@ -36,14 +36,14 @@ class TensorOffloader:
                 if not parameter.requires_grad:
                     self._empty(parameter.data)
             for inner, main in optimizer.states():
-                # Weights of float32 modules are pieces of a buffer, which is empty by now.
+                # Weights of float32 modules are views of a buffer, which is already empty.
                 if main.untyped_storage().size():
                     self._empty(main.data)
                 for value in inner.state.get(main, {}).values():
                     if isinstance(value, Tensor) and value.is_cuda:
                         self._empty(value)
         self.offloaded = True
-        # torch's allocator keeps what is freed; the rollout's process gets it only when it is given back.
+        # torch's allocator caches freed memory; the rollout's process gets the memory only after the cache is emptied.
         torch.accelerator.empty_cache()
 
     def onload(self, optimizer: MegatronOptimizer | None) -> None:
@@ -56,14 +56,14 @@ class TensorOffloader:
             for tensor, kept in self._away:
                 tensor.untyped_storage().resize_(kept.numel() * kept.element_size())
                 tensor.copy_(kept, non_blocking=True)
-            # The pinned copies are dropped below, and other streams may use the tensors from here on.
+            # Wait, since the pinned copies are dropped below, and other streams may use the tensors from here on.
             torch.accelerator.synchronize()
             optimizer.module.restore_grad_buffers(synchronize=True)
         self._away = []
         self.offloaded = False
 
     def _empty(self, tensor: Tensor) -> None:
-        """Keep a copy in pinned memory, and let the storage go. It must be the tensor's own."""
+        """Copy a tensor to pinned memory, and free its storage, which no other tensor may use."""
         kept = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         kept.copy_(tensor)
         self._away.append((tensor, kept))

@@ -52,7 +52,7 @@ class MegatronOptimizer:
         self.steps = 0
         self._training, self._ranks = training, ranks
         self._rate = LearningRate(training.optim, total_steps)
-        # The role's section narrowed: that of AdamW or of gradient descent.
+        # Any, because the config class is AdamW's or SGD's.
         self._optim: Any = build_optimizer(training.optim).config
         self._network = network
         self._half = network.architecture.dtype != torch.float32
@@ -70,7 +70,7 @@ class MegatronOptimizer:
         )
 
         def finalize(model: object, _: object = None, **options: object) -> None:
-            # Without a number of tokens: denominators are in the loss already.
+            # No number of tokens is passed: the loss is already divided by its denominators.
             distributed.finalize_model_grads(model, None, **options)
 
         transformer.finalize_model_grads_func = finalize
@@ -227,9 +227,9 @@ class MegatronOptimizer:
 
 
 def _descent(groups: list[dict[str, Any]], optim: Any) -> torch.optim.SGD:
-    """Gradient descent over groups of Adam's: Megatron divides Adam's weights alone, and any optimizer can step them then.
+    """Make SGD over the parameter groups of Adam: Megatron divides only Adam's weights, which any optimizer can then step.
 
-    Pieces of float32 parameters are views, which torch takes from no one but Megatron.
+    The groups are set after construction, because torch refuses views, such as Megatron's shards of float32 parameters.
     """
     descent = torch.optim.SGD(
         [torch.zeros(1, requires_grad=True)],

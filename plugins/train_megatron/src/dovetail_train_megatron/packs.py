@@ -68,7 +68,7 @@ def make_pack(
     source_R = starts_B[row_R] + prompts.lengths[active_B][row_R] - 1 + scored.step_R
     more = -int(lengths_B.sum()) % multiple
     if not rows and not more:
-        # A model must run on something, also where there is nothing to score.
+        # The model needs tokens to run on, even if there is nothing to score.
         more = multiple
     lengths_S = np.append(lengths_B, more) if more else lengths_B
     return PackedMicroBatch(

@@ -127,8 +127,8 @@ def _joined(wanted: Parallel, ranks: int) -> Any:
             pipeline_model_parallel_size=wanted.pp,
             context_parallel_size=wanted.cp,
             expert_model_parallel_size=wanted.ep,
-            # In this order of axes, experts' groups of several stages must cover what context parallelism does; only models
-            # without experts have both.
+            # With this order of axes and several stages, the experts' groups must include the context-parallel ranks. Models
+            # with experts can't have both pipeline and context parallelism.
             expert_tensor_parallel_size=wanted.tp * (wanted.cp if wanted.pp > 1 else 1),
             order=ORDER,
             create_gloo_process_groups=False,
@@ -150,10 +150,10 @@ def _joined(wanted: Parallel, ranks: int) -> Any:
 
 
 def _part(state: Any) -> None:
-    """Give up Megatron's layout and its groups: Megatron forgets them only, and their threads and buffers would stay."""
+    """Destroy Megatron's layout and its process groups: Megatron only drops them, so that their threads and buffers would stay."""
     groups = [g for g in state._global_process_group_list or () if g is not None]  # noqa: SLF001
     state.destroy_model_parallel()
-    # Where the default group was left before, theirs went with it.
+    # If the default group was destroyed before, these groups were destroyed with it.
     known = dist.distributed_c10d._world.pg_map  # noqa: SLF001
     for group in groups:
         if group in known:
@@ -161,7 +161,7 @@ def _part(state: Any) -> None:
 
 
 def _join_alone(device: torch.device, ranks: int) -> None:
-    """Megatron needs a process group, also of one; no other process is reached and no port opened."""
+    """Make a process group of one rank, which Megatron needs too; no port is opened."""
     if ranks > 1 or dist.is_initialized():
         return
     if device.type != "cpu" and device.index is not None:

@@ -65,9 +65,9 @@ def descend(
             term = term_of(numbers[id(pack)], scores)
             total = term.loss
             if not total.requires_grad:
-                # A loss that nothing moves still owes the other ranks its backward pass.
+                # A loss without a gradient still needs a backward pass: the other ranks wait for its communication.
                 total = sum((s.sum() for s in scores.values() if s.requires_grad), total) * 0
-            # Megatron divides by the second, unless it is told not to, and keeps the third.
+            # Megatron would divide by the second value, but for `calculate_per_token_loss`, and collects the third.
             return total, torch.zeros((), dtype=torch.int32, device=total.device), term
 
         return hidden, found
@@ -101,7 +101,7 @@ def _run(
             data_iterator=iter(packs),
             model=[module],
             num_microbatches=len(packs),
-            # Of no effect: packs differ in length, and stages know all of them.
+            # No effect: `_communicator` gives every pack's shape.
             seq_length=1,
             micro_batch_size=1,
             forward_only=forward_only,
@@ -114,15 +114,15 @@ def _run(
 
 
 def _communicator(network: Network, packs: Sequence[PackedMicroBatch]) -> Any:
-    """What exchanges activations and their gradients with the stages before and after, whose shapes are known here.
+    """Return the communicator that exchanges activations and gradients with the neighbouring stages, with known shapes.
 
-    Megatron's own asks for every shape first, and waits for the answer until the device has done all that it was given.
+    Megatron's own communicator sends every shape first, and synchronises the device to read it.
     """
     base = imported("megatron.core.pipeline_parallel.p2p_communication").P2PCommunicator
     shapes = [network.hidden_shape(pack) for pack in packs]
 
     class KnownShapes(base):  # type: ignore[misc, valid-type]
-        """Activations come in the order of the packs, and so do gradients."""
+        """Communicator that takes shapes from the packs, in whose order activations and gradients arrive."""
 
         def __init__(self) -> None:
             super().__init__(network.parallel.pp_group, network.architecture.transformer)

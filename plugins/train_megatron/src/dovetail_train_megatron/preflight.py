@@ -29,12 +29,12 @@ def megatron_layout(config: Any, plan: Any) -> Iterator[Finding]:
     models = [m for m in plan.models if isinstance(m.engine.config, MegatronConfig)]
     judged: list[Any] = []
     for model in models:
-        # A reference is most often the actor's model in the actor's layout: one word is enough for both.
+        # A reference is most often the actor's model in the actor's layout: one finding is enough for both.
         if (what := (model.path, model.engine.config)) not in judged:
             judged.append(what)
             yield from _model(config, model)
     yield from _layouts(plan, models)
-    # A class from a file may compute elsewhere: the tests' own does.
+    # An engine class from a file may run on other devices, as the tests' own class does.
     yield from _devices(plan, [m for m in models if m.engine.path is None])
 
 
@@ -43,7 +43,7 @@ def _model(config: Any, model: Any) -> Iterator[Finding]:
     try:
         hf = read_config(section)
     except ModelError:
-        return  # whoever reads the tokenizer says so
+        return  # reading the tokenizer reports it
     try:
         check_architecture(hf, section)
         check_layout(hf, model.engine.config)

@@ -87,7 +87,7 @@ def all_failing_rows(
 def _all_scores(
     network: Network, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Iterator[tuple[np.ndarray, Scores]]:
-    """Rows and scores of every micro-batch; nothing on stages before the last."""
+    """Yield rows and scores of every micro-batch; nothing on stages before the last."""
     own = [output for output in outputs if output.name != REFERENCE]
     found: list[Iterable[Scores]] = []
     if own:

@@ -77,6 +77,6 @@ def _fitting(layers: int, stages: int) -> list[int]:
 
 
 def _slowest(layers: int, stages: int, last: int, output: float) -> tuple[float, float]:
-    """Cost of the slowest stage; between equals the evener split wins."""
+    """Return the cost of the slowest stage, and a tie-breaker that prefers an even split."""
     other = (layers - last) / (stages - 1)
     return max(other, last + output), abs(other - last)

@@ -44,7 +44,7 @@ def linear_layers(architecture: Architecture) -> dict[str, int]:
 
 
 def _dense_layers(architecture: Architecture) -> list[bool]:
-    """For every layer of the model: whether it has one dense feed-forward network rather than experts."""
+    """Return for every layer of the model whether it has a dense feed-forward network instead of experts."""
     transformer = architecture.transformer
     layers = int(architecture.hf.num_hidden_layers)
     if transformer.num_moe_experts is None:

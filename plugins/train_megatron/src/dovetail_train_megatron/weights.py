@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _IN_A_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _WORKED_OUT = "rotary_emb.inv_freq"
-"""Old checkpoints store what every model works out for itself."""
+"""A tensor in old checkpoints that models compute themselves."""
 
 
 Receiving = int | Literal["all"]
@@ -92,7 +92,7 @@ def read_weights(
 
 
 def _tied_copy(network: Network) -> nn.Parameter | None:
-    """The last stage's own copy of the embedding, where there are several stages."""
+    """Return the last stage's copy of a tied embedding; None on other stages, or with a single stage."""
     parallel = network.parallel
     if network.tied and parallel.last_stage and not parallel.first_stage:
         return network.module.output_layer.weight
@@ -203,7 +203,7 @@ def gathered(
 
 
 def _adapter_alone(network: Network) -> MegatronAdapter | None:
-    """The adapter, where it travels without what lies below it."""
+    """Return the adapter if only the adapter's tensors are sent; else None."""
     adapter = network.adapter
     return adapter if adapter is not None and adapter.section.sync == "adapter" else None
 
@@ -215,7 +215,7 @@ def _sent_name(name: str, entry: Entry) -> str:
 def _passed(
     entry: Entry, parts: list[Tensor] | None, rank: int, to: Receiving, network: Network
 ) -> list[Tensor] | None:
-    """All parts on the rank `to`, or all ranks, from the first one that has them; None elsewhere."""
+    """Send all shards from the first holder to the rank `to`, or to all ranks; return them there, None on other ranks."""
     first = entry.holders[0]
     if rank == to and parts is not None:
         return parts
@@ -235,12 +235,12 @@ def _passed(
 
 
 def _dtype(entry: Entry, network: Network) -> torch.dtype:
-    """Dtype in which a tensor is sent."""
+    """Return the dtype in which a tensor is sent."""
     return torch.float32 if entry.name.startswith(VALUE_HEAD) else network.architecture.dtype
 
 
 def _gathered(entry: Entry, part: Tensor | None, rank: int) -> list[Tensor] | None:
-    """All parts on the first rank that has one; None elsewhere."""
+    """Gather all shards on the first holder; return them there, None on other ranks."""
     if rank not in entry.holders or part is None:
         return None
     first = entry.holders[0]
@@ -256,7 +256,7 @@ def _gathered(entry: Entry, part: Tensor | None, rank: int) -> list[Tensor] | No
 
 
 def _stored_name(name: str, checkpoint: StoredCheckpoint, section: ModelSection) -> str:
-    """Where the checkpoint keeps a tensor: classifiers and bare trunks name the same layers a little differently."""
+    """Return a tensor's name in the checkpoint: models without a head store layers without the prefix `model.`."""
     for candidate in (name, name.removeprefix("model.")):
         if candidate in checkpoint.names:
             return candidate

@@ -1,4 +1,4 @@
-"""Stands in for SGLang's CUDA kernels where there is no accelerator: what SGLang computes then, its plain PyTorch paths compute."""
+"""Stand-in for SGLang's CUDA kernels without an accelerator: SGLang then computes by its plain PyTorch code."""
 
 import plain_memory
 from anything import stand_in

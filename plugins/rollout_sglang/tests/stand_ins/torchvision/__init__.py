@@ -1,4 +1,4 @@
-"""Stands in for torchvision, whose builds for CUDA do not load beside a torch for CPUs: no image is looked at here."""
+"""Stand-in for torchvision, whose CUDA builds do not load with a CPU build of torch; the tests use no images."""
 
 from anything import stand_in
 
