@@ -21,7 +21,7 @@ def answer(value):
     answers.write(json.dumps(value) + "\\n")
     answers.flush()
 """
-"""Any Python 3 runs it. The working directory is not on its path."""
+"""Code before the given code, for any Python 3. It removes the working directory from the module path, and defines `asked` and `answer`."""
 
 
 def ask(
