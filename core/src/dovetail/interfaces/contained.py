@@ -98,7 +98,8 @@ class _Steps(Coroutine[Any, Any, Any]):
         return self._work.__await__()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)  # cr_code, cr_frame and the name, which asyncio's task dumps show
+        # asyncio's task dumps show the coroutine's name, code and frame.
+        return getattr(self._work, name)
 
     def _step(self, advance: Callable[..., Any], *given: Any) -> Any:
         try:

@@ -106,7 +106,8 @@ def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
     else:
         cls.api = f"=={kind.api}"  # a user's file is written for the core that runs it
     named = next((base for base in cls.__mro__ if "name" in vars(base)), None)
-    if named is None or named in _named_here:  # a base class in a file must not pass on the name of its attribute
+    # A base class that got its name here must not pass this name on to its subclasses.
+    if named is None or named in _named_here:
         cls.name = attribute
         _named_here.add(cls)
     return cls
