@@ -141,7 +141,7 @@ def test_advantages_equal_the_papers_formula(name, rows):
     rows = [(group, float(np.float32(reward)), parts) for group, reward, parts in rows]
     result = estimate(name, rows)
     expected = [
-        # Without a token of the policy, nothing is there to whiten.
+        # A sample without policy tokens is not whitened.
         a if any(mask) or name != "reinforce_plus_plus_baseline" else 0.0
         for a, row in zip(oracle(name, rows), rows, strict=True)
         for mask in row[2]

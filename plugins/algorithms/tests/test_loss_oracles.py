@@ -1,8 +1,7 @@
 """Every policy loss against a slow loop written from its paper: values, gradients and metrics.
 
-An oracle sees one sequence at a time, as lists, without the tokens that the mask leaves out. It gives each token's loss
-and slope, dL/d log π, as the paper's formula has it. The test's total is the sum over sequences of the mean over
-each one's tokens.
+An oracle gets one sequence at a time, as lists, without masked tokens. It returns each token's loss and slope, dL/d log π,
+by the paper's formula. The test's total is the sum over sequences of each sequence's mean over tokens.
 """
 
 import math
@@ -224,7 +223,7 @@ def sequences(log_prob, old):
 def run(case, rows, dtype=torch.float64):
     """Token losses, gradient of the sum over sequences of their means, and metrics."""
     flat = [token for row in rows for token in row]
-    # Masked tokens hold 0, as the interface says.
+    # By the interface, masked tokens hold 0.
     column = lambda name: torch.tensor([getattr(t, name) * t.kept for t in flat], dtype=dtype)  # noqa: E731
     inputs = LossInputs(
         log_probs_T=column("log_prob").requires_grad_(),
@@ -296,7 +295,7 @@ def test_values_gradients_and_metrics_equal_the_oracle(case, rows):
     assert {name: metrics[name] for name in want} == pytest.approx(want, rel=1e-6, abs=1e-9)
 
 
-# Their differences are exact in float32, so that the oracle sees what the loss sees.
+# Differences of these numbers are exact in float32, so that the oracle and the loss get the same ratios.
 exact = st.integers(-20 * 1024, 0).map(lambda number: number / 1024)
 near = st.integers(-1024, 1024).map(lambda number: number / 1024)
 

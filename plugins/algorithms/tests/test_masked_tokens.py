@@ -1,4 +1,4 @@
-"""What an episode was shown, tokens with mask 0, takes no part in the update: exactly, under every policy loss and aggregation."""
+"""Tokens that an episode was shown (mask 0) have exactly no effect on the update, under every policy loss and aggregation."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ OF_SEVERAL = [
 SCALARS = {"kl_coef": 0.5, "entropy_coef": 0.1}
 
 turns = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3)
-"""Tokens that the policy produced in each turn of an episode, and those that it was shown after it."""
+"""For each turn of an episode, the number of tokens that the policy produced and the number that it was shown afterwards."""
 
 
 def policy(loss, aggregation):

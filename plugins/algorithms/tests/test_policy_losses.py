@@ -1,4 +1,4 @@
-"""What the policy losses promise beside their formulas: where gradients stop, what they read, and which settings they refuse."""
+"""Properties of the policy losses besides their formulas: where gradients stop, the columns read, and the settings refused."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Objectives of preference pairs: by hand, at extremes, however pairs are cut, and what each reads. Their oracles are in the suites."""
+"""Objectives of preference pairs: values by hand, extremes, micro-batches, and columns read. The conformance suites have the oracles."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_dpo_by_hand():
 
 
 def test_tokens_beyond_the_shorter_response_weigh_less():
-    # Ratios: 2 x 1 of the chosen response; 1, and two of 3 beyond the other's length, of the rejected one.
+    # Log-ratios by token: chosen 1, 1; rejected 1, 1, 3, 3, of which the last two are beyond the chosen response's length.
     batch = pairs([-1.0, -1.0], [-1.0, -1.0, 1.0, 1.0], ref=-2.0)
     loss, gradient, metrics = run(Dpo, DpoConfig(name="dpo", beta=1.0, ld_alpha=0.25), batch)
     margin = 2.0 - (2.0 + 0.25 * 6.0)

@@ -80,7 +80,7 @@ def test_an_implicit_prm_by_hand():
     )
     goal = ImplicitPrm(ImplicitPrmConfig(name="implicit_prm", beta=0.5), PluginContext())
     found = update_of(goal, batch, {"log_probs": np.array([0, 0, -1, -9], np.float32)})
-    # Rewards 1 (right) and 0.5 (wrong); the last sample has no token of the policy.
+    # The implicit rewards are 1 (right answer) and 0.5 (wrong answer). The last sample has no policy tokens.
     right, wrong = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-0.5))
     assert found.loss == pytest.approx(-(math.log(right) + math.log(1 - wrong)) / 2, rel=1e-6)
     expected = [0.25 * (right - 1), 0.25 * (right - 1), 0.25 * wrong, 0]

@@ -1,4 +1,4 @@
-"""GSPO and GMPO against their papers' formulas in float64, with single tokens far off the old policy and ratios at the clip's edges."""
+"""GSPO and GMPO against their papers' formulas in float64: single tokens far from the old policy, and ratios at the clip bounds."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ LOG_RATIOS = {
     "a token at 100": with_outlier(100.0),
     "a token at -30 of 3": np.array([0.1, -30.0, -0.2]),
     "two at -100 and 70": np.array([0.1, -100.0, 70.0, 0.3]),
-    # To both sides of the bounds 1 - 3e-4 and 1 + 4e-4 of the ratio, and of 0.4 of the log-ratio.
+    # On both sides of the ratio's bounds 1 - 3e-4 and 1 + 4e-4 (GSPO), and of the log-ratio's bound 0.4 (GMPO).
     "below gspo's lower edge": np.full(8, np.log(1 - 3e-4) - 5e-7),
     "above gspo's lower edge": np.full(8, np.log(1 - 3e-4) + 5e-7),
     "below gspo's upper edge": np.full(8, np.log(1 + 4e-4) - 5e-7),

@@ -16,7 +16,7 @@ from dovetail_sdk.testing.ranks import on_ranks
 
 numbers = st.one_of(st.floats(-5, 5, width=32), st.sampled_from([0.0, 1e30, -1e30]))
 shares = st.sampled_from([0.0, 1e-4, 0.5, 0.95, 1.0])
-# Of every token its reward, its value, and whether the policy wrote it.
+# Each token: reward, value, and whether the policy produced it.
 samples = st.lists(
     st.lists(st.tuples(numbers, numbers, st.booleans()), max_size=12), min_size=1, max_size=5
 )

@@ -23,9 +23,7 @@ from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlus
 
 turns = st.tuples(
     st.integers(1, 3),  # tokens that the policy produced
-    st.integers(
-        0, 2
-    ),  # what it was shown before: nothing before a first turn, else one of two texts and a cut
+    st.integers(0, 2),  # what was shown before a turn that is not the first: one of three texts
     st.sampled_from([-0.5, 0.0, 0.25, 1.0]),  # the turn's reward, on its last token
 )
 episodes = st.lists(turns, min_size=1, max_size=4)
@@ -87,7 +85,7 @@ def forked(batch, seed):
             else:
                 prompts.append(batch["prompt_ids"][row])
             owners.append(row)
-            end = stop - 1 if stop < len(mask_T) else stop  # what was shown is the next prompt
+            end = stop - 1 if stop < len(mask_T) else stop  # shown tokens begin the next prompt
             for name in names:
                 parts.setdefault(name, []).append(batch[name][row][start:end])
     columns = {

@@ -1,4 +1,4 @@
-"""Config classes of the advantage estimators. Nothing here imports more than the config sections."""
+"""Config classes of the advantage estimators. This module imports nothing but config sections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from dovetail.sections import PluginSection, Validator
 
 _SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
-"""A discount: between 0 and 1, both included."""
+"""Validators of a discount: between 0 and 1, both included."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +97,7 @@ class GrpoPasskConfig(PluginSection):
 
 
 def _as_many_as_components(config: Any, _attribute: Any, weights: tuple[float, ...]) -> None:
-    """Weights stand for components by position, which only a list of names fixes."""
+    """Refuse weights without as many named components: weights go by position, and only `components` fixes the order of components."""
     if weights and len(weights) != len(config.components):
         names = ", ".join(config.components) or "none named"
         raise ValueError(
