@@ -1,4 +1,4 @@
-"""Configs of the optimizers and schedules. Nothing here imports torch."""
+"""Config classes of the optimizers and schedules. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SgdConfig(OptimSection):
     """Look ahead by one step of momentum."""
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what torch would."""
+        """Refuse Nesterov without momentum, as torch does."""
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0; set momentum=0.9")
 
