@@ -1,4 +1,4 @@
-"""TeacherAdvantage: adds the negative reverse KL to the teacher to the advantage of each token.
+"""TeacherAdvantage: subtracts an estimate of the reverse KL to the teacher from the advantage of each token.
 
     A'_t = a A_t − c clip(log π_old(y_t) − log π_teacher(y_t), ± max_divergence)
 
