@@ -63,7 +63,7 @@ def chosen(plugin, batch, reduction=None, seed=0, **settings):
 
 
 def covariance(rows):
-    """By name and position, of the tokens that count."""
+    """Return the covariances of the tokens with mask 1, by sample name and position."""
     kept = [
         (f"s{index}", place, advantage, value)
         for index, (advantage, row) in enumerate(rows)

@@ -47,7 +47,7 @@ class Token:
 
 
 class Found(NamedTuple):
-    """What an oracle says of one token."""
+    """An oracle's result for one token."""
 
     loss: float
     slope: float
@@ -61,7 +61,7 @@ def clip(value, low, high):
 
 
 def clipped(cfg, advantage, ratio):
-    """PPO: loss, slope, and the side on which the clip is what counts."""
+    """Return PPO's loss and slope, and the side on which the clip takes effect."""
     plain = -advantage * ratio
     bounded = -advantage * clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
     if bounded > plain:
@@ -70,7 +70,7 @@ def clipped(cfg, advantage, ratio):
 
 
 def in_reach(log_ratio):
-    """Whether exp still has a slope there."""
+    """Return whether the log-ratio is within the bound, so that the ratio has a gradient."""
     return abs(log_ratio) <= 20
 
 
@@ -210,7 +210,7 @@ CASES = {
 
 
 def sequences(log_prob, old):
-    """Some sequences of one advantage each, 0 among them, with tool tokens inside, and empty ones."""
+    """Generate sequences with one advantage each, also 0, with tool tokens, and empty sequences."""
 
     def build(advantage, rows):
         return [Token(advantage, *row) for row in rows]
@@ -221,7 +221,7 @@ def sequences(log_prob, old):
 
 
 def run(case, rows, dtype=torch.float64):
-    """Token losses, gradient of the sum over sequences of their means, and metrics."""
+    """Return token losses, the gradient of the sum of the sequences' mean losses, and metrics."""
     flat = [token for row in rows for token in row]
     # By the interface, masked tokens hold 0.
     column = lambda name: torch.tensor([getattr(t, name) * t.kept for t in flat], dtype=dtype)  # noqa: E731
@@ -252,7 +252,7 @@ def expected(case, rows):
 
 
 def assert_equal(found, losses, gradient, rows, tolerance):
-    """Values and gradients, within the rounding of what each token's loss is made of."""
+    """Compare values and gradients, within the rounding error of the terms of each token's loss."""
     flat = [token for row in found for token in row]
     kept = [[token for token in row if token.kept] for row in rows]
     sizes = [

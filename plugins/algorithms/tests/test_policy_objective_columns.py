@@ -75,7 +75,7 @@ class Anchored(PolicyLoss):
 
 
 class Curious(PolicyLoss):
-    """−H · c, where c is what `prepare` made: old log-probabilities less their mean over the mini-batch."""
+    """−H · c, where `prepare` computes c: the old log-probabilities minus their mean over the mini-batch."""
 
     name = "curious"
     api = ">=1.0,<2"
@@ -100,7 +100,7 @@ class Curious(PolicyLoss):
 
 
 class Truncated(RolloutCorrection):
-    """Weight min(r, 2); rejected where r < ½."""
+    """A correction with the weight min(r, 2), which rejects tokens with r < ½."""
 
     name = "truncated"
     api = ">=1.0,<2"
@@ -161,7 +161,7 @@ def mini_batch(seed=0):
 
 
 def run(goal, batch, parts=((0, 1, 2, 3, 4),)):
-    """Loss, gradients of log-probabilities and entropies, and metrics, with the samples cut into parts."""
+    """Return loss, gradients by log-probabilities and entropies, and metrics, with the samples cut into micro-batches."""
     outputs = {name: batch[name].values for name in ("log_probs", "entropies")}
     read = batch.select(sorted(goal.requires(goal.config)))
     found = update_of(goal, read, outputs, parts=parts, scalars=SCALARS)

@@ -26,7 +26,7 @@ SUITES = [
 
 
 def pairs(*log_probs, ref=0.0):
-    """Two responses a pair, chosen first: the log-probability of each token of each."""
+    """Return a batch of pairs from the token log-probabilities of each response, chosen first."""
     current = Ragged.from_list([list(row) for row in log_probs], np.float32)
     return Batch(
         {
@@ -40,7 +40,7 @@ def pairs(*log_probs, ref=0.0):
 
 
 def run(objective, config, batch, **how):
-    """Loss, gradient by the log-probabilities [T], metrics without their prefix."""
+    """Return the loss, its gradient by the log-probabilities [T], and metrics without their prefix."""
     goal = objective(config, PluginContext())
     found = update_of(goal, batch, {"log_probs": batch["current"].values}, **how)
     assert found.finite
@@ -109,7 +109,7 @@ def test_a_policy_that_is_its_reference_is_half_right_and_has_the_loss_log_2():
 
 
 def test_ipo_stops_at_its_target():
-    """A margin of 1/(2β) = 2 of the means of the tokens."""
+    """The target is a margin of 1/(2β) = 2 between the mean log-ratios."""
     batch = pairs([-1.0, -1.0], [-3.0])
     loss, gradient, metrics = run(Ipo, IpoConfig(name="ipo", beta=0.25), batch)
     assert loss == 0.0

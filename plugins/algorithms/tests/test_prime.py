@@ -25,7 +25,7 @@ groups_of_samples = st.lists(st.lists(sample, min_size=1, max_size=4), min_size=
 
 
 def batch_of(groups):
-    """A batch of groups of samples, each the tokens (process reward, whether the policy wrote it) and the outcome."""
+    """Return a batch of groups. A sample is a list of tokens (process reward, whether the policy produced the token) and an outcome."""
     samples = [sample for group in groups for sample in group]
     mask = Ragged.from_list([[own for _, own in tokens] for tokens, _ in samples], np.bool_)
     rewards_T = [reward if own else 0.0 for tokens, _ in samples for reward, own in tokens]
@@ -40,7 +40,7 @@ def batch_of(groups):
 
 
 def slow_prime(groups, gamma):
-    """arXiv 2502.01456, token by token."""
+    """Compute the advantages of arXiv 2502.01456 token by token."""
     rows = []
     for group in groups:
         own = [[reward for reward, mine in tokens if mine] for tokens, _ in group]

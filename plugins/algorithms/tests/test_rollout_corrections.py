@@ -63,7 +63,7 @@ def make(cls, **settings):
 
 
 def batch(log_ratios, *, mask=None, **columns):
-    """One row of log r a sample; the old policy's log-probabilities are −1 nat."""
+    """Return a batch with one list of log r per sample; the old policy's log-probabilities are −1 nat."""
     rows = Ragged.from_list(log_ratios, dtype=np.float32)
     old = np.full(len(rows.values), -1.0, np.float32)
     given = {

@@ -42,7 +42,7 @@ def scored(groups):
 
 
 def paired(batch):
-    """What the stage makes of a batch, and its metrics."""
+    """Return the stage's pairs for a batch, and its metrics."""
     suite = stages.TestBestWorstPairs()
     stage, step = suite.started(), suite.step(suite.columns(0))
     return stage.run(batch, step), step.metrics

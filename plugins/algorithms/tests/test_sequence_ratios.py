@@ -14,7 +14,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 def gspo(log_ratio_T, advantage, cfg):
-    """The sequence's loss, arXiv 2507.18071 eq. 5, and its derivatives by the tokens' log-probabilities."""
+    """Return a sequence's loss, arXiv 2507.18071 eq. 5, and its derivatives by the tokens' log-probabilities."""
     ratio = np.exp(log_ratio_T.mean())
     plain = advantage * ratio
     clipped = advantage * np.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
@@ -23,7 +23,7 @@ def gspo(log_ratio_T, advantage, cfg):
 
 
 def gmpo(log_ratio_T, advantage, cfg):
-    """The sequence's loss, arXiv 2507.20673 eq. 4 in logarithms, and its derivatives."""
+    """Return a sequence's loss, arXiv 2507.20673 eq. 4 in logarithms, and its derivatives."""
     sign = np.sign(advantage)
     clipped_T = np.clip(log_ratio_T, -cfg.clip_low, cfg.clip_high)
     used_T = sign * np.minimum(sign * log_ratio_T, sign * clipped_T)
@@ -32,7 +32,7 @@ def gmpo(log_ratio_T, advantage, cfg):
 
 
 def run(plugin, cfg, log_ratio_T, advantage, dtype):
-    """The sequence's loss and gradient, and the log-ratios that these numbers of this dtype have."""
+    """Return a sequence's loss and gradient, and the log-ratios after rounding to the dtype."""
     count = len(log_ratio_T)
     old_T = torch.full((count,), -2.0, dtype=dtype)
     log_probs_T = (old_T + torch.as_tensor(log_ratio_T).to(dtype)).requires_grad_()

@@ -47,7 +47,7 @@ def packed(rows, weighted):
 
 
 def oracle(batch, group_ids, compact):
-    """Advantages of each sample, position by position."""
+    """Compute the advantages of each sample, position by position."""
     paths = [one_path(batch, i, compact) for i in range(len(batch))]
     expected = []
     for i, group in enumerate(group_ids):
@@ -64,7 +64,7 @@ def oracle(batch, group_ids, compact):
 
 
 def one_path(batch, i, compact):
-    """By position: the index of the token, the rewards from it on, and the energy up to it."""
+    """Return, by position, the token's index, the sum of rewards from the token on, and the energy up to the token."""
     mask = batch["response_mask"][i]
     energy, path = 0.0, {}
     for t in np.flatnonzero(mask):

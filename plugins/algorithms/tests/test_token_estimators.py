@@ -23,7 +23,7 @@ samples = st.lists(
 
 
 def packed(rows):
-    """Batch of the rows' tokens, with a greedy reward of 0.25 more a sample."""
+    """Return the batch of the rows' tokens; the greedy reward increases by 0.25 from sample to sample."""
     columns = zip(*[token for row in rows for token in row], strict=True)
     rewards, values, mask = list(columns) or ([], [], [])
     offsets = np.cumsum([0, *map(len, rows)])
@@ -38,7 +38,7 @@ def packed(rows):
 
 
 def slow_returns(batch, gamma):
-    """G_t = R_t + γ G_{t+1}; a masked token hands on what comes after it."""
+    """Compute G_t = R_t + γ G_{t+1}, skipping masked tokens."""
     returns = []
     for rewards, mask in zip(batch["token_rewards"], batch["response_mask"], strict=True):
         row, later = [], 0.0
@@ -51,7 +51,7 @@ def slow_returns(batch, gamma):
 
 
 def slow_gae(batch, gamma, lam):
-    """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} − V_t; a masked token hands both on."""
+    """Compute A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} − V_t, skipping masked tokens."""
     advantages = []
     columns = (batch["token_rewards"], batch["values"], batch["response_mask"])
     for rewards, values, mask in zip(*columns, strict=True):
@@ -79,7 +79,7 @@ def estimate(estimator, config, batch):
 
 
 def assert_equal(column, expected, batch):
-    """Within float32 rounding of the largest number of the token's own sample."""
+    """Compare values, within the float32 rounding error of the largest number of each sample."""
     assert column.values.dtype == np.float32
     inputs = zip(batch["token_rewards"], batch["values"], strict=True)
     size = [max([1.0, *np.abs(r), *np.abs(v)]) for r, v in inputs]
