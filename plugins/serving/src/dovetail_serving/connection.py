@@ -315,7 +315,7 @@ class ServerConnection:
         self._die(await self._process_end() or f"refuses connections ({error})")
 
     async def _process_end(self) -> str | None:
-        """Wait a short time for the end of the server's process; return how it ended. None if it still runs or was not started by Dovetail."""
+        """Wait briefly for the end of the server's process; return how it ended, None if it runs or was not started by Dovetail."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while (how := self._ended()) is None and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
