@@ -38,7 +38,7 @@ SAMPLED = 3
 
 
 class _Part(NamedTuple):
-    """The rows of one shard: where they are, without their content."""
+    """The location of one shard's rows."""
 
     dataset: int
     number: int

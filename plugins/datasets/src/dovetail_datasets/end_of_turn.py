@@ -10,7 +10,7 @@ from dovetail_datasets.message_form import SENTINEL, Tools, message_form
 from dovetail_datasets.tokenizer import special_texts
 
 Stops = Callable[[], Collection[int]]
-"""A function that returns the tokens at which generation stops; empty where they are unknown."""
+"""A function that returns the tokens at which generation stops; empty if unknown."""
 _QUESTION = {"role": "user", "content": "."}
 _CALL = {
     "id": "call00000",

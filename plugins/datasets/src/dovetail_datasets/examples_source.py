@@ -72,7 +72,7 @@ class StepExamples:
 
     examples: Sequence[Example]
     closing: Closing | None = None
-    """The tokens after each response, where the model is trained at its end; None otherwise."""
+    """The tokens after each response, if the model is trained at the response's end; else None."""
     labels: Collection[str] = LABEL_COLUMNS
     """Label columns of rows that the step takes."""
 

@@ -100,7 +100,7 @@ class FilesSource(DatasetSource):
         return DataFile(name=name, path=path, format=self._format(name, ending, head))
 
     def _unpacked(self, name: str, compression: str) -> Path:
-        """Unpack a compressed file into the cache, unless it is there, and return the path, which its digest determines."""
+        """Unpack a compressed file into the cache, unless done before, and return the path, which the file's digest determines."""
         folder = cache_root(self.context.cache_dir) / "unpacked"
         path = folder / digest_of_file(name, Path(name)).hex()
         if path.is_file():

@@ -51,7 +51,7 @@ class MuonConfig(OptimSection):
     adamw_lr: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
     )
-    """AdamW's peak learning rate; `lr` where absent."""
+    """AdamW's peak learning rate; absent: `lr`."""
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.999), validator=_BETAS)
     """Decays of AdamW's moments."""
     eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))

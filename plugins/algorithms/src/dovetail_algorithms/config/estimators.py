@@ -21,7 +21,7 @@ class GaeConfig(PluginSection):
     turn_gamma: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
     )
-    """Discount from one turn of an episode to the next; `gamma` where absent."""
+    """Discount from one turn of an episode to the next; absent: `gamma`."""
     lam: float = attrs.field(default=1.0, validator=_SHARE)
     """Weight λ of later temporal differences: 0 trusts the value model, 1 the rewards."""
     whiten: bool = True
@@ -85,7 +85,7 @@ class ReinforcePlusPlusConfig(PluginSection):
     turn_gamma: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
     )
-    """Discount from one turn of an episode to the next; `gamma` where absent."""
+    """Discount from one turn of an episode to the next; absent: `gamma`."""
 
 
 @attrs.frozen(kw_only=True)

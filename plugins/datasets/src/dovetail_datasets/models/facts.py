@@ -21,7 +21,7 @@ class ModelFacts:
 
     vocab_size: int
     max_positions: int | None
-    """Longest prompt and response together, in tokens; None where the model names no limit."""
+    """Maximum length of prompt and response together, in tokens; None if the model has no limit."""
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens of the tokenizer, the model's config and its generation config, sorted."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from .syscalls import ANY_NEW, SET_NO_NEW_PRIVS, SET_PDEATHSIG, prctl, syscall
 
-# name: (x86_64, aarch64), None where the machine lacks it
+# name: (number on x86_64, number on aarch64); None if the machine lacks the call
 DENIED: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
     "ptrace": (101, 117),
