@@ -21,7 +21,7 @@ def answer(value):
     answers.write(json.dumps(value) + "\\n")
     answers.flush()
 """
-"""Code that runs before the given code, under any Python 3. It takes the working directory off the path, and defines `asked` and `answer`."""
+"""Code that runs before the given code, under any Python 3: removes the working directory from the path, defines `asked` and `answer`."""
 
 
 def ask(
