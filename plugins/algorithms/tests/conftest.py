@@ -1,4 +1,4 @@
-"""The shapes of the interfaces' classes, checked in every test; jaxtyping's import hook checks the package's modules."""
+"""Checks the shapes of the interfaces' classes in every test; jaxtyping's import hook checks the package's modules."""
 
 import pytest
 

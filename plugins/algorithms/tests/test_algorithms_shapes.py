@@ -1,4 +1,4 @@
-"""Shape annotations of the estimators and losses: what contradicts them is refused in tests."""
+"""Shape annotations of the estimators and losses: in tests, arrays of other shapes are refused."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ FOUR, ALL = torch.zeros(4), torch.ones(4, dtype=torch.bool)
 MASK = Ragged(np.ones(4, np.bool_), np.array([0, 4]))
 GROUPS = Groups.of(np.zeros(4))
 
-# All of these would run: by broadcasting, or because nothing looks.
+# Without shape checks, all these calls would run: arrays broadcast, or their shape has no effect.
 WRONG = {
     "two lengths": lambda: bounded_log_ratio(FOUR, FOUR[:1]),
     "a mask that broadcasts": lambda: ratio_metrics(ALL[:1], FOUR),

@@ -16,7 +16,7 @@ from dovetail_sdk.testing import update_of
 
 
 def pairs(scores, order=None, seed=0):
-    """Pairs with these scores, chosen first, or the 2P samples in `order`; each has its score at a random token."""
+    """Return a batch of pairs with these scores, chosen first, or in `order`; each sample has its score at a random token."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 5, len(scores))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -42,7 +42,7 @@ def update(batch, **how):
 
 
 def run(batch, **how):
-    """Loss, gradient by the scores [N], metrics."""
+    """Return the loss, its gradient by the scores [N], and metrics."""
     found = update(batch, **how)
     mask, gradient_T = batch["response_mask"].values, found.gradients["values"]
     assert not gradient_T[~mask].any()
@@ -150,7 +150,7 @@ def test_a_margin_is_by_how_much_the_chosen_response_is_to_be_ahead():
 
 
 def test_the_brier_score_is_of_the_preference_that_scores_imply():
-    """σ(1) and σ(-2) are predicted of two pairs whose chosen response is preferred."""
+    """The scores imply probabilities σ(1) and σ(-2) that the chosen response is preferred."""
     _, _, metrics = run(pairs([1.0, 0.0, 0.0, 2.0]))
     likely = [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(2))]
     expected = sum((1 - p) ** 2 for p in likely) / 2

@@ -1,4 +1,4 @@
-"""Which tokens Clip-Cov and KL-Cov choose: against a slow loop, and the same ones on any ranks and in any order."""
+"""The tokens that Clip-Cov and KL-Cov choose: compared with a slow loop, and independent of ranks and order."""
 
 import math
 
@@ -63,7 +63,7 @@ def chosen(plugin, batch, reduction=None, seed=0, **settings):
 
 
 def covariance(rows):
-    """By name and position, of the tokens that count."""
+    """Return the covariances of the tokens with mask 1, by sample name and position."""
     kept = [
         (f"s{index}", place, advantage, value)
         for index, (advantage, row) in enumerate(rows)
@@ -143,7 +143,7 @@ def test_the_random_choice_follows_the_seed_and_spreads_evenly():
     batch = random_batch(300)
     settings = {"share": 0.1, "cov_low": -100.0, "cov_high": 100.0}
     one, other = (chosen(ClipCovLoss, batch, seed=seed, **settings) for seed in (0, 1))
-    # Two independent tenths share a tenth of themselves.
+    # Two independent samples of a tenth of the tokens have a tenth of their tokens in common.
     assert len(one & other) / len(one) == pytest.approx(0.1, abs=0.04)
     first_half = sum(int(name[1:]) < 150 for name, _ in one) / len(one)
     assert first_half == pytest.approx(

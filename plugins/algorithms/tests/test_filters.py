@@ -84,7 +84,7 @@ def scored(draw):
 
 
 def rows_of(columns):
-    """The samples as objects, for the oracles."""
+    """Return the samples as objects, for the oracles."""
     names = {
         "group_id": "group",
         "trajectory_id": "trajectory",

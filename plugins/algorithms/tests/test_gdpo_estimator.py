@@ -13,7 +13,7 @@ from dovetail_algorithms.config.estimators import GdpoConfig
 from dovetail_algorithms.estimators.gdpo import GdpoEstimator
 
 values = st.one_of(st.sampled_from([0.0, 0.1, 1.0, 1e20]), st.floats(-100, 100, width=32))
-# Of every sample its group, two parts of its reward, and its response mask.
+# Each sample has a group, two reward components, and a response mask.
 samples = st.lists(
     st.tuples(st.integers(0, 3), values, values, st.lists(st.booleans(), max_size=5)),
     min_size=1,
@@ -37,7 +37,8 @@ def oracle(rows, weights, norm_by_std):
         for total, row, there in zip(totals, rows, compared, strict=True)
         for _ in range(sum(row[3]) if there else 0)
     ]
-    mean = statistics.mean(tokens) if tokens else 0.0  # exact: equal tokens have no deviation
+    # statistics.mean is exact, so equal tokens deviate by exactly 0.
+    mean = statistics.mean(tokens) if tokens else 0.0
     var = statistics.variance(tokens) if len(tokens) > 1 else 0.0
     return [
         (total - mean) / np.sqrt(var + 1e-8) if there and any(row[3]) else 0.0

@@ -56,7 +56,7 @@ trajectories = st.lists(
 
 
 def oracle(name, rows):
-    """Each trajectory's advantage, one at a time."""
+    """Compute each trajectory's advantage in a plain loop."""
     advantages = [one_advantage(name, rows, i) for i in range(len(rows))]
     return whiten_tokens(rows, advantages) if name == "reinforce_plus_plus_baseline" else advantages
 
@@ -98,7 +98,7 @@ def length(row):
 
 
 def whiten_tokens(rows, advantages):
-    """Every token of the policy counts, but for those of trajectories that are alone in their group."""
+    """Whiten advantages over policy tokens, without trajectories that are alone in their group."""
     compared = [sum(g == row[0] for g, _, _ in rows) > 1 for row in rows]
     tokens = [
         a
@@ -114,7 +114,7 @@ def whiten_tokens(rows, advantages):
 
 
 def estimate(name, rows):
-    """Of every sequence: an estimator sees a trajectory's sequences as samples with its reward."""
+    """Return the result for all sequences; each sequence is a sample with its trajectory's reward."""
     sequences = [(i, row, mask) for i, row in enumerate(rows) for mask in row[2]]
     batch = Batch(
         {
@@ -130,7 +130,7 @@ def estimate(name, rows):
 
 
 def plain(pairs):
-    """Rows of one sequence of two tokens each."""
+    """Return trajectories of one sequence with two tokens each."""
     return [(group, reward, [[True, True]]) for group, reward in pairs]
 
 
@@ -141,7 +141,7 @@ def test_advantages_equal_the_papers_formula(name, rows):
     rows = [(group, float(np.float32(reward)), parts) for group, reward, parts in rows]
     result = estimate(name, rows)
     expected = [
-        # Without a token of the policy, nothing is there to whiten.
+        # A sample without policy tokens is not whitened.
         a if any(mask) or name != "reinforce_plus_plus_baseline" else 0.0
         for a, row in zip(oracle(name, rows), rows, strict=True)
         for mask in row[2]

@@ -1,8 +1,7 @@
 """Every policy loss against a slow loop written from its paper: values, gradients and metrics.
 
-An oracle sees one sequence at a time, as lists, without the tokens that the mask leaves out. It gives each token's loss
-and slope, dL/d log π, as the paper's formula has it. The test's total is the sum over sequences of the mean over
-each one's tokens.
+An oracle gets one sequence at a time, as lists, without masked tokens. It returns each token's loss and slope, dL/d log π,
+by the paper's formula. The test's total is the sum over sequences of each sequence's mean over tokens.
 """
 
 import math
@@ -48,7 +47,7 @@ class Token:
 
 
 class Found(NamedTuple):
-    """What an oracle says of one token."""
+    """An oracle's result for one token."""
 
     loss: float
     slope: float
@@ -62,7 +61,7 @@ def clip(value, low, high):
 
 
 def clipped(cfg, advantage, ratio):
-    """PPO: loss, slope, and the side on which the clip is what counts."""
+    """Return PPO's loss and slope, and the side on which the clip takes effect."""
     plain = -advantage * ratio
     bounded = -advantage * clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
     if bounded > plain:
@@ -71,7 +70,7 @@ def clipped(cfg, advantage, ratio):
 
 
 def in_reach(log_ratio):
-    """Whether exp still has a slope there."""
+    """Return whether the log-ratio is within the bound, so that the ratio has a gradient."""
     return abs(log_ratio) <= 20
 
 
@@ -211,7 +210,7 @@ CASES = {
 
 
 def sequences(log_prob, old):
-    """Some sequences of one advantage each, 0 among them, with tool tokens inside, and empty ones."""
+    """Generate sequences with one advantage each, also 0, with tool tokens, and empty sequences."""
 
     def build(advantage, rows):
         return [Token(advantage, *row) for row in rows]
@@ -222,9 +221,9 @@ def sequences(log_prob, old):
 
 
 def run(case, rows, dtype=torch.float64):
-    """Token losses, gradient of the sum over sequences of their means, and metrics."""
+    """Return token losses, the gradient of the sum of the sequences' mean losses, and metrics."""
     flat = [token for row in rows for token in row]
-    # Masked tokens hold 0, as the interface says.
+    # By the interface, masked tokens hold 0.
     column = lambda name: torch.tensor([getattr(t, name) * t.kept for t in flat], dtype=dtype)  # noqa: E731
     inputs = LossInputs(
         log_probs_T=column("log_prob").requires_grad_(),
@@ -253,7 +252,7 @@ def expected(case, rows):
 
 
 def assert_equal(found, losses, gradient, rows, tolerance):
-    """Values and gradients, within the rounding of what each token's loss is made of."""
+    """Compare values and gradients, within the rounding error of the terms of each token's loss."""
     flat = [token for row in found for token in row]
     kept = [[token for token in row if token.kept] for row in rows]
     sizes = [
@@ -296,7 +295,7 @@ def test_values_gradients_and_metrics_equal_the_oracle(case, rows):
     assert {name: metrics[name] for name in want} == pytest.approx(want, rel=1e-6, abs=1e-9)
 
 
-# Their differences are exact in float32, so that the oracle sees what the loss sees.
+# Differences of these numbers are exact in float32, so that the oracle and the loss get the same ratios.
 exact = st.integers(-20 * 1024, 0).map(lambda number: number / 1024)
 near = st.integers(-1024, 1024).map(lambda number: number / 1024)
 

@@ -1,4 +1,4 @@
-"""What an episode was shown, tokens with mask 0, takes no part in the update: exactly, under every policy loss and aggregation."""
+"""Tokens that an episode was shown (mask 0) have exactly no effect on the update, under every policy loss and aggregation."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ OF_SEVERAL = [
 SCALARS = {"kl_coef": 0.5, "entropy_coef": 0.1}
 
 turns = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3)
-"""Tokens that the policy produced in each turn of an episode, and those that it was shown after it."""
+"""For each turn of an episode, the number of tokens that the policy produced and the number that it was shown afterwards."""
 
 
 def policy(loss, aggregation):
@@ -46,7 +46,7 @@ def mask_of(row):
 
 
 def forked_sample(number, lengths):
-    """An episode of several sequences, as a rollout returns it: each but the first begins with tokens of the one before it."""
+    """Return an episode of several sequences, as from a rollout: each later sequence begins with tokens of the previous sequence."""
     sequences, prompt_ids = [], None
     for row in lengths:
         mask_T = mask_of(row)
@@ -89,7 +89,7 @@ def minibatch(goal, mask, names, seed):
 
 
 def with_other_shown_tokens(batch, outputs, seed):
-    """The same, with other values of everything where the mask is 0."""
+    """Return copies with other values wherever the mask is 0."""
     rng = np.random.default_rng(seed + 1)
     mask_T = batch["response_mask"].values
 
@@ -122,7 +122,7 @@ def test_tokens_that_were_shown_have_no_gradient_and_no_influence(loss, aggregat
     seed=st.integers(0, 2**16),
 )
 def test_nor_have_those_of_forked_sequences(loss, aggregation, trajectories, seed):
-    """The tokens that a fork begins with, the policy's own among them, are its prompt, which no loss sees."""
+    """The tokens with which a fork begins, also the policy's own, are its prompt, which has no loss."""
     samples = [forked_sample(number, lengths) for number, lengths in enumerate(trajectories)]
     rows = to_batch(samples, temperature=1.0)
     produced = sum(made for lengths in trajectories for row in lengths for made, _ in row)
@@ -131,7 +131,7 @@ def test_nor_have_those_of_forked_sequences(loss, aggregation, trajectories, see
 
 
 def check_shown_tokens(goal, mask, names, seed):
-    """No gradient at tokens with mask 0, and nothing depends on what they hold."""
+    """Check that tokens with mask 0 have no gradient, and that no result depends on their values."""
     batch, outputs = minibatch(goal, mask, names, seed)
     mask_T = batch["response_mask"].values
     found = update_of(goal, batch, outputs, scalars=SCALARS)

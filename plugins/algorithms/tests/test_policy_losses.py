@@ -1,4 +1,4 @@
-"""What the policy losses promise beside their formulas: where gradients stop, what they read, and which settings they refuse."""
+"""Properties of the policy losses besides their formulas: where gradients stop, the columns read, and the settings refused."""
 
 import math
 
@@ -38,7 +38,7 @@ LOSSES = [
 
 
 def run(plugin, log_probs, old, advantages, settings=None):
-    """Gradient of the sum of losses, losses, and metrics, of one sequence."""
+    """Return the gradient of the sum of losses, the losses, and metrics, for one sequence."""
     tensor = lambda x: torch.as_tensor(np.asarray(x), dtype=torch.float64)  # noqa: E731
     count = len(advantages)
     log_probs_T = tensor(log_probs).requires_grad_()

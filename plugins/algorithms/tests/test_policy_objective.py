@@ -28,7 +28,7 @@ from dovetail_stages.numerics.loss_aggregation import TokenMean, TokenSum
 
 
 class Ratio(PolicyLoss):
-    """−A · exp(log π − log π_old), as small a loss as needs both columns."""
+    """−A · exp(log π − log π_old), a minimal loss that needs both columns."""
 
     name = "ratio"
     api = ">=1.0,<2"
@@ -81,7 +81,7 @@ def mini_batch(seed=0):
 
 
 def run(goal, batch, parts):
-    """Loss, gradient of the log-probabilities and metrics, with the samples cut into parts."""
+    """Return loss, gradient by the log-probabilities and metrics, with the samples cut into micro-batches."""
     outputs = {name: batch[name].values for name in ("log_probs", "entropies")}
     found = update_of(goal, batch, outputs, parts=parts, scalars=SCALARS)
     return found.loss, found.gradients["log_probs"], values(found.metrics)

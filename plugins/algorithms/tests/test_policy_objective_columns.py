@@ -1,4 +1,4 @@
-"""What a policy loss is given besides log-probabilities, and the rollout correction within an update."""
+"""The columns that a policy loss gets besides log-probabilities, and the rollout correction within an update."""
 
 import math
 from pathlib import Path
@@ -75,7 +75,7 @@ class Anchored(PolicyLoss):
 
 
 class Curious(PolicyLoss):
-    """−H · c, where c is what `prepare` made: old log-probabilities less their mean over the mini-batch."""
+    """−H · c, where `prepare` computes c: the old log-probabilities minus their mean over the mini-batch."""
 
     name = "curious"
     api = ">=1.0,<2"
@@ -100,7 +100,7 @@ class Curious(PolicyLoss):
 
 
 class Truncated(RolloutCorrection):
-    """Weight min(r, 2); rejected where r < ½."""
+    """A correction with the weight min(r, 2), which rejects tokens with r < ½."""
 
     name = "truncated"
     api = ">=1.0,<2"
@@ -120,7 +120,7 @@ class Truncated(RolloutCorrection):
 
 
 class Bypass(Truncated):
-    """The same in bypass mode."""
+    """The correction `Truncated` in bypass mode."""
 
     @classmethod
     def mode(cls, config):
@@ -161,7 +161,7 @@ def mini_batch(seed=0):
 
 
 def run(goal, batch, parts=((0, 1, 2, 3, 4),)):
-    """Loss, gradients of log-probabilities and entropies, and metrics, with the samples cut into parts."""
+    """Return loss, gradients by log-probabilities and entropies, and metrics, with the samples cut into micro-batches."""
     outputs = {name: batch[name].values for name in ("log_probs", "entropies")}
     read = batch.select(sorted(goal.requires(goal.config)))
     found = update_of(goal, read, outputs, parts=parts, scalars=SCALARS)
@@ -186,7 +186,7 @@ def test_a_loss_gets_the_current_entropies_with_gradient():
     expected = np.where(mask, -centred / mask.sum(), 0)
     np.testing.assert_allclose(grads["entropies"], expected, atol=1e-6)
     assert math.isclose(loss, (expected * flat(batch, "entropies")).sum(), rel_tol=1e-4)
-    # It is the loss's own affair; the report of the run does not hang on it.
+    # The entropy is only an input of the loss here; no entropy bonus is configured, which would log the metric.
     assert "actor/entropy" not in metrics
 
 
@@ -206,7 +206,7 @@ def test_nothing_depends_on_the_cut(loss, mode, parts):
 
 def test_a_loss_prepares_its_columns_over_the_whole_mini_batch_and_all_ranks():
     class Doubled:
-        """As if another rank held the same samples again."""
+        """A reduction over two ranks that hold the same samples."""
 
         def sum(self, values_):
             return values_ * 2
@@ -216,7 +216,7 @@ def test_a_loss_prepares_its_columns_over_the_whole_mini_batch_and_all_ranks():
     np.testing.assert_allclose(
         one["prepared.centred"].values, other["prepared.centred"].values, atol=1e-6
     )
-    # Prepared columns travel under a prefix: the batch's own are not touched.
+    # The prefix keeps prepared columns from replacing the batch's own columns.
     assert set(one.names) - set(batch.names) == {"prepared.centred"}
 
 
@@ -263,7 +263,7 @@ def test_the_correction_is_its_definition(seed, loss, mode):
     if mode != "disabled":
         pg = np.where(ratio >= 0.5, pg, 0)
     expected = np.where(mask, pg + 0.5 * (log_probs - flat(batch, "ref_log_probs")), 0)
-    # What is rejected still counts in the denominator.
+    # Rejected tokens still count in the denominator.
     count = max(mask.sum(), 1)
     np.testing.assert_allclose(grads["log_probs"], expected / count, rtol=1e-3, atol=1e-5)
     assert ("rollout_corr/ratio" in metrics) == (mode != "disabled" and mask.any())

@@ -1,4 +1,4 @@
-"""Objectives of preference pairs: by hand, at extremes, however pairs are cut, and what each reads. Their oracles are in the suites."""
+"""Objectives of preference pairs: values by hand, extremes, micro-batches, and columns read. The conformance suites have the oracles."""
 
 import math
 
@@ -26,7 +26,7 @@ SUITES = [
 
 
 def pairs(*log_probs, ref=0.0):
-    """Two responses a pair, chosen first: the log-probability of each token of each."""
+    """Return a batch of pairs from the token log-probabilities of each response, chosen first."""
     current = Ragged.from_list([list(row) for row in log_probs], np.float32)
     return Batch(
         {
@@ -40,7 +40,7 @@ def pairs(*log_probs, ref=0.0):
 
 
 def run(objective, config, batch, **how):
-    """Loss, gradient by the log-probabilities [T], metrics without their prefix."""
+    """Return the loss, its gradient by the log-probabilities [T], and metrics without their prefix."""
     goal = objective(config, PluginContext())
     found = update_of(goal, batch, {"log_probs": batch["current"].values}, **how)
     assert found.finite
@@ -74,7 +74,7 @@ def test_dpo_by_hand():
 
 
 def test_tokens_beyond_the_shorter_response_weigh_less():
-    # Ratios: 2 x 1 of the chosen response; 1, and two of 3 beyond the other's length, of the rejected one.
+    # Log-ratios by token: chosen 1, 1; rejected 1, 1, 3, 3, of which the last two are beyond the chosen response's length.
     batch = pairs([-1.0, -1.0], [-1.0, -1.0, 1.0, 1.0], ref=-2.0)
     loss, gradient, metrics = run(Dpo, DpoConfig(name="dpo", beta=1.0, ld_alpha=0.25), batch)
     margin = 2.0 - (2.0 + 0.25 * 6.0)
@@ -109,7 +109,7 @@ def test_a_policy_that_is_its_reference_is_half_right_and_has_the_loss_log_2():
 
 
 def test_ipo_stops_at_its_target():
-    """A margin of 1/(2β) = 2 of the means of the tokens."""
+    """The target is a margin of 1/(2β) = 2 between the mean log-ratios."""
     batch = pairs([-1.0, -1.0], [-3.0])
     loss, gradient, metrics = run(Ipo, IpoConfig(name="ipo", beta=0.25), batch)
     assert loss == 0.0

@@ -1,4 +1,4 @@
-"""Presets: what each one combines, read through the installed plugins."""
+"""Presets: the settings that each preset combines, read through the installed plugins."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ groups_of_samples = st.lists(st.lists(sample, min_size=1, max_size=4), min_size=
 
 
 def batch_of(groups):
-    """A batch of groups of samples, each the tokens (process reward, whether the policy wrote it) and the outcome."""
+    """Return a batch of groups. A sample is a list of tokens (process reward, whether the policy produced the token) and an outcome."""
     samples = [sample for group in groups for sample in group]
     mask = Ragged.from_list([[own for _, own in tokens] for tokens, _ in samples], np.bool_)
     rewards_T = [reward if own else 0.0 for tokens, _ in samples for reward, own in tokens]
@@ -40,7 +40,7 @@ def batch_of(groups):
 
 
 def slow_prime(groups, gamma):
-    """arXiv 2502.01456, token by token."""
+    """Compute the advantages of arXiv 2502.01456 token by token."""
     rows = []
     for group in groups:
         own = [[reward for reward, mine in tokens if mine] for tokens, _ in group]
@@ -80,7 +80,7 @@ def test_an_implicit_prm_by_hand():
     )
     goal = ImplicitPrm(ImplicitPrmConfig(name="implicit_prm", beta=0.5), PluginContext())
     found = update_of(goal, batch, {"log_probs": np.array([0, 0, -1, -9], np.float32)})
-    # Rewards 1 (right) and 0.5 (wrong); the last sample has no token of the policy.
+    # The implicit rewards are 1 (right answer) and 0.5 (wrong answer). The last sample has no policy tokens.
     right, wrong = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-0.5))
     assert found.loss == pytest.approx(-(math.log(right) + math.log(1 - wrong)) / 2, rel=1e-6)
     expected = [0.25 * (right - 1), 0.25 * (right - 1), 0.25 * wrong, 0]

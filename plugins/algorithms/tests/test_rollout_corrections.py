@@ -1,4 +1,4 @@
-"""Every preset of the rollout correction: its settings, what it asks for, what it does to a batch, and the suite."""
+"""Every preset of the rollout correction: its settings, the columns it requires, its effect on a batch, and the conformance suite."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def correction_shapes():
 GEO, K3, SEQ = ("seq_mean_k1", 0.999, 1.001), ("seq_mean_k3", None, 0.01), ("seq_sum_k1", 0.5, 2.0)
 TIS, ICEPOP = (None, 2.0, "truncate"), (0.5, 5.0, "zero")
 
-# From the reference's list of presets: mode, weights, their bounds, criteria.
+# From verl's list of presets: mode, weights, bounds of the weights, rejection criteria.
 PRESETS = {
     "decoupled_token_is": ("decoupled", "token", TIS, []),
     "decoupled_seq_is": ("decoupled", "sequence", TIS, []),
@@ -63,7 +63,7 @@ def make(cls, **settings):
 
 
 def batch(log_ratios, *, mask=None, **columns):
-    """One row of log r a sample; the old policy's log-probabilities are −1 nat."""
+    """Return a batch with one list of log r per sample; the old policy's log-probabilities are −1 nat."""
     rows = Ragged.from_list(log_ratios, dtype=np.float32)
     old = np.full(len(rows.values), -1.0, np.float32)
     given = {
@@ -169,7 +169,7 @@ def test_the_criteria_of_the_config_are_those_of_the_numerics():
     assert get_args(configs.CriterionName) == CRITERIA
 
 
-# -- what they do to a batch -----------------------------------------------------------------------
+# -- effects on a batch ------------------------------------------------------------------------------
 
 
 def weights(name, log_ratios, **settings):
@@ -232,7 +232,7 @@ def test_without_a_rejected_token_the_loss_mask_is_the_response_mask():
 
 def test_a_loss_mask_that_is_there_is_narrowed_and_its_tokens_count_in_nothing():
     there = Ragged.from_list([[True, False], [False, False]], dtype=np.bool_)
-    # The second token's ratio would reject the first sample, and the second sample is out already.
+    # The second token is masked, else its ratio would reject the first sample. The second sample is masked entirely.
     given = batch([[0.0, 9.0], [9.0, 9.0]], loss_mask=there)
     done, metrics = correct_batch(make(CORRECTIONS["decoupled_geo_rs_seq_tis"]), given)
     assert done["loss_mask"].to_list() == [[True, False], [False, False]]
@@ -249,7 +249,7 @@ def test_criteria_combine_with_and():
             RejectionSection(by="seq_max_k2", upper=2.0),
         ),
     )
-    # log r of 1 passes neither 0.5–2.0 alone; 2.5 has k2 = 3.1 and takes its sample along.
+    # log r = 1 is outside the token's bounds 0.5 to 2.0, so that token is rejected. log r = 2.5 has k2 = 3.1, which rejects its sample.
     done, _ = correct_batch(cls, batch([[0.1, 1.0, 0.1], [0.1, 2.5], [0.6, -0.6]]))
     assert done["loss_mask"].to_list() == [[True, False, True], [False, False], [True, True]]
 
@@ -279,7 +279,7 @@ def _inputs(log_ratios, offsets):
     )
 
 
-# -- the suite, for every preset and for the settings that none of them has --------------------------
+# -- the conformance suite, for every preset and for settings that no preset has --------------------------
 
 
 class _Suite(RolloutCorrectionConformance):
@@ -290,7 +290,7 @@ _APART = (
     "decoupled_token_is", "decoupled_seq_is_rs", "decoupled_k3_rs_seq_tis", "decoupled_geo_rs",
     "bypass_ppo_clip", "bypass_pg_token_icepop", "bypass_pg_geo_rs_seq_tis", "disabled",
 )  # fmt: skip
-"""Presets that have each mode, level of weights and criterion between them; the suite of the others is nightly."""
+"""Presets that together cover each mode, level of weights and criterion; the suites of the other presets run nightly."""
 
 for _name, _cls in CORRECTIONS.items():
     globals()[f"Test{_cls.__name__}"] = type(

@@ -1,4 +1,4 @@
-"""Pairs of a rollout, win rates and the squared loss of self-play: by hand, and against loops."""
+"""Pairs of a rollout, win rates and the squared loss of self-play: compared with values by hand and with loops."""
 
 import math
 
@@ -42,7 +42,7 @@ def scored(groups):
 
 
 def paired(batch):
-    """What the stage makes of a batch, and its metrics."""
+    """Return the stage's pairs for a batch, and its metrics."""
     suite = stages.TestBestWorstPairs()
     stage, step = suite.started(), suite.step(suite.columns(0))
     return stage.run(batch, step), step.metrics
@@ -102,7 +102,7 @@ def test_sppo_by_hand():
     )
     goal = Sppo(SppoConfig(name="sppo", eta=4.0), PluginContext())
     found = update_of(goal, batch, {"log_probs": np.array([0, -0.5, -2.5, -9], np.float32)})
-    # Log-ratios 1.5 and -0.5, targets 2 and -1; the last sample has no token of the policy.
+    # Log-ratios are 1.5 and -0.5, targets 2 and -1. The last sample has no policy tokens.
     assert found.loss == pytest.approx((0.5**2 + 0.5**2) / 2)
     assert found.gradients["log_probs"] == pytest.approx([-0.5, -0.5, 0.5, 0])
     assert values(found.metrics) == pytest.approx({"actor/loss": 0.25, "actor/kl": 0.5})
@@ -159,7 +159,7 @@ def test_an_objective_of_pairs_without_a_stage_that_makes_them_says_how():
 def test_spin_prefers_the_datasets_response_to_every_answer_that_differs():
     suite = stages.TestSpinPairs()
     batch = suite.columns(0)
-    # The second sample answers as the dataset does.
+    # The second sample's response equals the dataset's.
     tokenizer = template_tokenizer(CHATML)
     same = tokenizer("abc" + tokenizer.eos_token)["input_ids"]
     rows = [same if row == 1 else ids.tolist() for row, ids in enumerate(batch["response_ids"])]

@@ -1,4 +1,4 @@
-"""GSPO and GMPO against their papers' formulas in float64, with single tokens far off the old policy and ratios at the clip's edges."""
+"""GSPO and GMPO against their papers' formulas in float64: single tokens far from the old policy, and ratios at the clip bounds."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 def gspo(log_ratio_T, advantage, cfg):
-    """The sequence's loss, arXiv 2507.18071 eq. 5, and its derivatives by the tokens' log-probabilities."""
+    """Return a sequence's loss, arXiv 2507.18071 eq. 5, and its derivatives by the tokens' log-probabilities."""
     ratio = np.exp(log_ratio_T.mean())
     plain = advantage * ratio
     clipped = advantage * np.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
@@ -23,7 +23,7 @@ def gspo(log_ratio_T, advantage, cfg):
 
 
 def gmpo(log_ratio_T, advantage, cfg):
-    """The sequence's loss, arXiv 2507.20673 eq. 4 in logarithms, and its derivatives."""
+    """Return a sequence's loss, arXiv 2507.20673 eq. 4 in logarithms, and its derivatives."""
     sign = np.sign(advantage)
     clipped_T = np.clip(log_ratio_T, -cfg.clip_low, cfg.clip_high)
     used_T = sign * np.minimum(sign * log_ratio_T, sign * clipped_T)
@@ -32,7 +32,7 @@ def gmpo(log_ratio_T, advantage, cfg):
 
 
 def run(plugin, cfg, log_ratio_T, advantage, dtype):
-    """The sequence's loss and gradient, and the log-ratios that these numbers of this dtype have."""
+    """Return a sequence's loss and gradient, and the log-ratios after rounding to the dtype."""
     count = len(log_ratio_T)
     old_T = torch.full((count,), -2.0, dtype=dtype)
     log_probs_T = (old_T + torch.as_tensor(log_ratio_T).to(dtype)).requires_grad_()
@@ -68,7 +68,7 @@ LOG_RATIOS = {
     "a token at 100": with_outlier(100.0),
     "a token at -30 of 3": np.array([0.1, -30.0, -0.2]),
     "two at -100 and 70": np.array([0.1, -100.0, 70.0, 0.3]),
-    # To both sides of the bounds 1 - 3e-4 and 1 + 4e-4 of the ratio, and of 0.4 of the log-ratio.
+    # On both sides of the ratio's bounds 1 - 3e-4 and 1 + 4e-4 (GSPO), and of the log-ratio's bound 0.4 (GMPO).
     "below gspo's lower edge": np.full(8, np.log(1 - 3e-4) - 5e-7),
     "above gspo's lower edge": np.full(8, np.log(1 - 3e-4) + 5e-7),
     "below gspo's upper edge": np.full(8, np.log(1 + 4e-4) - 5e-7),

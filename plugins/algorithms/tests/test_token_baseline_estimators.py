@@ -15,7 +15,7 @@ by_estimator = pytest.mark.parametrize(
     "estimator", [OptimalTokenBaselineEstimator, TirOptimalTokenBaselineEstimator]
 )
 
-# Of every token its reward, the chosen token's probability, what the others have of the most they can, and a weight.
+# Each token: reward, probability p of the chosen token, share of the largest Σπ² that the other tokens can have, and weight.
 tokens = st.tuples(
     st.one_of(st.floats(-5, 5, width=32), st.sampled_from([0.0, 1.0, 1e20])),
     st.sampled_from([0.1, 0.5, 0.9]),
@@ -23,7 +23,7 @@ tokens = st.tuples(
     st.sampled_from([0.5, 1.0, 2.0]),
     st.booleans(),
 )
-# Of every sample its group and its tokens.
+# Each sample: group and tokens.
 samples = st.lists(
     st.tuples(st.integers(0, 2), st.lists(tokens, max_size=7)), min_size=1, max_size=9
 )
@@ -47,7 +47,7 @@ def packed(rows, weighted):
 
 
 def oracle(batch, group_ids, compact):
-    """Advantages of each sample, position by position."""
+    """Compute the advantages of each sample, position by position."""
     paths = [one_path(batch, i, compact) for i in range(len(batch))]
     expected = []
     for i, group in enumerate(group_ids):
@@ -64,7 +64,7 @@ def oracle(batch, group_ids, compact):
 
 
 def one_path(batch, i, compact):
-    """By position: the index of the token, the rewards from it on, and the energy up to it."""
+    """Return, by position, the token's index, the sum of rewards from the token on, and the energy up to the token."""
     mask = batch["response_mask"][i]
     energy, path = 0.0, {}
     for t in np.flatnonzero(mask):
@@ -101,7 +101,7 @@ def test_advantages_equal_the_formula(estimator, rows, weighted):
         not any(expected[i].any() for i, other in enumerate(ids) if other == group)
         for group in set(ids)
     ]
-    # Rounding may leave a trace of what is 0 by the formula.
+    # Rounding can make an advantage that is 0 by the formula slightly different from 0.
     assert result.metrics["advantage/zero_signal_groups"] <= np.mean(silent) + 1e-9
 
 
@@ -153,6 +153,6 @@ def test_tool_tokens_shift_positions_only_where_they_count():
     tir = estimate(TirOptimalTokenBaselineEstimator, batch, groups).advantages
     np.testing.assert_allclose(np.concatenate(list(tir)), 0.0, atol=1e-6)
     plain = estimate(OptimalTokenBaselineEstimator, batch, groups).advantages
-    # Beyond the second longest response there is no baseline; alone at a position, a token is its own.
+    # Beyond the second longest response there is no baseline. A token alone at its position would be its own baseline.
     np.testing.assert_allclose(plain[0], [0.0, 0.0, 0.0, 1.0], atol=1e-6)
     np.testing.assert_allclose(plain[1], [0.0, 0.0], atol=1e-6)

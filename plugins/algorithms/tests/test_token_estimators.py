@@ -16,14 +16,14 @@ from dovetail_sdk.testing.ranks import on_ranks
 
 numbers = st.one_of(st.floats(-5, 5, width=32), st.sampled_from([0.0, 1e30, -1e30]))
 shares = st.sampled_from([0.0, 1e-4, 0.5, 0.95, 1.0])
-# Of every token its reward, its value, and whether the policy wrote it.
+# Each token: reward, value, and whether the policy produced it.
 samples = st.lists(
     st.lists(st.tuples(numbers, numbers, st.booleans()), max_size=12), min_size=1, max_size=5
 )
 
 
 def packed(rows):
-    """Batch of the rows' tokens, with a greedy reward of 0.25 more a sample."""
+    """Return the batch of the rows' tokens; the greedy reward increases by 0.25 from sample to sample."""
     columns = zip(*[token for row in rows for token in row], strict=True)
     rewards, values, mask = list(columns) or ([], [], [])
     offsets = np.cumsum([0, *map(len, rows)])
@@ -38,7 +38,7 @@ def packed(rows):
 
 
 def slow_returns(batch, gamma):
-    """G_t = R_t + γ G_{t+1}; a masked token hands on what comes after it."""
+    """Compute G_t = R_t + γ G_{t+1}, skipping masked tokens."""
     returns = []
     for rewards, mask in zip(batch["token_rewards"], batch["response_mask"], strict=True):
         row, later = [], 0.0
@@ -51,7 +51,7 @@ def slow_returns(batch, gamma):
 
 
 def slow_gae(batch, gamma, lam):
-    """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} − V_t; a masked token hands both on."""
+    """Compute A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} − V_t, skipping masked tokens."""
     advantages = []
     columns = (batch["token_rewards"], batch["values"], batch["response_mask"])
     for rewards, values, mask in zip(*columns, strict=True):
@@ -79,7 +79,7 @@ def estimate(estimator, config, batch):
 
 
 def assert_equal(column, expected, batch):
-    """Within float32 rounding of the largest number of the token's own sample."""
+    """Compare values, within the float32 rounding error of the largest number of each sample."""
     assert column.values.dtype == np.float32
     inputs = zip(batch["token_rewards"], batch["values"], strict=True)
     size = [max([1.0, *np.abs(r), *np.abs(v)]) for r, v in inputs]

@@ -23,9 +23,7 @@ from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlus
 
 turns = st.tuples(
     st.integers(1, 3),  # tokens that the policy produced
-    st.integers(
-        0, 2
-    ),  # what it was shown before: nothing before a first turn, else one of two texts and a cut
+    st.integers(0, 2),  # what was shown before a turn that is not the first: one of three texts
     st.sampled_from([-0.5, 0.0, 0.25, 1.0]),  # the turn's reward, on its last token
 )
 episodes = st.lists(turns, min_size=1, max_size=4)
@@ -34,7 +32,7 @@ shares = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 
 
 def packed(groups, seed=0, split=1):
-    """The batch of groups of episodes; what is shown comes `split` times as long, as of several observations."""
+    """Return the batch of groups of episodes; shown tokens are repeated `split` times, as if they were several observations."""
     rng = np.random.default_rng(seed)
     rows = []
     for group, members in enumerate(groups):
@@ -71,7 +69,7 @@ def estimate(estimator, config, batch):
 
 
 def forked(batch, seed):
-    """The batch with every episode cut into sequences before some of its turns, each with what it was shown there as its prompt."""
+    """Return the batch with episodes cut into sequences before some turns; the tokens shown there are the new sequence's prompt."""
     rng = np.random.default_rng(seed)
     parts, prompts, owners = {}, [], []
     names = ("response_ids", "response_mask", "turn_ids", "token_rewards")
@@ -87,7 +85,7 @@ def forked(batch, seed):
             else:
                 prompts.append(batch["prompt_ids"][row])
             owners.append(row)
-            end = stop - 1 if stop < len(mask_T) else stop  # what was shown is the next prompt
+            end = stop - 1 if stop < len(mask_T) else stop  # shown tokens begin the next prompt
             for name in names:
                 parts.setdefault(name, []).append(batch[name][row][start:end])
     columns = {
@@ -118,7 +116,7 @@ def test_an_episode_that_was_forked_has_the_advantages_of_one_that_was_not(
 
 
 def relative(value, others, by_std=True):
-    """(x − mean) / (std + 1e-6) among others, which it is one of; 0 where they do not differ."""
+    """Compute (x − mean) / (std + 1e-6) over values that include x; 0 if all are equal."""
     if max(others) == min(others):
         return 0.0
     scale = np.std(others, ddof=1) + 1e-6 if by_std else 1.0
@@ -126,7 +124,7 @@ def relative(value, others, by_std=True):
 
 
 def by_token(groups, advantage):
-    """The advantages of turns, by (group, episode, turn), on the tokens of packed(groups)."""
+    """Spread the advantages of turns, by (group, episode, turn), over the tokens of `packed(groups)`."""
     return np.concatenate(
         [
             np.repeat([0.0, advantage(g, e, k)], [bool(k), length])
@@ -270,7 +268,7 @@ CHOSEN = [
 @settings(max_examples=10, deadline=None)
 @given(groups=groups_of_episodes)
 def test_how_what_is_shown_was_split_does_not_matter(estimator, config, groups):
-    """One observation of three tokens, or three of one; nor what value the shown tokens have."""
+    """One observation of three tokens equals three of one; the shown tokens' values have no effect either."""
     values_K, found = None, []
     for split in (1, 3):
         batch = packed(groups, split=split)

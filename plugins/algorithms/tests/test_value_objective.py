@@ -41,13 +41,13 @@ def mini_batch(seed=0, lengths=(3, 0, 5, 1, 4), *, dense=False, spread=1.0):
 
 
 def run(goal, batch, parts=None):
-    """Loss, gradient of the values and metrics, with the samples cut into parts."""
+    """Return loss, gradient by the values and metrics, with the samples cut into micro-batches."""
     found = update_of(goal, batch, {"values": batch["current"].values}, parts=parts)
     return found.loss, found.gradients["values"], found.metrics
 
 
 def oracle(batch, aggregation, clip):
-    """Arxiv 1707.06347, sample by sample, in float64: loss, and its gradient by the values."""
+    """Compute the loss of arXiv 1707.06347 and its gradient by the values, sample by sample, in float64."""
     mask, current = batch["response_mask"], batch["current"]
     losses, grads, lengths = [], [], []
     for i in range(len(batch)):

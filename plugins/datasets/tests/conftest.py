@@ -1,4 +1,4 @@
-"""Fixtures of the data tests: little files, and a tokenizer with and without a chat template."""
+"""Fixtures of the data tests: small files, and a tokenizer with and without a chat template."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def templated(tokenizer_directory: Path) -> Callable[..., Any]:
 
 @attrs.frozen
 class Read:
-    """Rows as they are read: their texts, and what the chat template leaves out."""
+    """Rows after reading: their texts, and the content that the chat template leaves out."""
 
     prompts: list[str]
     texts: list[str]
-    """Of each answer with its prompt."""
+    """Text of each answer with its prompt."""
     trained: list[str]
-    """What is trained on of each answer, with `…` where something stands between that is not."""
+    """Trained text of each answer, with `…` in place of untrained text between trained parts."""
     left_out: tuple[str, ...]
     spelled: int
-    """Control tokens that the rows spell, which are encoded as text."""
+    """Number of control tokens that the rows spell, which are encoded as text."""
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def load(run_config: Any) -> Any:
 
 @pytest.fixture
 def conversations(write: Any) -> str:
-    """Lines of which some are bad, each in another way."""
+    """A file with some bad lines, each with a different fault."""
     lines: list[Any] = [conversation(f"q{i}", "4") for i in range(ROWS)]
     bad = [
         conversation("q", ""),
@@ -75,7 +75,7 @@ def test_one_more_ends_the_run_with_its_place(load, conversations, most, cached)
 
 
 def test_streamed_bad_rows_are_dropped_in_the_ledger_and_counted_once(load, tmp_path) -> None:
-    # Row groups of 50, of which the first, 20th and 40th are read before the start.
+    # Of the row groups of 50, the first, 20th and 40th are read before the start.
     rows = [conversation(f"q{i}", "" if i in (60, 1010, 2999) else "4") for i in range(ROWS)]
     path = tmp_path / "x.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=50)

@@ -1,4 +1,4 @@
-"""Arguments of chat templates: what they render, what is saved with them, and which ones are refused."""
+"""Arguments of chat templates: the rendered text, the saved template, and refused arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THINKING = """\
         {{- '<think>\\n\\n</think>\\n\\n' }}
     {%- endif %}
 {%- endif %}"""
-"""As Qwen3 has it."""
+"""Similar to Qwen3's template."""
 DATED = """\
 {{- bos_token }}
 {%- if not date_string is defined %}
@@ -41,7 +41,7 @@ DATED = """\
 {%- macro header() %}{{ 'Today: ' + date_string + (' in ' + place if place else '') + '\\n' }}{% endmacro %}
 {{- header() }}
 {%- for message in messages %}{{ message.content }}{% if loop.last %}{% break %}{% endif %}{% endfor %}"""
-"""As Llama 3 has it, with a macro."""
+"""Similar to Llama 3's template, with a macro."""
 MARKED = """  text before
 {% for message in messages %}{% generation %}{{ message.content }}{{ mark }}{% endgeneration %}{% endfor %}
 """

@@ -1,4 +1,4 @@
-"""What a dataset source gives is compared with the interface: its groups, its rows, and what it raises."""
+"""Checks that a dataset source follows the interface: its groups, rows and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}]
 
 
 class Groups(RowGroups):
-    """One group that is said to have so many rows."""
+    """One group that claims a number of rows."""
 
     def __init__(self, rows: Any, sizes: Any = (3,)) -> None:
         self._rows, self._sizes = rows, sizes
@@ -37,7 +37,7 @@ class Groups(RowGroups):
 
 
 class Given(DatasetSource):
-    """Returns what it was made with, or raises it."""
+    """A source that returns the given value, or raises the given error."""
 
     name = "given"
 

@@ -1,4 +1,4 @@
-"""`dovetail data look` and `dovetail data check`: what they show of rows, and ten planted faults that are found."""
+"""`dovetail data look` and `dovetail data check`: the shown rows, and ten planted faults that are found."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def conversation(question: str, answer: str, **field: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def reward(tmp_path: Path) -> str:
-    """The setting of a reward by which 2 alone is right."""
+    """The setting of a reward function that accepts only the answer 2."""
     file = tmp_path / "r.py"
     file.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

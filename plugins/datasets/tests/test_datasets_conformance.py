@@ -1,4 +1,4 @@
-"""The dataset source, the samplers and the source `examples` pass the suites of their kinds."""
+"""The conformance suites on the dataset source, the samplers and the source `examples`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestFiles(DatasetConformance):
 
 
 class Reading(Trainer):
-    """Takes pairs of the dataset."""
+    """A trainer that takes preference pairs of a dataset."""
 
     name, api, Config = "reading", ">=2.0,<3", TrainerSection
 

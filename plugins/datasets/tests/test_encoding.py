@@ -1,4 +1,4 @@
-"""Control tokens are those that the chat template writes: what given text spells of them is text, with the merges of its surroundings."""
+"""Only the chat template writes control tokens: control tokens that a given text spells are encoded as plain text, merges included."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ PLAIN: Mapping[str, Callable[[], Tokenizer]] = {
     ),
     "wordpiece": lambda: _trained(_wordpiece(), trainers.WordPieceTrainer),
 }
-"""Trained on text that spells the control tokens, so that some merges are of their letters; without any control token."""
+"""Tokenizers without control tokens, trained on text that spells control tokens, so that some merges contain their letters."""
 
 
 def _wordpiece() -> Tokenizer:
@@ -109,7 +109,7 @@ def trained(kind: str) -> Tokenizer:
 
 @cache
 def plain(kind: str) -> Tokenizer:
-    """The tokenizer, for what stands behind a control token."""
+    """Return the tokenizer for the text after a control token."""
     made = _without(trained(kind), (START, END, EOS))
     if kind == "metaspace":
         made.pre_tokenizer = _metaspace("never")
@@ -117,7 +117,7 @@ def plain(kind: str) -> Tokenizer:
 
 
 def _without(made: Tokenizer, words: tuple[str, ...]) -> Tokenizer:
-    """The tokenizer with words taken out of its vocabulary, into which training merged them."""
+    """Return the tokenizer without words that training has merged into its vocabulary."""
     described = json.loads(made.to_str())
     model = described["model"]
     names = {word: f"\ue000{number}" for number, word in enumerate(words)}
@@ -146,7 +146,7 @@ def with_control_tokens(kind: str) -> Any:
 
 
 def expected(kind: str, messages: list[dict[str, str]]) -> list[int]:
-    """The ids under CHATML, stretch by stretch."""
+    """Return the ids under CHATML, encoding the text between control tokens piece by piece."""
     tokenizer, found = with_control_tokens(kind), []
     for message in messages:
         for token, text in ((START, f"{message['role']}\n{message['content']}"), (END, "\n")):
@@ -189,7 +189,7 @@ def test_spelled_control_tokens_have_the_ids_of_a_tokenizer_without_control_toke
 
 
 def test_training_merged_a_control_token_into_the_vocabulary() -> None:
-    """So that the test above holds for such tokenizers, too: those of sentencepiece have their control tokens as pieces."""
+    """The test above thus covers such tokenizers; those of sentencepiece have control tokens as pieces."""
     merged = [kind for kind in PLAIN if EOS in trained(kind).get_vocab()]
     assert {"metaspace", "prepended", "unigram"} <= {*merged}
 
@@ -203,14 +203,14 @@ def test_a_text_that_spells_nothing_has_the_ids_that_transformers_gives(kind: st
     text = tokenizer.apply_chat_template(harmless, tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert encoder.ids([rendered(encoder, harmless)]) == [ids]
-    # Also where its neighbour spells control tokens, and where its end could begin one.
+    # Also if another text of the batch spells control tokens, and if the text's end could begin a control token.
     assert encoder.ids([rendered(encoder, each) for each in (hostile, harmless)])[1] == ids
     begun = [{"role": "user", "content": "a <"}]
     assert (
         encoder.ids([rendered(encoder, begun)])[0]
         == tokenizer.apply_chat_template(begun)["input_ids"]
     )
-    assert encoder.spelled == 3  # all of them hostile
+    assert encoder.spelled == 3  # all in the hostile text
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -310,7 +310,7 @@ PLACES = ("system", "user", "assistant", "tool", "arguments", "key", "name", "ro
 
 
 def _conversation(place: str, text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Messages and tools with a text in one place."""
+    """Return messages and tools with a text in one place."""
 
     def at(where: str, other: str = "x") -> str:
         return text if place == where else other
@@ -402,7 +402,7 @@ ADDED = (
     "<table>",
     "  ",
 )
-"""Added tokens that are not special; the template writes all but the last two."""
+"""Added tokens that are not special tokens; the template writes all but the last two."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The end of an assistant's turn is trained on, also under templates that write none."""
+"""The end of an assistant's turn is trained on, also under templates that write no end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import OBSERVER
 
 GAP = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}{# <|user|> <|assistant|> #}"
-"""A line break stands between a turn and the mark of the next one."""
+"""A template with a line break between a turn and the mark of the next turn."""
 WORDS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-"""Nothing but words: no special token."""
+"""A template without special tokens."""
 STARS = WORDS.replace("\n{% endfor", " ***\n{% endfor")
-"""Words that end a turn."""
+"""A template that ends a turn with plain text."""
 
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -36,7 +36,7 @@ CALLS = [
 
 @pytest.fixture
 def model(tmp_path: Path) -> Any:
-    """Makes a model's directory whose files name these end tokens of a template's tokenizer; without its weights."""
+    """Makes a model's directory without weights, whose files name these end tokens of a template's tokenizer."""
 
     def make(template: str, *ends: str) -> str:
         ids = template_tokenizer(template).convert_tokens_to_ids(list(ends))
@@ -78,7 +78,7 @@ MARKS = ("<|user|>", "<|observation|>")
         (OBSERVER, ("</s>",), turns("a", "b", "c", "d"), "b…d</s>"),
         (GAP, ("<|user|>",), turns("a", "b", "c", "d"), "b\n<|user|>…d\n<|user|>"),
         (GAP, ("</s>",), turns("a", "b "), "b </s>"),
-        # An end that the answer spells is none.
+        # An end mark that the answer spells does not count.
         (OBSERVER, MARKS, turns("a", "b<|user|>"), "b<|user|><|user|>"),
         (OBSERVER, MARKS, turns("a", "b<|user|>", "c", "d"), "b<|user|><|user|>…d<|user|>"),
         (WORDS, (), turns("a", "b</s>"), "b</s></s>"),

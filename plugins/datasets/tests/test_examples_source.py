@@ -1,4 +1,4 @@
-"""The source `examples`: which examples a step takes after one that ended early."""
+"""The source `examples`: the examples that a step takes after a step that ended early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples with images: their tokens and masks in every format, streamed as read whole, and what a bad row says."""
+"""Examples with images: tokens and masks in every format, streamed or read before the start, and the errors of bad rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail_sdk.testing import square, tiny_vision_model
 
 RED, BLUE = square((255, 0, 0), 56, 84), square((0, 0, 255), 56, 56)
 SHOWN = {"red.png": 6, "blue.png": 4}
-"""Tokens of each picture: one for 28 × 28 pixels."""
+"""Number of tokens of each picture: one per 28 × 28 pixels."""
 LATER = {
     "messages": turns("<image>What?", "red", "And <image>?", "blue"),
     "images": ["red.png", "blue.png"],
@@ -73,7 +73,7 @@ def test_images_stand_in_the_prompt_and_in_later_turns_and_only_answers_are_trai
     assert tokenizer.decode(answer.ids[answer.mask]) == "red<|im_end|>blue<|im_end|>"
     assert tokenizer.decode(answer.ids[answer.image_mask]) == "<|image_pad|>" * 4
     assert [image.read() for image in example.media] == [RED, BLUE]
-    # A prompt has the tokens that it has when the model generates.
+    # The prompt's tokens are the same as for generation.
     row = {"prompt": LATER["messages"][:1], "images": ["red.png"]}
     source, section = configured_dataset(made, tokenizer), DataSection()
     path = Path(made.data.train_files[0]).with_name("prompt.jsonl")
@@ -116,7 +116,7 @@ def test_a_row_with_images_spells_no_control_tokens(config, model) -> None:
     answer = "red<|image_pad|><|im_end|>"
     row = {"messages": turns("<image>What?<|image_pad|>", answer), "images": ["red.png"]}
     tokenizer = load_tokenizer(ModelSection(path=model))
-    for rows in ((row,), (LATER, row)):  # also where the processor has been compared before
+    for rows in ((row,), (LATER, row)):  # also after the first comparison with the processor
         example = load(config(*rows))[-1]
         (found,) = example.answers
         pad, end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|image_pad|>", "<|im_end|>"))
@@ -167,7 +167,7 @@ def test_streamed_examples_are_those_that_are_read_whole(config, write, mixed) -
 
 
 def test_a_streamed_row_with_images_behind_many_without_is_refused(config) -> None:
-    # Lots of 1,024 lines, of which the first, the second and the fourth are read before the start.
+    # Of the groups of 1,024 lines, the first, second and fourth are read before the start.
     made = config(*[TEXT] * 2500, LATER, *[TEXT] * 2500, streaming=True)
     train = load_data(made).train
     assert not train.has_images

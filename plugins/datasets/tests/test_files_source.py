@@ -1,4 +1,4 @@
-"""Reading files: what is read, and what each bad file says."""
+"""Reading files: the rows, and the error of each bad file."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FILLED = {
         {"messages": [{**COMPUTE, "tool_calls": COMPUTE["tool_calls"] * 2}]},
     ],
 }
-"""Rows of which each lacks keys that another one has."""
+"""Rows that each lack keys of another row."""
 
 
 @pytest.mark.parametrize("rows", FILLED.values(), ids=FILLED)
@@ -188,7 +188,7 @@ def test_every_format_is_read_also_where_it_is_compressed(
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
     path = tmp_path / f"x{form}{ending}"
     path.write_bytes(packed(forms[form], ending))
-    for _ in range(2):  # the second time what was unpacked is there
+    for _ in range(2):  # the second time, the unpacked file is in the cache
         rows = placed(str(path))
         assert [row.columns for row in rows] == ROWS
         assert all(row.where.startswith(f"{path}, ") for row in rows)
@@ -210,7 +210,7 @@ def test_what_compressed_files_hold_is_kept_where_data_cache_dir_says(
 
 
 def changes_while_it_is_read(path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a file grow once its rows have been read and before they are given."""
+    """Let a file grow after its rows have been read and before they are returned."""
     name = "islice" if form == ".jsonl" else "arrow_rows"
     real = getattr(file_groups, name)
 
@@ -390,7 +390,7 @@ def test_files_with_different_schemas_are_refused(write) -> None:
         check_columns(placed(one, two), "prompt", [one, two])
     text = str(error.value)
     assert all(fact in text for fact in ("one.jsonl", "'data_source'", "two.jsonl", ": prompt)"))
-    # further columns may differ
+    # Files may differ in other columns.
     extra = write("extra.jsonl", [{**ROWS[0], "images": None}])
     check_columns(placed(one, extra), "prompt", [one, extra])
 

@@ -1,4 +1,4 @@
-"""Masks from `{% generation %}` blocks: what they mark, as transformers has it; beside the prefix method on the templates of TRL."""
+"""Masks from `{% generation %}` blocks, compared with transformers, and with the prefix method on TRL's templates."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MARKED = (
 REWRITES = MARKED.replace(
     "{% generation %}", "{% generation %}{% if loop.last %}<think></think>{% endif %}"
 )
-"""The last turn alone has a thinking part: without blocks, such a template is refused."""
+"""A template that writes a thinking part only in the last turn; without blocks, it would be refused."""
 LAST = MARKED.replace("m['role'] == 'assistant'", "m['role'] == 'assistant' and loop.last")
-"""Marks the last message alone."""
+"""A template that marks only the last message."""
 
 
 def load(
     tokenizer: Any, row: dict[str, Any], kind: Any = "conversations", **section: Any
 ) -> Example:
-    """The example of a row."""
+    """Return the example of a row."""
     limits = {"max_prompt_length": 9999, "max_response_length": 9999, **section}
     data, model = DataSection(**limits), ModelSection(path="my/model")
     (example,) = load_examples(InMemory([row]), ["x"], tokenizer, data, model, kind).prompts
@@ -41,7 +41,7 @@ def load(
 
 
 def trained(tokenizer: Any, example: Example, answer: int = 0) -> list[str]:
-    """The texts that are trained on, one for each run of the mask."""
+    """Return the trained texts, one for each run of True in the mask."""
     return trained_runs(tokenizer, example.answers[answer])
 
 
@@ -150,21 +150,21 @@ CASES: dict[str, tuple[Turns, list[Any] | None]] = {
 HEADER = {
     *("gptoss", "muse_glimmer", "qwen2_5", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8")
 }
-"""Their blocks begin before the end of what asks for an answer: they mark the header, its newline or `<think>`, too."""
+"""Templates whose blocks also mark part of the generation prompt: the header, its newline or `<think>`."""
 PREFIX_REFUSES = {
-    # What asks for an answer (`<think>`) does not stand before every answer.
+    # The generation prompt (`<think>`) does not precede every answer.
     *((name, case) for name in ("deepseek_r1_distill", "deepseekv3") for case in CASES),
     *(
         (f"nemotron_3_{n}", case)
         for n in ("5_lightning", "nano", "super", "ultra")
         for case in CASES
     ),
-    # What ends the last turn does not end the others.
+    # The text after the last turn differs from the text after other turns.
     *((name, case) for name in ("gptoss", "phi3", "phi3_5") for case in ("two turns", "system")),
 }
-"""The prefix method refuses them: the text of a turn is not the beginning of the text with the next one."""
+"""Templates and cases that the prefix method refuses: the text of a turn is not a prefix of the text with the next turn."""
 DIFFER = {("diffusion_gemma", "tools"), ("diffusion_gemma", "system, tools")}
-"""After a tool's result the model's turn has no new header, and the prefix method takes it for a part of the answer."""
+"""Templates without a new header for the turn after a tool's result, which the prefix method therefore counts as part of the answer."""
 REFUSE = {
     **{
         (name, case): "must alternate"
@@ -175,7 +175,7 @@ REFUSE = {
     **{("gemma", case): "System role not supported" for case in ("system", "system, tools")},
     ("gemma", "tools"): "must alternate",
 }
-"""What templates refuse themselves."""
+"""Templates and cases that the template itself refuses, with the error."""
 NO_TOOLS = {
     "deepseek_r1_distill",
     "deepseekv3",
@@ -186,13 +186,13 @@ NO_TOOLS = {
     "qwen2_5_vl",
     "smolvlm",
 }
-"""Those that do not write tools, which is refused."""
+"""Templates that do not write tools, which is refused."""
 IN_PARTS = {"idefics3", "llava_next", "smolvlm"}
-"""Those that take content in parts alone."""
+"""Templates that only accept content in parts."""
 
 
 def in_parts(messages: Turns) -> Turns:
-    """Messages whose content is a list of parts, as templates of models with images have it."""
+    """Return messages with content as a list of parts, as for vision-language models."""
     return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
 
 
@@ -231,7 +231,7 @@ def test_blocks_of_trls_templates_mark_what_transformers_says_and_the_prefix_met
                     load(prefix, row)
                 continue
             texts, others = trained(tokenizer, marked), trained(prefix, load(prefix, row))
-            # A newline after an end of turn is marked by some, and never by the prefix method.
+            # Some templates mark a newline after the end of a turn; the prefix method never does.
             if where in DIFFER:
                 assert texts != others
             elif name in HEADER:
@@ -244,13 +244,13 @@ def test_blocks_of_trls_templates_mark_what_transformers_says_and_the_prefix_met
 
 
 def _same_trimming(block: re.Match[str]) -> str:
-    """A block that does nothing, in place of `generation`, so that what is trimmed around it stays trimmed."""
+    """Return a block without effect in place of `generation`, so that white space around it is trimmed as before."""
     text = block.group()
     return text.replace("endgeneration", "endif").replace("generation", "if true")
 
 
 def assert_as_transformers(tokenizer: Any, example: Example, messages: Turns, tools: Any) -> None:
-    """Compare ids and mask with those of `return_assistant_tokens_mask`, up to the last token that is trained on."""
+    """Compare ids and mask with transformers' `return_assistant_tokens_mask`, up to the last trained token."""
     whole = tokenizer.apply_chat_template(
         messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
     )

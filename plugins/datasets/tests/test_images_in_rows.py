@@ -1,4 +1,4 @@
-"""Rows with images to prompts: every way to give an image, what its tokens are, and what a bad one says."""
+"""Rows with images to prompts: every form of an image, the image's tokens, and the errors of bad images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dovetail_sdk.testing import square, tiny_vision_model
 
 RED = square((255, 0, 0), 56, 84)
 TOKENS = (56 // 28) * (84 // 28)
-"""Of that picture in the tiny model: one for 28 × 28 pixels."""
+"""Number of tokens of the picture in the tiny model: one per 28 × 28 pixels."""
 ASK = [{"role": "user", "content": "<image>What?"}]
 
 
@@ -63,7 +63,7 @@ def load(model: ModelSection, tokenizer: Any, write: Any, tmp_path: Path) -> Any
 
 
 def with_malformed_exif() -> bytes:
-    """A JPEG that is to be turned, and whose EXIF has a text where a width belongs."""
+    """Return a rotated JPEG whose EXIF has a text in place of the width."""
     turned = struct.pack("<HHIHH", 274, 3, 1, 6, 0)
     width = struct.pack("<HHI4s", 256, 2, 4, b"abc")
     exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + width + turned + bytes(4)
@@ -106,7 +106,7 @@ def test_however_an_image_is_given_the_prompt_is_the_same(load, tokenizer, way) 
     )
     assert len(prompt.media) == 1
     assert prompt.media[0].read() == RED
-    json.dumps(prompt.raw)  # messages go to rewards and files: they hold no bytes
+    json.dumps(prompt.raw)  # messages are written as JSON, so they must not contain bytes
 
 
 def test_images_without_a_file_are_kept_once_by_their_content(load, tmp_path) -> None:
@@ -168,7 +168,7 @@ def test_a_raw_text_with_an_image_begins_with_one_beginning_of_sequence(
 
 
 def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
-    """A checkpoint's position belongs to its pictures too, though the tokens be the same."""
+    """The digest of the data, which a checkpoint's position belongs to, covers pictures even if the tokens are equal."""
     from dovetail.data.ledger import Ledger
     from dovetail_datasets.samplers import SequentialSampler
 

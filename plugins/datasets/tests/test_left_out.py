@@ -1,4 +1,4 @@
-"""What was given is in what is trained: what a chat template leaves out of rows is named, and nothing else."""
+"""The content that a chat template leaves out of rows is named, and no other content."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WRITES = (
     "{{ '<|start|>' + m.role + ':' + (m.content or '') }}{% for c in m.tool_calls or [] %}<{{ c.function | tojson }}>{% endfor %}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant:{% endif %}"
 )
-"""All but thoughts."""
+"""A template that writes everything but thoughts."""
 
 FORGETS = (
     "{% set asked = messages | selectattr('role', 'equalto', 'user') | list | last %}{% for m in messages %}<|start|>{{ m.role }}:"
     "{% set text = m.content if loop.index0 > messages.index(asked) else m.content.split('</think>')[-1] %}{% if m.role == 'assistant' %}"
     "{{ text }}<|end|>{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant:{% endif %}"
 )
-"""After Qwen3: thoughts of turns before the last question are left out."""
+"""A template like Qwen3's, which leaves out the thoughts of turns before the last question."""
 
 
 def user(text: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ CALLS = [user("ask"), answer("", tool_calls=[call(0, "rome")]), result(0, "sunny
 
 
 def named(left_out: Sequence[str]) -> set[str]:
-    """What the notes name, in short."""
+    """Return short names of the content that the notes list."""
     kinds = {
         "thoughts": "thoughts",
         "calls in": "calls",
@@ -104,7 +104,7 @@ def named(left_out: Sequence[str]) -> set[str]:
             [user("ask"), answer("<think>ponder</think>reply")],
             {"thoughts"},
         ),
-        # What templates make of a text is not what is looked for.
+        # A template may trim or escape a text without leaving it out.
         (
             WRITES.replace("(m.content or '')", "(m.content or '') | trim | replace('&', '&amp;')"),
             [user(" a\n & b"), answer("\tc <d>")],
@@ -288,7 +288,7 @@ WORDS = {
 def assert_named_is_missing(
     read: Any, template: str, messages: Any, tools: Any, where: object = ""
 ) -> int:
-    """Compare what is named with the words of the conversation that are in no text; return how many rows could be compared."""
+    """Compare the named content with the words that no rendered text contains; return the number of rows compared."""
     functions = {"tools": tools} if tools else {}
     turns = [m for m in messages if m["role"] == "assistant"]
     asks = messages[: messages.index(turns[-1])]

@@ -1,4 +1,4 @@
-"""Rows to examples: which tokens are trained on, in every format; limits; and what each bad row says."""
+"""Rows to examples: the trained tokens in every format, limits, and the error of each bad row."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ OWN_SYSTEM = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""As SmolLM2 and Qwen2.5 do: a system message of the template's own, where there is none."""
+"""A template that adds its own system message if there is none, like those of SmolLM2 and Qwen2.5."""
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""As Qwen3 does: the last turn alone has a thinking part."""
+"""A template that writes a thinking part only in the last turn, like Qwen3's."""
 
 
 def load(
     tokenizer: Any, rows: list[dict[str, Any]], kind: Examples = "conversations", **section: Any
 ) -> tuple[Example, ...]:
-    """The examples of rows, a `DataSection` besides."""
+    """Return the examples of rows, under a `DataSection` with these settings."""
     model = ModelSection(path="my/model")
     data = DataSection(**section)
     return load_examples(InMemory(rows), ["x"], tokenizer, data, model, kind).prompts  # type: ignore[return-value]
 
 
 def trained(tokenizer: Any, answer: TrainedResponse) -> str:
-    """The text of the tokens that are trained on, with | where there are others between them."""
+    """Return the text of the trained tokens, with | in place of untrained tokens between them."""
     return "|".join(trained_runs(tokenizer, answer))
 
 
@@ -110,7 +110,7 @@ def test_texts_may_stay_as_they_are_with_the_end_of_sequence(tokenizer, template
 
 
 def test_a_prompt_has_the_ids_that_generation_gives_it(tokenizer, templated) -> None:
-    """Also where the answer begins with what a tokenizer would merge with the prompt's end."""
+    """Also if the answer begins with text that a tokenizer would merge with the prompt's end."""
     for template in (tokenizer.chat_template, OWN_SYSTEM):
         other = templated(template)
         row = {"prompt": turns("a"), "response": "\n\n b"}
@@ -123,7 +123,7 @@ def test_a_prompt_has_the_ids_that_generation_gives_it(tokenizer, templated) -> 
 
 def test_where_a_token_reaches_across_a_cut_the_parts_are_tokenised_one_by_one(templated) -> None:
     tokenizer = templated(None)
-    # Two letters of which the tokenizer makes one token.
+    # Two letters that the tokenizer merges into one token.
     texts = sorted(tokenizer.convert_tokens_to_string([token]) for token in tokenizer.get_vocab())
     pair = next(
         text
@@ -339,7 +339,7 @@ def test_conversations_are_cut_to_a_limit_on_the_whole(tokenizer, how, limit) ->
     source, model = InMemory(rows), ModelSection(path="m")
     section = DataSection(overlong_prompts=how, max_length=limit, **limits)
     cut = {}
-    with suppress(DataError):  # where none is left
+    with suppress(DataError):  # raised if no example is left
         found = load_examples(source, ["x"], tokenizer, section, model, "conversations")
         cut = {example.index: example for example in found.prompts}
     for before in whole:
@@ -349,7 +349,7 @@ def test_conversations_are_cut_to_a_limit_on_the_whole(tokenizer, how, limit) ->
         rest = limit // 2 if how == "truncate_middle" else 0 if how == "truncate_left" else limit
         places = [p for p in range(len(ids)) if p < rest or p >= len(ids) - limit + rest]
         places = list(range(len(ids))) if len(ids) <= limit else places
-        # What is trained on is what was and has a token before it.
+        # A trained token stays trained if it is kept and is not the first token.
         kept = [p for p in places[1:] if trained[p]]
         if not kept or (how == "truncate_right" and len(before.prompt_ids) >= limit):
             assert before.index not in cut

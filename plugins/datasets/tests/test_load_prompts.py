@@ -1,4 +1,4 @@
-"""Rows to prompts: templates, tokens, limits, and what each bad row says."""
+"""Rows to prompts: templates, tokens, limits, and the error of each bad row."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_longer_prompts_are_refused_where_configured(write, tokenizer) -> None:
     [
         ("truncate_left", lambda ids, limit: ids[-limit:]),
         ("truncate_right", lambda ids, limit: ids[:limit]),
-        # As verl: half of the limit, rounded down, of the beginning.
+        # As in verl: the first half of the limit, rounded down, is from the beginning.
         ("truncate_middle", lambda ids, limit: ids[: limit // 2] + ids[-(limit - limit // 2) :]),
     ],
 )
@@ -249,13 +249,13 @@ def test_rows_as_pandas_reads_parquet_have_plain_values_and_no_filled_keys(read_
     assert '[{"function": {"name": "f", "parameters": {"required": ["a"]}}}]' in text
     assert '[{"function": {"name": "f", "arguments": {"a": [1, 2], "c": 3}}}]' in text
     assert plain == "user:q;"
-    # A list of messages may hold arrays, too.
+    # A list of messages may also contain arrays.
     assert read_pandas([{**row, "prompt": list(row["prompt"])}])[0] == text
 
 
 @pytest.fixture
 def read_pandas(templated: Any) -> Any:
-    """Reads rows that a source gives, and returns their prompts as text, with tools and calls as JSON."""
+    """Reads the rows of a source, and returns their prompts as text, with tools and calls as JSON."""
 
     def read_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         tokenizer, model = templated(TOOLS), ModelSection(path="m")

@@ -1,4 +1,4 @@
-"""Tokenizers: where they are looked for, and what each failure says."""
+"""Tokenizers: the places from which they are loaded, and the error of each failure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_file_of_a_chat_template_that_is_no_text_is_named(tokenizer_directory,
 def test_a_tokenizer_that_does_not_tell_what_was_added_is_taken(
     tokenizer_directory, monkeypatch
 ) -> None:
-    """As that of mistral-common."""
+    """The tokenizer of mistral-common is such a tokenizer."""
 
     class Silent:
         def get_vocab(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The form of messages that a chat template takes: text or parts, arguments by name or as JSON, a thought's field."""
+"""The form of messages that a chat template takes: text or parts, arguments as mapping or JSON, and the field of thoughts."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_calls_may_be_json_text_and_none_may_be_an_empty_list(read) -> None:
     asks = say("user", "q")
     rows = [{"messages": [asks, each]} for each in (turn, text)]
     assert len(set(read(chat(), rows).trained)) == 1
-    # As DeepSeek's: it asks whether there is such a key, and writes the content where there is none.
+    # Like DeepSeek's template, which writes the content only if the key `tool_calls` is absent.
     template = CHAT.replace("CONTENT", "{% if 'tool_calls' not in m %}{{ m.content }}{% endif %}")
     rows = [{"messages": [asks, say("assistant", "fine", tool_calls=none)]} for none in ([], None)]
     assert read(template.replace("CALL", "x"), rows).trained == ["fine<|end|>"] * 2

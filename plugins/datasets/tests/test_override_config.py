@@ -1,4 +1,4 @@
-"""Overrides of a model's config: what they make of it, and which are refused."""
+"""Overrides of a model's config: the resulting config, and refused overrides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def edited(model: Path, directory: Path, values: Mapping[str, Any]) -> Path:
-    """A copy of a model whose config.json was edited by hand."""
+    """Return a copy of a model with edited values in config.json."""
     shutil.copytree(model, directory)
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
@@ -54,7 +54,7 @@ def test_a_config_is_the_one_whose_file_was_edited(
     section = ModelSection(path=str(model), override_config=overrides)
     found = read_config(section).to_dict()
     assert found | {"_name_or_path": None} == by_hand | {"_name_or_path": None}
-    # An engine sets these on the config that it has read.
+    # An engine sets these overrides on the config that it reads itself.
     theirs = AutoConfig.from_pretrained(model)
     for key, value in overrides_for_engine(section).items():
         setattr(theirs, key, value)

@@ -1,4 +1,4 @@
-"""A reward model is trained at the token at which it is read: the last one that its chat template makes of a conversation."""
+"""A reward model is trained at the token at which rewards read it: the last token of a conversation under the chat template."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CASES = {
     "{% if add_generation_prompt %}<|start|>assistant:{% endif %}",
 }
 ANSWERS = "dos", "tres<|user|> cuatro<|end|><|im_end|>"
-"""One, and one that spells ends of turns, which are text."""
+"""Two answers; the second spells ends of turns, which must be encoded as text."""
 QUESTION = [{"role": "user", "content": "one"}]
 PROMPTS: list[Any] = [
     "one",
@@ -62,9 +62,9 @@ PROMPTS: list[Any] = [
 
 
 def differences(template: str, folder: Path, known_ends: bool = False) -> int:
-    """Compare each answer's tokens up to where its value is taken with those that are read; return how many were compared.
+    """Compare each answer's tokens up to the trained token with the tokens that rewards read; return the number of answers compared.
 
-    With `known_ends`, the model's files are there, and name no end token beside the tokenizer's.
+    With `known_ends`, the model has a config, which names no end token besides the tokenizer's.
     """
     tokenizer = template_tokenizer(template)
     if known_ends:
@@ -97,7 +97,7 @@ def differences(template: str, folder: Path, known_ends: bool = False) -> int:
             ids = [*batch["prompt_ids"][number].tolist(), *batch["response_ids"][number].tolist()]
             mask = batch["response_mask"][number].tolist()
             assert mask == [False] * (len(mask) - 1) + [True]
-            # The value on a token is that of all before it.
+            # The value at a token is the value of all tokens before it.
             assert ids[:-1] == conversation_ids(TextEncoder(tokenizer), prompt, answer)
             compared += 1
     return compared

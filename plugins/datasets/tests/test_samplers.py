@@ -1,4 +1,4 @@
-"""Orders of an epoch: they follow from seed and epoch alone."""
+"""Orders of an epoch depend only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOLDEN = ([3, 5, 2, 7, 0, 6, 1, 4], [0, 6, 5, 3, 4, 7, 2, 1])
 
 
 def test_a_shuffle_is_fair() -> None:
-    """Every row is first about equally often: chi-squared with 9 degrees of freedom, p = 0.0001 at 33.7."""
+    """Every row comes first about equally often: chi-squared with 9 degrees of freedom, p = 0.0001 at 33.7."""
     first = Counter(int(shuffled(3).order(10, epoch)[0]) for epoch in range(5000))
     assert sum((first[row] - 500) ** 2 / 500 for row in range(10)) < 33.7
 

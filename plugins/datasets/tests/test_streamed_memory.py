@@ -1,4 +1,4 @@
-"""Memory of streamed examples: a file of more than a gigabyte, read through a window."""
+"""Memory use of streamed examples from a file of more than a gigabyte."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_examples_of_a_gigabyte_need_a_fraction_of_it(
 
 
 def _write(path: Path, rows: int) -> None:
-    """A file of rows of 10 kB, which no compression makes smaller."""
+    """Write a file with rows of 10 kB that can't be compressed."""
     rng = np.random.default_rng(0)
     answer = "4 " * 200
     columns: dict[str, list[object]] = {}

@@ -1,4 +1,4 @@
-"""Mixtures and streamed files: shares, orders, resumes with the same examples, and bad rows found as they are met."""
+"""Mixtures and streamed files: shares, orders, resuming with the same examples, and bad rows that are found during the run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_mixture_has_its_shares_and_uses_all_rows_of_a_dataset_equally_often(
         of = Counter(np.searchsorted(starts, rows, side="right").tolist())
         for number, (_, weight) in enumerate(datasets):
             share = weight / weights * total
-            # Each has one prompt at least, which another one lacks.
+            # Every dataset has at least one prompt, at the expense of another dataset.
             below_one = sum(w / weights * total < 1 for _, w in datasets)
             assert of[number + 1] >= 1
             assert abs(of[number + 1] - share) < 1 + below_one
@@ -107,7 +107,7 @@ def test_a_streamed_order_is_a_permutation_of_groups_and_within_windows(
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """Parquet with row groups of 8 rows and one of 30, and JSONL with blank lines."""
+    """Parquet files with row groups of 8 rows and with one of 30, and a JSONL file with blank lines."""
     many = [{"messages": turns(f"m{i}", f"{i}")} for i in range(37)]
     pq.write_table(pa.Table.from_pylist(many), tmp_path / "many.parquet", row_group_size=8)
     one = [{"question": f"o{i}", "response": f"{i}"} for i in range(30)]
@@ -124,7 +124,7 @@ def config(run_config: Any) -> Any:
 
 
 def loader(config: Any, states: Any = None) -> tuple[PromptLoader, Ledger]:
-    """A shuffled loader over a config's rows, which goes on from these states."""
+    """Return a shuffled loader over a config's rows, which continues from the given states."""
     size, window = config.data.train_batch_size, config.data.shuffle_window
     made, ledger = dataset_rows.loader(load_data(config).train, size, window, shuffled())
     if states is not None:
@@ -175,7 +175,7 @@ def test_a_streamed_epoch_has_the_examples_of_one_that_is_read_whole(config, fil
         made, _ = loader(config(**{**section, "streaming": streaming}))
         of_file[streaming] = made.next_batch(60)
         made.close()
-    assert content(of_file[True]) != content(of_file[False])  # in another order
+    assert content(of_file[True]) != content(of_file[False])  # the order differs
     by_row = [sorted(content(of_file[streaming]), key=str) for streaming in (True, False)]
     assert by_row[0] == by_row[1]
 
@@ -230,7 +230,7 @@ def test_streamed_rows_that_are_too_long_are_left_out_and_accounted_for(config, 
 def test_a_bad_row_ends_a_streamed_run_with_its_place_each_time_it_is_asked_for(
     config, tmp_path
 ) -> None:
-    # Lots of 1,024 lines, of which the first, the second and the fourth are read before the start.
+    # Of the groups of 1,024 lines, the first, second and fourth are read before the start.
     rows = [json.dumps({"messages": turns(f"q{i}", "a")}) for i in range(5 * 1024)]
     path = tmp_path / "x.jsonl"
     empty = json.dumps({"messages": turns("q", " ")})

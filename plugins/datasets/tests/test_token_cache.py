@@ -1,4 +1,4 @@
-"""The cache of tokens: what is read from it, when it is made again, and files that change while they are read."""
+"""The token cache: reading from it, when it is made again, and files that change while they are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dovetail_datasets.rows import FileRows, NumberedRow, numbered
 from dovetail_datasets.tokenizer import load_tokenizer
 
 ROWS = 1300
-"""More than a lot of 1,024 lines."""
+"""Number of rows, more than one shard of 1,024."""
 
 
 def write(path: Path, rows: int = ROWS, answer: str = "4") -> str:
@@ -53,7 +53,7 @@ def write_parquet(path: Path, rows: list[dict[str, Any]], **how: Any) -> str:
 
 @pytest.fixture
 def load(run_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Loads the training rows of a supervised run with this `data` section, through a cache of the test's own."""
+    """Loads the training rows of a supervised run with this `data` section, through a separate cache."""
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
 
     def config(
@@ -70,7 +70,7 @@ def load(run_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def shards(tmp_path: Path) -> dict[str, list[Path]]:
-    """The files of each folder of the cache."""
+    """Return the files of each folder of the cache."""
     folders = sorted((tmp_path / "cache" / "tokens").iterdir())
     return {each.name: sorted(each.iterdir()) for each in folders}
 
@@ -87,7 +87,7 @@ def test_a_second_start_reads_what_the_first_has_written(load, tmp_path) -> None
     again = load(path)
     assert content(again.prompts) == content(first.prompts)
     assert again.prompts.digest == first.prompts.digest
-    # Another dataset's shard in its place shows that the file is what is read.
+    # Replacing the shard by another dataset's shows that the file is read.
     load(write(tmp_path / "y.jsonl", answer="5"))
     (theirs,) = (found for found in shards(tmp_path).values() if found != files)
     files[1].unlink()
@@ -345,7 +345,7 @@ def test_what_becomes_of_rows_with_images_is_not_kept(load, tmp_path) -> None:
 
 
 class InThisProcess:
-    """In place of a process: what was sent to it is called here, by the thread that asks."""
+    """A stand-in for ExampleProcess that runs the calls in the calling thread."""
 
     def __init__(self, make: bytes) -> None:
         self._make = pickle.loads(make)
@@ -354,12 +354,12 @@ class InThisProcess:
         return self._make(*given)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no process."""
 
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Shards of 32 rows, made by up to 8 threads; while one reads a row, others have time to. Returns where reading began."""
+    """Make shards of 32 rows by up to 8 threads, with slow reading so that threads overlap. Returns the rows at which reads began."""
     began: list[int] = []
 
     def slowly(rows: Any, group: int, start: int, first: int) -> Iterator[NumberedRow]:
@@ -387,7 +387,7 @@ def test_threads_that_read_one_group_give_each_shard_its_own_rows(
         found = loader(train).next_batch(400) if streaming else train.prompts
         assert [(p.index, p.raw[0]["content"]) for p in found] == [(i, f"q{i}") for i in range(400)]
         train.prompts.shards.close()
-    # One after the other: a group is gone through once, but for a thread that is overtaken.
+    # Threads read shards in order, so a group is read in one pass, unless another thread overtakes.
     assert streaming or len(many_threads) <= 6
     ((_, files),) = shards(tmp_path).items()
     numbers = sorted(int(file.name.partition("-")[0]) for file in files)
@@ -490,7 +490,7 @@ def test_a_run_is_resumed_streamed_or_not_as_it_was(load, tmp_path, monkeypatch)
     learn(first._ledger, issued[0])
     state = json.loads(json.dumps(first.state()))
     first.close()
-    # Another version may think that the same rows are few.
+    # Another version may have a higher threshold, so that the same rows are not streamed.
     monkeypatch.setattr(load_examples, "STREAMED_FROM", 10**12)
     config = load.config(path)
     (tmp_path / "state.json").write_text(json.dumps({"loader": state}))

@@ -23,7 +23,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def teacher(student: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another model with the student's tokenizer; its weights are larger, so that it is surer."""
+    """Another model with the student's tokenizer; its larger weights give more peaked distributions."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = tmp_path_factory.mktemp("teacher")
@@ -39,7 +39,7 @@ def teacher(student: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(student: Path, teacher: Path, tmp_path: Path) -> Path:
-    """Two steps on samples of the student, with a teacher as a role."""
+    """The config of two steps on samples of the student, with a teacher as a role."""
     rows = [
         {
             "prompt": [{"role": "user", "content": f"{a} + 1 ="}],
@@ -89,10 +89,10 @@ def without_role(config: Path) -> Path:
 
 
 class PromptScores(FakeServer):
-    """A server of one model.
+    """A server of one model that scores prompts.
 
     Attributes:
-        requests: what it was asked for.
+        requests: the requests received.
         alter: changes an answer before it is sent: (number of the request, answer) → status and answer.
     """
 
@@ -115,7 +115,7 @@ class PromptScores(FakeServer):
         reply(request, status, json.dumps(answer).encode())
 
     def answer(self, request: dict[str, Any]) -> Any:
-        """What vLLM answers: for each token but the first its own log-probability, and those of the most likely words."""
+        """Return vLLM's answer: log-probabilities of each token but the first, and of the most likely words at its position."""
         if request["model"] != self._name:
             return {"error": {"message": f"The model `{request['model']}` does not exist."}}
         ids = torch.tensor([request["prompt"]])

@@ -1,5 +1,5 @@
-"""A program in the place of an interpreter with vLLM: serves a model on `--port` and scores prompts as vLLM's server does. After the request that
-the file `die_after` beside it names, it ends."""
+"""A stand-in for an interpreter with vLLM: serves a model on `--port` and scores prompts as vLLM's server does. The program ends
+after the request whose number is in the model's file `die_after`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A student of the demo's task comes up to its teacher, by the teacher's log-probabilities on the student's own samples."""
+"""A student reaches its teacher's accuracy on the demo's task, trained on the teacher's log-probabilities of the student's samples."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ COMMON = ["seed=1", "project=runs", "tracking=[jsonl]"]
 
 
 def accuracy(model: str, config: Path, *overrides: str) -> float:
-    """Share of the held-out sums that a model gets right."""
+    """Return the share of held-out sums that a model answers right."""
     arguments = ["eval", model, "--config", str(config), "--json", *overrides]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
@@ -33,7 +33,7 @@ def test_a_student_reaches_its_teachers_accuracy(tmp_path: Path) -> None:
 
     train_file, val_file = make_data(tmp_path / "data", 1)
     student = warm_start(make_base(tmp_path / "base", 1), train_file, tmp_path / "student", 1)
-    # The teacher goes on from the student, which forgets most carries, with answers that are right.
+    # The teacher is the student, which forgets most carries, trained further on right answers.
     rows = [
         {
             "prompt": [{"role": "user", "content": f"{a}+{b}=?"}],

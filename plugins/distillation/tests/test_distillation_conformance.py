@@ -22,7 +22,7 @@ __all__ = [
 
 
 class TestDistillAndPolicy(TestDistill):
-    """With a policy loss added."""
+    """The suite with a policy loss added."""
 
     config = DistillConfig(
         name="distill", top_k=3, plus=PluginSection(name="policy"), divergence="jsd"

@@ -1,4 +1,4 @@
-"""The configs that docs/distillation.md shows plan as they stand, but for the models and files of this machine."""
+"""The configs in docs/distillation.md can be planned, with models and files of this machine."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ BLOCKS = [
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_config_of_the_page_plans(number, config, student, teacher, tmp_path):
     block = BLOCKS[number]
-    # What is not a whole config stands in the place of the first one's sections.
+    # A partial config replaces sections of the first config.
     document = block if "model" in block else {**BLOCKS[0], **block}
     served = any("endpoints" in stage for stage in document.get("algorithm", {}).get("stages", []))
     roles = {} if served else document.get("roles", {})

@@ -1,4 +1,4 @@
-"""A teacher with Ray workers of its own."""
+"""A teacher with its own Ray workers."""
 
 import pytest
 from run_files import steps_of

@@ -74,7 +74,7 @@ def test_several_teachers_by_data_source(config, student):
         "algorithm.stages=[{name: score_teacher, teachers: {odd: second, default: teacher}}, "
         "{name: teacher_advantage, reward_coef: 0}]",
     )
-    # The second teacher is the student itself, from which samples of odd rows do not differ.
+    # The second teacher, of the odd rows, is the student itself, so their divergence is 0.
     assert step["time/score_teacher"] > 0
     assert step["distill/reverse_kl"] != 0
 

@@ -47,7 +47,7 @@ def test_no_bucket_makes_it_larger_than_that_of_all_words(name, tail, beta, word
     of_some = found(name, "bucket", beta, teacher_TV[:, :words], student_TV[:, :words])
     assert (of_some <= of_all + 1e-5).all()
     assert (of_some >= -1e-6).all()
-    # With every word a bucket of no probability changes nothing.
+    # If all words are compared, the bucket has no probability and no effect.
     whole = found(name, "bucket", beta, teacher_TV, student_TV)
     np.testing.assert_allclose(whole, of_all, atol=20 * TAIL_FLOOR)
 

@@ -1,4 +1,4 @@
-"""The teacher's columns: by a role, by a server, by several teachers; and what a served teacher may do wrong."""
+"""The teacher's columns: from a role, a server, or several teachers; and errors of a served teacher."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ def engine_of(path):
 
 
 def step_of(**models):
-    """A step whose roles are these models, and whose student compares K words."""
+    """Return a step with these models as roles, whose student compares K words."""
     objective = SimpleNamespace(
         ref=SimpleNamespace(kind="objective"),
         config=DistillConfig(name="distill", top_k=K),
@@ -224,6 +224,6 @@ def test_an_advantage_from_a_bounded_log_ratio():
     found = TeacherAdvantage(config, PluginContext()).run(
         Batch({"response_mask": mask, **columns}), step
     )
-    # -0.5 + 10 and -10 + 1 are within the log-probabilities' bound; the first is beyond the ratio's.
+    # Log-ratios -0.5 + 10 and -10 + 1 have bounded log-probabilities; the first exceeds the bound of the ratio.
     np.testing.assert_allclose(found["advantages"].values, [-18.4, 18.0, 0.0, -1.0], rtol=1e-6)
     assert step.metrics["distill/reverse_kl"] == pytest.approx((9.2 - 9.0 + 0.5) / 3)

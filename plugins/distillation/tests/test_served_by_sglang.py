@@ -21,7 +21,7 @@ pytestmark = [
     ),
 ]
 STAND_INS = Path(__file__).parents[2] / "rollout_sglang" / "tests" / "stand_ins"
-"""In place of SGLang's kernels, where there is no accelerator."""
+"""Stand-ins for SGLang's kernels on a machine without an accelerator."""
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_log_probabilities_and_words_are_the_models(server, student):
         assert set(entry) == {str(word), *map(str, best)}
         for name, value in entry.items():
             assert value["logprob"] == pytest.approx(float(log_pi_V[int(name)]), abs=1e-4)
-    # The words of the first request are compared as text.
+    # The first request compares words as text.
     _, *plain = asked(server, ids, 0)
     for word, entry in zip(ids[1:], plain, strict=True):
         assert entry[str(word)]["decoded_token"] == tokenizer.decode([word])

@@ -42,7 +42,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(model):
-    """A server of the model, which gives 40 words of a token at most."""
+    """A server of the model that returns at most 40 words per token."""
     port = free_port()
     options = {"max-model-len": "128", "dtype": "float32", "host": "127.0.0.1", "port": str(port)}
     options |= {"served-model-name": "teacher", "max-logprobs": "40"}
@@ -114,7 +114,7 @@ def test_the_servers_log_probabilities_are_the_models(url, model):
 
 @pytest.mark.ray
 def test_the_run_starts_vllm_for_its_teacher(model, without_role, tmp_path, monkeypatch):
-    """The teacher is the student itself, from which it does not differ."""
+    """The teacher is the student itself, so the divergence is 0."""
     pytest.importorskip("ray", reason="needs dovetail-runtime-ray")
     for name, value in {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}.items():
         monkeypatch.setenv(name, value)

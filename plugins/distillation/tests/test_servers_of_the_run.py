@@ -1,4 +1,4 @@
-"""Teachers on servers that the run starts, with a program in vLLM's place; what real vLLM answers is compared in test_served_by_vllm.py."""
+"""Teachers on servers that the run starts, with a stand-in for vLLM; test_served_by_vllm.py tests real vLLM."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def served(model, python, replicas=2, **more):
 
 @pytest.fixture
 def python(tmp_path):
-    """What stands in an interpreter's place."""
+    """The stand-in for an interpreter with vLLM."""
     pytest.importorskip("ray", reason="needs dovetail-runtime-ray")
     program = tmp_path / "python"
     stand_in = Path(__file__).with_name("server_stand_in.py")
@@ -42,7 +42,7 @@ def test_the_run_starts_them_and_trains_as_with_a_role_and_survives_a_death(
     train(config, [by_role, "experiment=role"])
     model = tmp_path / "served"
     shutil.copytree(teacher, model)
-    # The second step's requests meet a server that ends: it is started again.
+    # The server ends during the second step's requests, and is restarted.
     (model / "die_after").write_text("6")
     overrides = [*served(model, python), "runtime=ray", "experiment=served"]
     train(without_role, overrides)

@@ -1,4 +1,4 @@
-"""The suites on this package's plugins."""
+"""The conformance suites on this package's plugins."""
 
 from dovetail_environments.conformance import TestEnvironmentsLoop, TestProgramEnvironment
 

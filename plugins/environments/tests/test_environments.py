@@ -1,4 +1,4 @@
-"""Environments that go wrong: each failure is typed and counted, none is a score, and the rest of the batch goes on."""
+"""Failing environments: failures are typed and counted, give no score, and do not affect the rest of the batch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def program(path: Path, source: str = GOOD, **settings: Any) -> ProgramEnvironme
 
 
 def bad(path: Path, body: str, **settings: Any) -> ProgramEnvironmentConfig:
-    """An environment whose episodes do that after the policy has answered."""
+    """Return the config of an environment whose episodes run `body` after the policy has answered."""
     source = f"import os, sys, time\ndef tasks(*_): return [{{'prompt': 'x'}}]\ndef episode(settings, task, model):\n    {ASKING}\n    {body}\n"
     return program(path, source, **settings)
 
@@ -71,7 +71,7 @@ def bad(path: Path, body: str, **settings: Any) -> ProgramEnvironmentConfig:
 def drawn(
     environments: Mapping[str, EnvironmentSection], rows: Sequence[str], **settings: Any
 ) -> list[Sample]:
-    """Run an episode of each of these environments at once, with a policy that is right."""
+    """Run an episode of each row's environment concurrently, with a policy that answers right."""
     config = EnvironmentsConfig(name="environments", environments=dict(environments), **settings)
     loop = EnvironmentsLoop(config, PluginContext(tokenizer=template_tokenizer(CHATML)))
     prompts = [
@@ -158,7 +158,7 @@ def test_at_a_limit_the_reward_is_that_of_the_config(tmp_path: Path) -> None:
 
 
 def speaking(lines: str) -> ProgramEnvironmentConfig:
-    """A command that answers every request with these lines."""
+    """Return the config of a command that answers every request with these lines."""
     code = f"import sys\nfor _ in sys.stdin: print({lines!r}, flush=True)"
     return ProgramEnvironmentConfig(
         name="program", command=shlex.join([sys.executable, "-c", code])
@@ -242,7 +242,7 @@ def test_no_process_is_left(tmp_path: Path) -> None:
 def test_a_process_ends_when_the_run_is_killed_whatever_it_does(
     tmp_path: Path, above: list[str]
 ) -> None:
-    """Also one that a command starts, as `uv run` does."""
+    """This includes a process that a command starts, such as `uv run`."""
     program(
         tmp_path / "busy.py",
         f"""
@@ -284,7 +284,7 @@ def _runs(pid: str) -> bool:
 
 
 class Own(Environment):
-    """In process; what it does is in the task."""
+    """An environment in this process, whose behaviour the task sets."""
 
     name = "own"
     api = ">=1.0,<2"
@@ -406,7 +406,7 @@ def test_the_reward_is_what_the_environment_scored_with_its_parts_by_environment
 @pytest.mark.proofs
 @pytest.mark.skipif(UV is None, reason="uv is not installed here; `make proofs` has it")
 def test_the_interpreter_may_be_one_of_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # uv would take the environment of this folder
+    monkeypatch.chdir(tmp_path)  # else uv uses this folder's virtual environment
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     source = f"import cowsay\n{GOOD}"
     python = f"{UV} run --no-project --with cowsay python"

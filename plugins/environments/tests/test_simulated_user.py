@@ -1,4 +1,4 @@
-"""A user whom a second model plays: a server on the loopback interface that speaks chat completions stands for that model."""
+"""A user played by a second model, which a local server of chat completions stands in for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TASK = {
 
 
 class User(FakeServer):
-    """The user's model: knows its order, and is satisfied when the policy names it."""
+    """The user's model, which knows its order number and is satisfied when the policy names the number."""
 
     def __init__(self) -> None:
         super().__init__()

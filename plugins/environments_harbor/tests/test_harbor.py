@@ -1,4 +1,4 @@
-"""A task of Harbor as a folder, in the interpreter that `make proofs` makes for it, without a container."""
+"""A Harbor task in a folder, run without a container, in the interpreter that `make proofs` sets up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDED = pytest.mark.skipif(
 
 
 def proof(test: Any) -> Any:
-    """Mark what needs Harbor."""
+    """Mark a test that needs Harbor."""
     return NEEDED(pytest.mark.proofs(test))
 
 
@@ -47,7 +47,7 @@ DONE = "It is done."
 
 
 def task(folder: Path, tests: str = TESTS) -> Path:
-    """Write a task: to sort a file."""
+    """Write a task that asks to sort a file."""
     for name in ("environment", "tests"):
         (folder / name).mkdir(parents=True)
     (folder / "task.toml").write_text(TASK)
@@ -90,7 +90,7 @@ def test_a_task_passes_when_solved_and_fails_when_not(tmp_path: Path) -> None:
     config = section(task(tmp_path / "sort"))
 
     def policy(request: Any, _: str) -> str:
-        """Every second sample solves it."""
+        """Solve the task in every second sample."""
         if request.streams[0].turn:
             return DONE
         return SORT if request.streams[0].sample % 2 else SORT.replace("sort words", "cat words")
@@ -127,7 +127,7 @@ def test_the_policy_sees_what_commands_print_and_what_takes_too_long(tmp_path: P
     assert "[…]" in last
     assert "fig\n[exit status 3]" in last
     assert "[ended after 2 s]" in last
-    assert "user\n2\napp\n" in last  # neither is there
+    assert "user\n2\napp\n" in last  # neither file exists
 
 
 @proof

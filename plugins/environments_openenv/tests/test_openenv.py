@@ -1,4 +1,4 @@
-"""An environment of OpenEnv as its author publishes it, a folder with a project of uv, in the interpreter that `make proofs` makes for it."""
+"""An OpenEnv environment as authors publish it, a folder with a uv project, in the interpreter that `make proofs` sets up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEEDED = pytest.mark.skipif(
 
 
 def proof(test: Any) -> Any:
-    """Mark what needs OpenEnv."""
+    """Mark a test that needs OpenEnv."""
     return NEEDED(pytest.mark.proofs(test))
 
 
@@ -104,7 +104,7 @@ TASKS = """
 
 
 def project(folder: Path, app: str = APP) -> Path:
-    """Write an environment."""
+    """Write the project of an environment."""
     (folder / "server").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "server" / "__init__.py").touch()
@@ -119,7 +119,7 @@ def guessing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(guessing: Path) -> Iterator[str]:
-    """A server that runs already."""
+    """The address of a running server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -155,7 +155,7 @@ def rows_of(config: OpenEnvConfig, path: str = "it") -> Any:
 
 
 def halving(_: RolloutRequest, prompt: str) -> str:
-    """The middle of what is left, by the hints so far; never a number at which the environment fails."""
+    """Guess the middle of the remaining range, by the hints so far; never a number at which the environment fails."""
     low, high = 1, 20
     for number, hint in re.findall(r"assistant\s*(\d+).*?(higher|lower)", prompt, re.DOTALL):
         low, high = (int(number) + 1, high) if hint == "higher" else (low, int(number) - 1)

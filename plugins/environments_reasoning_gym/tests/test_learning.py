@@ -1,4 +1,4 @@
-"""Two tasks of reasoning-gym are learned: a tiny model that has seen right and wrong answers in equal number gets better at both."""
+"""Training improves a tiny model on two tasks of reasoning-gym, after a warm start with as many right as wrong answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PUZZLES = {"name": "reasoning_gym", "datasets": DATASETS, "instruction": "", "ta
 
 
 def demonstrations(folder: Path, epochs: int) -> Path:
-    """Write conversations in which half of the answers are those of other questions."""
+    """Write conversations in which half of the answers belong to other questions."""
     environment = ReasoningGym(ReasoningGymConfig(**PUZZLES), PluginContext(seed=1))
     tasks = list({t.prompt: t for t in environment.tasks(30, held_out=False)}.values())
     rng = random.Random(1)

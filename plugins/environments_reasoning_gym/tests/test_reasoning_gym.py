@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: their own answers earn 1, and two of them are learned."""
+"""Tasks of reasoning-gym: the task's own answers score 1, and two tasks are learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Games of TextArena, in the interpreter that `make proofs` makes for them."""
+"""Games of TextArena, in the interpreter that `make proofs` sets up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 GUESS, TICTACTOE = "GuessTheNumber-v0", "TicTacToe-v0"
 
 proof = pytest.mark.proofs
-"""Needs TextArena."""
+"""Mark of a test that needs TextArena."""
 
 
 def section(*games: str, **settings: Any) -> TextarenaConfig:
@@ -36,7 +36,7 @@ def section(*games: str, **settings: Any) -> TextarenaConfig:
 
 
 def guess(prompt: str) -> str:
-    """The middle of what is left, by the hints so far."""
+    """Guess the middle of the remaining range, by the hints so far."""
     low, high = 1, 20
     for number, hint in re.findall(
         r"assistant\s*\[(\d+)\].*?number is (higher|lower)", prompt, re.DOTALL
@@ -46,7 +46,7 @@ def guess(prompt: str) -> str:
 
 
 def play(request: RolloutRequest, prompt: str) -> str:
-    """Guess by halves; on a board, take the middle or else the first free cell."""
+    """Guess by halving the range; on a board, take the middle cell, else the first free cell."""
     if "Guess The Number" in prompt:
         return guess(prompt)
     free = re.findall(r"\[(\d)\]", prompt.rpartition("Available Moves:")[2].partition("\n")[0])
@@ -54,7 +54,7 @@ def play(request: RolloutRequest, prompt: str) -> str:
 
 
 def episodes(game: str, policy: Any = play, tasks: int = 5, n: int = 10) -> list[Drawn]:
-    """Run n episodes of each of some tasks of a game."""
+    """Run n episodes for each of a game's first tasks."""
     config = section(game, tasks=tasks, workers=2)
     rows = EnvironmentRows(
         EnvironmentRowsConfig(name="environments", environments={"games": config}), PluginContext()
@@ -90,11 +90,11 @@ def test_fifty_episodes_of_a_game_are_scored_and_trained_on_as_served(game: str)
             assert parts["invalid"] == 0
             outputs.append(sample.trajectory.output["reward"])
     assert len(outputs) == 50
-    if game == GUESS:  # five halvings find one of twenty
+    if game == GUESS:  # five halvings find one of twenty numbers
         assert set(outputs) == {1.0}
     else:
         assert set(outputs) <= {-1.0, 0.0, 1.0}
-        # A game is the same each time: the other player's moves follow from the task.
+        # All episodes of a task are equal, since the task determines the other player's moves.
         assert all(
             len({s.trajectory.output["reward"] for s in each.samples if s.trajectory}) == 1
             for each in drawn

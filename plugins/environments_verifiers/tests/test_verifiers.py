@@ -1,4 +1,4 @@
-"""A taskset of verifiers, as a stranger's wheel, in the interpreter that `make proofs` makes for it."""
+"""A taskset of verifiers from a third-party wheel, in the interpreter that `make proofs` sets up."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ packages = ["stranger_sums"]
 """
 
 proof = pytest.mark.proofs
-"""Needs verifiers."""
+"""Mark of a test that needs verifiers."""
 
 
 @pytest.fixture
 def taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build the wheel, and install it where the interpreter finds it."""
+    """Build the wheel, and install it on the interpreter's path."""
     source, site = tmp_path / "source", tmp_path / "site"
     (source / "stranger_sums").mkdir(parents=True)
     (source / "stranger_sums" / "__init__.py").write_text(TASKSET)
@@ -102,7 +102,7 @@ def rows_of(config: VerifiersConfig, path: str = "sums") -> Any:
 
 
 def answer(request: RolloutRequest, prompt: str) -> str:
-    """The sum in a prompt; of those with a 3 in it one too many."""
+    """Answer the sum in a prompt; one too many if the prompt contains a 3."""
     a, b = re.findall(r"(\d) \+ (\d) = \?", prompt)[-1]
     return str(int(a) + int(b) + (a == "3"))
 
@@ -128,7 +128,7 @@ def test_fifty_episodes_are_scored_by_the_taskset_and_trained_on_as_served() -> 
         "0 + 2 = ?",
     ]
     rewards = []
-    for row in rows[13:18]:  # of 2 + 3 to 3 + 2
+    for row in rows[13:18]:  # the sums 2 + 3 to 3 + 2
         drawn = played(config, row, 10)
         drawn.audit()
         for sample in drawn.samples:

@@ -1,4 +1,4 @@
-"""The optimizers do what the papers say, with the settings of their configs."""
+"""The optimizers follow their papers, with the settings of their configs."""
 
 import math
 
@@ -14,7 +14,7 @@ from dovetail_torch_engines import build_optimizer, hidden_matrices
 
 
 def stepped(name, start, gradients, **settings):
-    """A parameter after steps with these gradients, float64 arrays."""
+    """Return a parameter after steps with these gradients, float64 arrays."""
     parameter = nn.Parameter(torch.from_numpy(start).float())
     section = plugin_section("optimizer", name, **settings)
     optimizers = build_optimizer(section).build({"w": parameter}, {"w"})
@@ -79,7 +79,7 @@ def test_muons_step_is_nearly_orthogonal_and_of_the_scale_that_is_asked_for(arra
     singular = np.linalg.svd(step, compute_uv=False)
     assert singular.min() > 0.5
     assert singular.max() < 1.3
-    # It keeps the directions of the gradient: U Sᵤ Vᵀ with those of the gradient's own U and V.
+    # The step U S Vᵀ keeps the gradient's singular vectors U and V.
     u, _, v = np.linalg.svd(gradients[0], full_matrices=False)
     inside = u.T @ step @ v.T
     assert np.abs(inside - np.diag(np.diag(inside))).max() < 0.05

@@ -11,7 +11,7 @@ from dovetail_torch_engines import LearningRate
 
 
 def rates(steps, total, **settings):
-    """The learning rates of the first steps."""
+    """Return the learning rates of the first steps."""
     rate = LearningRate(plugin_section("optimizer", "adamw", **settings), total)
     return [rate(step) for step in range(steps)]
 

@@ -52,8 +52,8 @@ def sample() -> Callable[..., Sample]:
 
 
 class Clock:
-    """How far the event loop of `run` is ahead of the time, in seconds. Setting it ahead ends limits when a test says so,
-    however busy the machine is.
+    """The seconds by which the clock of `run`'s event loop is ahead. A test sets it ahead to make time limits expire,
+    independently of the machine's load.
     """
 
     ahead = 0.0
@@ -66,7 +66,7 @@ def clock() -> Clock:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop by such a clock."""
+    """An event loop whose time is that of a Clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class Watched(RunningTime):
-    """Tells at any time whether time counts."""
+    """A RunningTime that shows whether time is currently counted."""
 
     counts = True
 
@@ -90,12 +90,12 @@ class Watched(RunningTime):
 
 @pytest.fixture
 def watched() -> type[Watched]:
-    """A running time that says whether it counts."""
+    """The class of a RunningTime that shows whether time is currently counted."""
     return Watched
 
 
 class _Waiting(RunningTime):
-    """Adds up the seconds that are marked as waiting."""
+    """A RunningTime that adds up the seconds marked as waiting."""
 
     seconds = 0.0
 
@@ -108,7 +108,7 @@ class _Waiting(RunningTime):
 
 @pytest.fixture
 def waited() -> Callable[..., float]:
-    """Scores samples in one call, all of which must get scores; the seconds that were marked as waiting."""
+    """Scores samples in one call, checks that all get scores, and returns the seconds marked as waiting."""
 
     def score(manager: RewardManager, samples: Sequence[Sample]) -> float:
         time = _Waiting(0.1)
@@ -123,8 +123,8 @@ def waited() -> Callable[..., float]:
 def run(clock: Clock) -> Callable[..., dict[str, Outcome]]:
     """Scores samples with a manager, through the Scorer; `groups` are the numbers of samples in each group.
 
-    With `hang`, the number of samples that never get an answer, their limit ends once all others have an outcome: that
-    takes no time.
+    `hang` is the number of samples that never get an answer. Their time limit expires as soon as all other samples have
+    an outcome, without waiting.
     """
 
     def score(
@@ -143,7 +143,7 @@ def run(clock: Clock) -> Callable[..., dict[str, Outcome]]:
             for sample, (group, size) in zip(samples, named, strict=True):
                 scorer.add(sample, group=group, group_size=size)
             finishing = asyncio.ensure_future(scorer.finish())
-            while not finishing.done():  # the loop looks at its clock again and again
+            while not finishing.done():  # wake the loop, so that it checks its clock
                 await asyncio.wait({finishing}, timeout=0.01)
                 if hang and sum(not task.done() for task in scorer._tasks.values()) <= hang:
                     clock.ahead += scorer._timeout

@@ -1,4 +1,4 @@
-"""The batch manager: when it calls, with what, and what a bad call takes along."""
+"""The batch manager: when and with which samples it calls a function, and the effect of a failed call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch(started: Any) -> Callable[..., BatchManager]:
 
 
 class Lists:
-    """A function on lists that remembers its calls: 1.0 for each, or what `answer` makes of the texts."""
+    """A function on lists that records its calls; it returns 1.0 for each text, or the result of `answer`."""
 
     def __init__(self, answer: Any = None) -> None:
         self.calls: list[list[str]] = []
@@ -167,7 +167,7 @@ def test_a_rollout_that_is_given_up_calls_nothing_more(batch, sample, monkeypatc
         await scorer.cancel()
         loop = asyncio.get_running_loop()
         now = loop.time
-        monkeypatch.setattr(loop, "time", lambda: now() + 1000.0)  # whatever waits is due
+        monkeypatch.setattr(loop, "time", lambda: now() + 1000.0)  # all timers are due
         await asyncio.sleep(0.05)
 
     asyncio.run(main())

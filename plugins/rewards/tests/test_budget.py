@@ -1,4 +1,4 @@
-"""The budget of requests and tokens, and how `naive` keeps to it."""
+"""The budget of requests and tokens, also in the manager `naive`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail_rewards.managers.budget import Budget, Spending
 
 
 class Clock:
-    """Seconds that a test moves."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -19,7 +19,7 @@ class Clock:
 
 
 def spend(budget: Budget, clock: Clock, tokens: float) -> float:
-    """Spend as `Budget.spend` does, with the clock moved in place of sleeping; when it was granted."""
+    """Spend like `Budget.spend`, moving the clock instead of sleeping; return the time at which the request was allowed."""
     while (nap := budget.wait(tokens)) > 0:
         clock.now += nap
     budget._spent.append(Spending(clock.now, tokens))
@@ -55,7 +55,7 @@ def test_it_waits_no_longer_than_it_must() -> None:
     assert spend(budget, clock, 1) == pytest.approx(
         160.0
     )  # when the first request leaves the window
-    assert spend(budget, clock, 8) == pytest.approx(170.0)  # two requests and 10 tokens again
+    assert spend(budget, clock, 8) == pytest.approx(170.0)  # again two requests, 10 tokens
 
 
 def test_corrected_tokens_count() -> None:

@@ -1,4 +1,4 @@
-"""Assert tests run in another process than the response: what a test may do with its values, and that none forges a pass."""
+"""Assert tests in a process other than the response's: allowed operations on the response's values, and no forged passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When what a program printed or returned is what its test expects."""
+"""Comparison of a program's output or return value with the expected value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assert tests see copies of the response's values: what copies can't answer is said, and never counts as held."""
+"""Assert tests get copies of the response's values: an operation that a copy can't answer is reported and never counts as passed."""
 
 from __future__ import annotations
 

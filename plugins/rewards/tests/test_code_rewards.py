@@ -1,4 +1,4 @@
-"""Code scored by test cases: what passes, what does not, and what is a failure and no score."""
+"""Code scored by test cases: passing and failing programs, and failures without a score."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def f(x):
     ],
 )
 def test_a_response_has_one_budget_for_all_of_its_tests(spend) -> None:
-    """Each process tells of its first case alone, and then spends the time of all."""
+    """Each process reports only its first case, and then uses the time of all cases."""
     source = f"""
 import os, sys, time
 frame = sys._getframe()
@@ -310,7 +310,7 @@ def test_threads_score_side_by_side() -> None:
 
 @pytest.fixture
 def service() -> Iterator[tuple[str, list[tuple[int, Any]], list[dict[str, Any]]]]:
-    """A sandbox service in the form of SandboxFusion: its address, what it answers in turn, and what it was asked."""
+    """A sandbox service with SandboxFusion's interface: its address, the answers to give in turn, and the received requests."""
     answers: list[tuple[int, Any]] = []
     asked: list[dict[str, Any]] = []
 

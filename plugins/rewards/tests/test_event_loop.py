@@ -1,4 +1,4 @@
-"""The event loop of async reward functions: replaced where it is blocked, and nothing is lost where it was only slow."""
+"""The event loop of async reward functions: it is replaced if blocked, and no call is lost if it was only slow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_call_on_a_loop_that_was_only_slow_has_its_result(
         await asyncio.to_thread(blocked.wait, PATIENCE)
         blocking.cancel()
         await asyncio.gather(blocking, return_exceptions=True)
-        # The loop gives no sign of life: another one takes its place, while it has yet to come back.
+        # The loop does not respond, so another loop replaces it while it is still blocked.
         after = await asyncio.wait_for(lane.run(later()), PATIENCE)
         go_on.set()
         return after, await asyncio.wait_for(running, PATIENCE)

@@ -1,4 +1,4 @@
-"""The conformance suite on every reward function, and the sources that they score without configuration."""
+"""The conformance suite on every reward function, and the data sources that are scored without configuration."""
 
 from __future__ import annotations
 

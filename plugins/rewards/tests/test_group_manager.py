@@ -36,7 +36,7 @@ def test_a_function_on_lists_sees_whole_groups(group, sample, run) -> None:
     ranks.unit = "group"  # type: ignore[attr-defined]
     samples = [sample(f"s{i}", text) for i, text in enumerate(["aaa", "a", "aa", "b", "bb"])]
     assert values(run(group(ranks), samples, groups=[3, 2])) == [2.0, 0.0, 1.0, 0.0, 1.0]
-    # Groups are scored side by side, so either may be called first.
+    # Groups are scored concurrently, so either may be called first.
     assert sorted(calls) == [["aaa", "a", "aa"], ["b", "bb"]]
 
 

@@ -1,4 +1,4 @@
-"""The hybrid manager: weights, gates, components apart, and no sum of parts where one fails."""
+"""The hybrid manager: weights, gates, separate components, and no sum if a scorer fails."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hybrid(started: Any) -> Callable[..., HybridManager]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[[str], PluginSection]:
-    """A reward function in a file of its own, from its body."""
+    """Writes a reward function with this body to a file."""
 
     def make(body: str, name: str = "f") -> PluginSection:
         place = tmp_path / f"{name}.py"
@@ -63,7 +63,7 @@ FORMAT = ExactMatchConfig(name="exact_match", extract="<a>(.*)</a>")
 
 
 def parts(outcome: Any) -> dict[str, float]:
-    """The scorers' own components, without those that their functions gave."""
+    """Return the scorers' scores, without components that their functions returned."""
     return {name: value for name, value in outcome.components.items() if "/" not in name}
 
 

@@ -1,4 +1,4 @@
-"""What users may write: numbers, mappings, awaitables, lists, pairs, token rewards, pure functions."""
+"""Reward functions that users may write: with numbers, mappings, awaitables, lists, pairs or token rewards; pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Pairs of answer and ground truth that `math` and `dapo_math` accept or refuse, as `answer ~ ground truth`, a pair a line."""
+r"""Pairs of answer and ground truth that `math` and `dapo_math` accept or refuse, one pair per line: `answer ~ ground truth`."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ x＞3 ~ x>3
 x²+1 ~ x^2+1
 45° ~ 45
 """
-"""Equal in one notation: under `verify: text`, too."""
+"""Pairs that are equal in normalised notation, so also under `verify: text`."""
 
 EQUAL_BY_VALUE = r"""
 1+x ~ x+1
@@ -404,7 +404,7 @@ def functions(verify: Verify) -> tuple[MathAnswer, DapoMath]:
 
 
 def right(answer: str, truth: str, verify: Verify) -> bool:
-    """Whether both functions take the answer; they agree."""
+    """Return whether the functions accept the answer; both must agree."""
     math, dapo = functions(verify)
     first = math.compute_score(None, f"\\boxed{{{answer}}}", truth)["correct"]
     second = dapo.compute_score(None, f"Answer: {answer}", truth)["correct"]
@@ -431,7 +431,7 @@ def test_other_answers_are_wrong(answer, truth, verify) -> None:
 
 @st.composite
 def mixed_numbers(draw: st.DrawFn) -> tuple[int, int, int]:
-    """Whole part a, and b < c of its fraction."""
+    """Generate the whole part a, and the fraction b / c with b < c."""
     denominator = draw(st.integers(2, 200))
     return (
         draw(st.integers(0, 10**6)),

@@ -1,4 +1,4 @@
-"""Mathematical answers: where they are found, when they are equal, and that no failure of the comparison is a 0."""
+"""Mathematical answers: extraction, equality, and failures of the comparison, which never count as 0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dovetail_rewards.functions.math_processes import MathProcesses, MathTimeout
 from dovetail_rollouts import Scorer
 
 HANGS = "9^{9^{9^{9}}}"
-"""An answer that sympy would work at for ever."""
+"""An answer on which sympy never ends."""
 
 
 def math(text: str, truth: Any, **config: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_dapo_math_wants_the_answer_on_its_line_near_the_end(text, truth, config
 
 
 def test_math_verify_is_right_in_any_thread() -> None:
-    """The library's own calls fail here: its signals work in a main thread alone."""
+    """math-verify's own calls would fail in a thread, since its signals need the main thread."""
     failed: list[type] = []
 
     def plainly() -> None:
@@ -198,7 +198,7 @@ def test_a_truth_that_cannot_be_evaluated_is_a_timeout_and_the_next_one_is_score
 
 
 def program(tmp_path: Path, body: str, first: str = "") -> MathProcesses:
-    """Processes that run another program: it does what comes first, answers the first request, and does as told."""
+    """Return processes with another program: it runs `first`, answers the set-up request, and runs `body` for each comparison."""
     path = tmp_path / "program.py"
     path.write_text(
         f"import json, sys\n{first}\n"

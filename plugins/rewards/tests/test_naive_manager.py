@@ -1,4 +1,4 @@
-"""The naive manager: any function's answer becomes a score or a failure, and a hung one blocks nothing."""
+"""The naive manager: every result of a function becomes a score or a failure, and a hung function blocks nothing."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_hung_function_is_a_timeout_and_others_go_on(manager, sample, run, fun
     hung = run(naive, [sample("hung", "hang")], timeout=7.0, hang=1)
     assert hung["hung"].kind is FailureKind.TIMEOUT
     assert "within 7 s" in hung["hung"].message
-    time.sleep(0.6)  # a loop counts as blocked after half a second
+    time.sleep(0.6)  # an event loop counts as blocked after half a second
     after = run(naive, good)
     assert all(isinstance(outcome, Score) for outcome in (before | after).values())
 
@@ -278,7 +278,7 @@ def test_hung_calls_are_bounded_and_come_back(manager, sample, run) -> None:
     assert "max_hung=3" in refused.message
     deadline = time.monotonic() + 60.0
     while naive._calls.hung and time.monotonic() < deadline:
-        release_hung()  # again: on a busy machine a call may begin to hang only now
+        release_hung()  # repeat: on a busy machine, a call may begin to hang late
         time.sleep(0.01)
     assert run(naive, [sample("again", "fine")])["again"].value == 1.0
 
@@ -341,7 +341,7 @@ anything = st.recursive(
 
 @given(values=st.lists(anything | st.sampled_from(sorted(set(FAILURES) - {"hang"})), max_size=12))
 def test_no_failure_ever_becomes_a_number(values) -> None:
-    """Whatever functions return or raise: a score exactly where the value holds a finite number."""
+    """A function's result gives a score only if it contains a finite number."""
 
     def compute_score(extra_info):
         value = extra_info["value"]

@@ -1,4 +1,4 @@
-"""The parallel manager: real processes, killed when they hang, replaced when they die, gone when it is gone."""
+"""The parallel manager: processes are killed if they hang, replaced if they die, and ended with the manager."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parallel(tmp_path: Path) -> Iterator[Make]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that only waits for its parent to notice does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
@@ -160,7 +160,7 @@ def test_a_function_that_spins_is_killed_in_its_time_and_waiting_does_not_count(
     source = "def compute_score(solution_str):\n    while solution_str == 'spin':\n        pass\n    return 1.0\n"
     manager = parallel(source, workers=1)
     rows = [sample(f"s{i}", "spin" if i == 1 else "ok") for i in range(10)]
-    outcomes = run(manager, rows, timeout=2.0)  # those behind it have waited for so long
+    outcomes = run(manager, rows, timeout=2.0)  # the rows after it have waited for as long
     assert outcomes["s1"].kind is FailureKind.TIMEOUT
     assert "within 2 s" in outcomes["s1"].message
     assert sum(isinstance(outcome, Score) for outcome in outcomes.values()) == 9

@@ -1,4 +1,4 @@
-"""Process reward models: steps against transformers one by one, what they add up to, and where token rewards sit."""
+"""Process reward models: step scores against transformers, their aggregation, and the positions of token rewards."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def outcomes(manager: ProcessRewardModelManager, samples: list[Any], run: Any) -
 
 
 def generated(tokenizer: Any, text: str) -> tuple[np.ndarray, str]:
-    """Tokens that a policy wrote, and their text."""
+    """Return tokens that a policy produced, and their text."""
     ids = np.array(
         [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     )
@@ -69,7 +69,7 @@ def generated(tokenizer: Any, text: str) -> tuple[np.ndarray, str]:
 
 
 def by_transformers(path: Path, text: str, mark: str = "#") -> list[float]:
-    """Probability of the second label at each mark of a text."""
+    """Return the probability of the second label at each mark of a text."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForTokenClassification.from_pretrained(path, dtype=torch.float32).eval()
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

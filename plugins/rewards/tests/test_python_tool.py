@@ -1,4 +1,4 @@
-"""The tool `python` passes the suite of tools, and ends what it runs."""
+"""The tool `python` passes the conformance suite of tools, and ends its programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The discriminative reward model: its scores against transformers one by one, its batches, and what goes wrong."""
+"""The discriminative reward model: scores against transformers, batches, and failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Make = Callable[..., RewardModelManager]
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory) -> Any:
-    """Directories of tiny classifiers of one label, by what they are."""
+    """Directories of tiny classifiers with one label, by description."""
     made: dict[str, Any] = {"padded": tiny_classifier(0), "unpadded": tiny_classifier()}
     tokenizer = tiny_tokenizer(tmp_path_factory.mktemp("chat"), vocab_size=300)
     tokenizer.chat_template = None
@@ -72,7 +72,7 @@ def reward_model() -> Iterator[Make]:
 
 
 def one_by_one(path: Any, samples: Any) -> list[float]:
-    """What transformers gives for each conversation by itself."""
+    """Return the scores of transformers, for each conversation separately."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
     logits = []
@@ -108,7 +108,7 @@ def test_scores_are_those_of_transformers_one_by_one(
 def test_a_template_that_reads_parts_or_calls_in_another_form_gets_them_in_it(
     reward_model, classifier, sample, run
 ) -> None:
-    """The score is that of a template that takes the row's own form."""
+    """The score equals the score under a template that takes the row's own form."""
     call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
     asks = [
         {"role": "user", "content": "one"},
@@ -135,7 +135,7 @@ def test_a_template_that_reads_parts_or_calls_in_another_form_gets_them_in_it(
 def test_a_text_that_ends_with_any_token_is_scored_at_its_end(
     reward_model, classifier, sample, run
 ) -> None:
-    """Without padding of its own, a decoder would pool before a last token that looks like padding."""
+    """A decoder without a padding token would read the score before a last token that equals the padding id."""
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     texts = [chr(33 + i) for i in range(40)]
     together = reward_model(classifier["unpadded"], chat_template=template)
@@ -310,7 +310,7 @@ def test_what_is_no_reward_model_is_refused_before_a_run(
 
 
 def held_memory() -> int:
-    """Bytes allocated on the accelerator, without the workspaces that cuBLAS keeps for every thread that has computed."""
+    """Return the bytes allocated on the accelerator, without the workspaces that cuBLAS keeps for each thread."""
     torch._C._cuda_clearCublasWorkspaces()
     return torch.accelerator.memory_allocated()
 

@@ -1,4 +1,4 @@
-"""The rules: what each reward function gives for what response."""
+"""The scores of each rule-based reward function for given responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plan and the lock list of a reward: its functions, and all that a hybrid selects; and what doctor is told."""
+"""The plugins of a reward in the plan, the lock and doctor: its functions, and all plugins that a hybrid manager selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every function and every manager by config in a whole run: a step of GRPO on a tiny random model, whose samples all get scores."""
+"""Every function and manager in a run: a step of GRPO on a tiny random model, in which all samples get scores."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def step(
     held_out: tuple[Any, ...] = (),
     **algorithm: Any,
 ) -> Any:
-    """Metrics of the only step of a run, and its samples."""
+    """Return the metrics and samples of the only step of a run."""
     for name, part in (("rows", rows), ("held_out", held_out)):
         (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     config = {
@@ -162,7 +162,7 @@ def test_rewards_of_pairs_and_of_tokens_reach_the_update(tiny, tmp_path, source,
     reward = {"function": {"path": str(tmp_path / "rule.py")}, "manager": manager}
     metrics, samples = step(tiny, tmp_path, [row(), row()], reward)
     if manager == "group":
-        # each is preferred to the other, or neither is: the mean is a half, or 0 for equal lengths
+        # Each sample is preferred to the other in one order, or neither is: the mean is a half, or 0 for equal lengths.
         assert {sample["score"] for sample in samples} <= {0.0, 0.5, 1.0}
     else:
         lengths = [metrics["response_length/mean"] for _ in samples]

@@ -1,4 +1,4 @@
-"""docs/rewards.md says what there is: its table holds every alias, its configs load, its instructions are all."""
+"""docs/rewards.md is complete: its table has every alias, its configs load, and it lists every instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preflight rules: configs that they find wrong, and such as they leave alone."""
+"""The preflight rules: configs with findings, and configs without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sandbox as its caller sees it: results, limits, faults; and the tables that its filter is made of."""
+"""The sandbox for its caller: results, limits, failures; and the tables of its seccomp filter."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_process_forked_from_the_caller_may_use_the_sandbox(any_box) -> None:
     not Path("/proc/self/schedstat").exists(), reason="this kernel does not tell the time waited"
 )
 def test_time_spent_waiting_for_a_core_is_not_held_against_a_program(any_box) -> None:
-    """Eight busy programs on few cores: each needs far more time on the clock than alone, and none runs out of it."""
+    """Eight busy programs on few cores each take far longer than alone, and none exceeds its wall-clock limit."""
     count = 4 * (os.cpu_count() or 1)
     source = "import time\nwhile time.process_time() < 1.2: pass\nprint(1)"
     limits = ProgramLimits(cpu_s=3.0, wall_s=4.2)
@@ -412,7 +412,7 @@ def children(pid: int) -> list[int]:
 
 
 def directories_of(box: Sandbox) -> list[Path]:
-    """The working directories of the programs that run in a sandbox; waits for the first."""
+    """Return the working directories of a sandbox's running programs, after waiting for the first."""
     for _ in range(500):
         time.sleep(0.02)
         helper = box._helper

@@ -1,4 +1,4 @@
-"""Every rule on any text: a finite score, no exception, and time that grows with the length alone."""
+"""Every rule gives a finite score on any text, without exceptions, in time linear in the text's length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dovetail_rewards_extra.instructions import INSTRUCTIONS
 
 LENGTH = 25_000
 SECONDS = 0.5
-"""Far above what linear work on such a text takes, far below what quadratic work does."""
+"""Time limit in seconds, far above linear work on such a text and far below quadratic work."""
 
 ARGUMENTS = {
     "keywords": ["a"], "forbidden_words": ["\\boxed"], "keyword": "answer", "frequency": 1, "letter": "a",
@@ -71,7 +71,7 @@ ENDS = [
     ("Answer: (", "\\boxed{1}"),
     ("\\boxed{", "\nAnswer: 1"),
 ]
-"""What stands before and after a run of one piece, so that a search that fails at its end has gone all the way."""
+"""Texts before and after the repetitions of a piece, so that a search fails only at the end of the text."""
 
 
 def make(name: str) -> tuple[Any, Any]:
@@ -89,9 +89,10 @@ def test_long_hostile_texts_take_linear_time(name) -> None:
     function, truth = make(name)
     runs = [piece * (LENGTH // len(piece)) for piece in PIECES]
     texts = [f"{begin}{run}{end}" for run in runs for begin, end in ENDS]
-    function.compute_score(None, "\\boxed{x}", truth)  # processes begin, tables are built
+    # The first call starts processes and builds tables, so its time does not count.
+    function.compute_score(None, "\\boxed{x}", truth)
     for text in texts:
-        began = time.process_time()  # a busy machine is not a slow function
+        began = time.process_time()  # CPU time, independent of the machine's load
         value = function.compute_score(None, text, truth)
         took = time.process_time() - began
         assert math.isfinite(value["score"])

@@ -1,4 +1,4 @@
-"""`geometry3k`: form and answer, each with its weight."""
+"""`geometry3k`: the weights of format and answer."""
 
 from __future__ import annotations
 

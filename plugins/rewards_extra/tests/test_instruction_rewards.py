@@ -1,4 +1,4 @@
-"""Verifiable instructions: what each accepts, how rows name them, and what they are worth together."""
+"""Verifiable instructions: the texts that each accepts, the forms in rows, and the score of several instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices, likeness and JSON: what each function finds in a response and what it gives for it."""
+"""Multiple choice, similarity and JSON: the answer that each function finds in a response, and its score."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_choices_are_capital_letters() -> None:
 
 
 def f1_of(answer: str, truth: str) -> float:
-    """Word for word, as the SQuAD paper says it."""
+    """Compute the token F1 of the SQuAD paper."""
     words, wanted = answer.split(), truth.split()
     if not words or not wanted:
         return float(words == wanted)
@@ -116,7 +116,7 @@ def f1_of(answer: str, truth: str) -> float:
 
 
 def edits(a: str, b: str) -> int:
-    """Wagner and Fischer's table."""
+    """Compute the edit distance by Wagner and Fischer's table."""
     row = list(range(len(b) + 1))
     for i, left in enumerate(a, 1):
         above, row = row, [i]

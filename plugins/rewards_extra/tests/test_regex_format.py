@@ -1,4 +1,4 @@
-"""`regex_format`: what it gives for a form and for the answer in it."""
+"""`regex_format`: scores of the format and of the answer in it."""
 
 from __future__ import annotations
 

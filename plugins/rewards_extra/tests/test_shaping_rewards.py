@@ -1,4 +1,4 @@
-"""Penalties on length and repetition, against plain formulas."""
+"""Penalties on length and repetition, compared with plain formulas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail_sdk.testing import make_sample
 
 
 def length(text: str, **config: Any) -> dict[str, Any]:
-    """The penalty on a text whose tokens are its characters."""
+    """Return the penalty on a text whose tokens are its characters."""
     function = LengthPenalty(LengthPenaltyConfig(**config), PluginContext())
     return dict(function.compute_score(None, text, None, response_ids=list(text.encode())))
 
@@ -100,7 +100,7 @@ def test_a_config_file_is_told_which_length_contradicts() -> None:
 
 
 def repeated_share(pieces: list[str], n: int) -> float:
-    """Each run that was there before, counted one by one."""
+    """Return the share of n-grams that occurred before, counted one by one."""
     seen: list[list[str]] = []
     repeated = 0
     for i in range(len(pieces) - n + 1):

@@ -1,4 +1,4 @@
-"""A server that answers as a test says."""
+"""A server whose answers a test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica's ranks and the model that they are to divide."""
+"""The preflight rule that a replica's ranks divide the model's heads and experts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_config_that_transformers_can_not_read_is_left_to_the_engine(
 
 
 def test_ranks_that_attend_to_other_samples_divide_no_heads(judge: Any, model: Any) -> None:
-    """12 heads, over 8 ranks of which each has all of them, or over 2 of 4."""
+    """With data-parallel attention, 8 ranks each hold all 12 heads, or divide them by 2 in 4 groups."""
     apart = [
         rollout("sglang", 8, engine_args={"dp_size": 8, "enable_dp_attention": True}),
         rollout("sglang", 8, engine_args={"dp_size": 4, "enable_dp_attention": True}),

@@ -1,4 +1,4 @@
-"""What holds in every engine while weights are loaded into its model."""
+"""Loading weights into an engine's model, for every engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail_serving import refuse_missing_weights, without_adapters
 
 
 class Around(nn.Module):
-    """A layer with room for an adapter, as engines put one around each of a model's."""
+    """A layer with room for an adapter, as engines wrap around a model's layers."""
 
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()

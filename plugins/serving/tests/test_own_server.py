@@ -1,4 +1,4 @@
-"""The time that a server of a replica's own may take to be ready."""
+"""The time limit of a server that a replica starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail_serving.testing import frame_of
 
 
 class Connection:
-    """Answers once nobody holds the turn."""
+    """A connection that answers when no process holds the loading turn."""
 
     def __init__(self, turn: Path) -> None:
         self._turn = turn
@@ -34,7 +34,7 @@ class Connection:
         return int(httpx2.codes.OK)
 
     async def ask(self, _: str) -> None:
-        """It describes itself."""
+        """Answer the description path."""
 
 
 def test_the_wait_for_a_turn_does_not_count(
@@ -57,7 +57,7 @@ def test_the_wait_for_a_turn_does_not_count(
         connection: Any = Connection(turn)
         with loading_turn(tmp_path):
             ready = asyncio.create_task(server.ready(connection))
-            await asyncio.sleep(0)  # it has begun
+            await asyncio.sleep(0)  # let the task begin
             clock.now = 1000.0
         await ready
 
@@ -68,11 +68,11 @@ def test_the_wait_for_a_turn_does_not_count(
 
 
 class Ports(ServerBackend):
-    """Its first servers find their ports taken; one that comes later is `url`'s.
+    """A backend whose first servers find their ports taken; a later server is the one at `url`.
 
     Args:
-        taken: how many find it taken.
-        url: of what answers in the end.
+        taken: the number of servers whose port is taken.
+        url: the address of the server that answers in the end.
     """
 
     engine = "Engine"

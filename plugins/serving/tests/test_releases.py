@@ -1,4 +1,4 @@
-"""Which releases of an engine are driven, by their numbers and by the names that they have."""
+"""The supported releases of an engine, by version and by the names that they define."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Put an engine of a version into this environment, and a plugin whose module is the text."""
+    """Install a fake engine with a version, and a plugin module with the given text."""
 
     def put(version: str, plugin: str = "from motor.deep.a import A\n", **modules: str) -> Any:
         engine = {**MODULES, **{f"{name}.py": text for name, text in modules.items()}}

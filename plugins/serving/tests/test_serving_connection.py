@@ -1,4 +1,4 @@
-"""What a server that misbehaves comes to: every request that it had ends with an error that says what was seen."""
+"""Servers that misbehave: every running request ends with an error that describes the failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(name: str = "c", new: int = 4) -> SampleCall:
 
 
 def results(fake: Any, *calls: SampleCall, then: Any = None, **options: Any) -> list[Any]:
-    """What each call ends in: a result or an error."""
+    """Return the result or error of each call."""
 
     async def act() -> list[Any]:
         connection = ServerConnection(fake.url, engine="Engine", **options)
@@ -52,7 +52,7 @@ def sampled(name: str, count: int = 3) -> bytes:
 
 
 def begin(request: Any) -> Iterator[str]:
-    """Begin a streamed answer; yields the names of the calls."""
+    """Begin a streamed answer, and yield the names of the calls."""
     request.send_response(200)
     request.send_header("content-type", MEDIA_TYPE)
     request.send_header("transfer-encoding", "chunked")
@@ -177,7 +177,7 @@ def test_a_server_that_hangs_is_found_dead_and_stays_so(fake: Any) -> None:
 def test_a_slow_server_that_is_well_is_waited_for(fake: Any) -> None:
     def answer(request: Any) -> None:
         name = next(begin(request))
-        while fake.asked.count("/health") < 6:  # for longer than it is waited for without a word
+        while fake.asked.count("/health") < 6:  # longer than `patience`, but with health answers
             time.sleep(0.01)
         chunk(request, sampled(name))
         chunk(request, b"")

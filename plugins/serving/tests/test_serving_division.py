@@ -1,4 +1,4 @@
-"""What ranks divide of a model is read from its config, whatever its family calls it."""
+"""The numbers of heads and experts are read from configs of every model family."""
 
 from __future__ import annotations
 

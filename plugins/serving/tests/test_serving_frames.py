@@ -1,4 +1,4 @@
-"""Frames: what is packed comes out again, in whatever pieces it travels; anything else is refused."""
+"""Frames: a packed frame is unpacked unchanged, however it is split in transit; other bytes are refused."""
 
 from __future__ import annotations
 

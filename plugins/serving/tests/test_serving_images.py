@@ -1,4 +1,4 @@
-"""Images of calls to servers: they travel by reference, and to engines that take none not at all."""
+"""Images in calls to servers: they are sent as references, and never to engines without support for images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's process: its log, its group, and that it never outlives the rollout that started it."""
+"""A server's process: its log, its process group, and its end with the rollout that started it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("ready", os.getpid(), child.pid, flush=True)
 time.sleep(600)
 """
-"""Prints its number and its child's, and stays."""
+"""A program that prints its process id and its child's, and sleeps."""
 
 TRAINER = """
 import sys, time
@@ -34,7 +34,7 @@ time.sleep(600)
 
 
 def numbers(log: Path) -> list[int]:
-    """The process numbers that the family prints, once it does."""
+    """Wait for the process ids that the program prints, and return them."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         text = log.read_text() if log.exists() else ""
@@ -84,7 +84,7 @@ def test_a_trainer_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> Non
 
 
 def test_nor_does_one_whose_children_are_killed_with_it(tmp_path: Path) -> None:
-    """As Ray does it: the direct children, by force."""
+    """Ray kills the direct children of a dying worker in this way."""
     log = tmp_path / "server.log"
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER, FAMILY, str(log)])
     pids = numbers(log)

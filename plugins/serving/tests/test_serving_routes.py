@@ -1,4 +1,4 @@
-"""The body of a request to a server's routes: no more of it is read than is allowed."""
+"""Requests to a server's routes: no more than the allowed size of a body is read."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_server_that_will_be_ended_says_so_with_its_health_and_answers_when_it
         await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
 
     async def ask(path: str, body: bytes = b"") -> Any:
-        """The head of the answer."""
+        """Send a request and return the head of the answer."""
         sent: list[Any] = []
         messages = [{"type": "http.request", "body": body}]
 

@@ -1,4 +1,4 @@
-"""What configs, arguments and servers' figures of serving engines share."""
+"""Common parts of serving engines: configs, arguments and metrics of servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dovetail_serving import (
 
 @attrs.frozen(kw_only=True)
 class WithMode(ServingSection):
-    """One that drives its engine itself where it is not told otherwise."""
+    """A section that by default drives its engine without a server."""
 
     mode: str = "engine"
 
@@ -241,7 +241,7 @@ class TestCounterDelta:
             assert counters.totals()["running_max"] == 2.0
         totals = counters.totals()
         assert totals["tokens"] == 3.0
-        # The highest number starts anew with every look, from those that ran then.
+        # Each reading resets the maximum to the number of samples running at that time.
         assert totals["running_max"] == 1.0
         assert totals["sample_seconds"] >= totals["busy_seconds"] > 0
         assert Mean(totals["sample_seconds"], totals["busy_seconds"]).value >= 1.0

@@ -1,4 +1,4 @@
-"""An engine's process that fails in an update calls it off itself, and what came of it says who failed by himself."""
+"""A process of an engine that fails in an update calls the update off, and the merged outcome names this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANIFEST = WeightManifest(version=1, tensors=())
 
 
 class Noting:
-    """A transport that notes what is called off, and fails then where it is told to."""
+    """A transport that records call-offs, and fails in them if so configured."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.reasons: list[str] = []

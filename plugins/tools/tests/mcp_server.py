@@ -1,4 +1,4 @@
-"""A little MCP server for tests: `python mcp_server.py` speaks on standard input and output, with a port on HTTP."""
+"""A small MCP server for tests: `python mcp_server.py` uses standard input and output, or HTTP if a port is given."""
 
 import asyncio
 import os

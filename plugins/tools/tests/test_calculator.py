@@ -1,4 +1,4 @@
-"""The calculator's values are Python's; nothing that it is given takes long or runs code."""
+"""The calculator's values equal Python's, and no expression takes long or runs code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from dovetail.errors import ToolError
 from dovetail_tools.calculator import calculate
 
-# Of numbers that are 0 or far from it, so that no quotient overflows: the calculator refuses infinity, which Python gives.
+# Numbers are 0 or far from 0, so that no quotient overflows: the calculator refuses infinity, which Python returns.
 EXPRESSIONS = st.recursive(
     st.integers(0, 99).map(str) | st.floats(1e-3, 99).map(repr),
     lambda inner: (

@@ -1,4 +1,4 @@
-"""Functions of files are tools."""
+"""Functions of files as tools."""
 
 from __future__ import annotations
 

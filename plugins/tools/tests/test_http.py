@@ -1,4 +1,4 @@
-"""Http reaches the hosts of its list and no other, also by a redirect."""
+"""Http reaches only the hosts of its list, also by redirects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail_tools.http import Http
 
 
 def answer(request: Any) -> None:
-    """Echoes what was asked, with the redirects, cookies and sizes that paths name."""
+    """Answer a request with an echo, with the redirects, cookies and sizes that the path names."""
     if request.command == "POST" and not request.path.startswith("/status/"):
         return reply(request, 201, b"got " + request.body)
     if request.path == "/slow":

@@ -1,4 +1,4 @@
-"""What a parser reads from a turn that was written from known calls; and turns with faults."""
+"""Parsers read the calls of generated turns; and turns with faults."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TAGGED = {
         '<parameter name="{}">{}</parameter>',
     ),
 }
-"""Form of a call and of a parameter."""
+"""Formats of a call and of a parameter, by parser."""
 
 
 def in_tags(name: str, calls: Any) -> str:

@@ -1,4 +1,4 @@
-"""Search over a file: the suite of tools, its order against BM25 by hand, and files that are wrong."""
+"""Search over a file: the conformance suite, the order against BM25 by hand, and bad files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/tools.md shows works as it stands."""
+"""The examples in docs/tools.md work unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Parsers agree with vLLM's own on 500 generated turns each, but for differences that are listed with their reason.
+"""Each parser agrees with vLLM's on 500 generated turns, apart from differences that are listed with their reason.
 
-A turn has text, none to four calls with nested arguments, other white space, and perhaps a fault: it is cut off, a character is
-left out or put in, or text follows.
+A turn has text, zero to four calls with nested arguments, varied white space, and sometimes a fault: it is cut off, a character is
+removed or inserted, or text follows.
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ def _harmony(calls: Any, draw: Any) -> str:
 
 @attrs.frozen
 class Pair:
-    """One of ours, and the one of vLLM's that reads the same form."""
+    """A parser of this package, and vLLM's parser of the same format."""
 
     ours: type
     theirs: str
     tokens: tuple[str, ...]
     render: Rendered
     text: st.SearchStrategy[str] = TEXT
-    """What stands before calls."""
+    """Strategy of the text before calls."""
 
 
 PAIRS = (
@@ -219,7 +219,7 @@ def vllm_parser(pair: Pair) -> Callable[[str], tuple[list[tuple[str, Any]], str]
     make = ToolParserManager.get_tool_parser(pair.theirs)
 
     def parse(text: str) -> tuple[list[tuple[str, Any]], str]:
-        # A parser keeps state from turn to turn.
+        # vLLM's parsers keep state, so each turn gets a new one.
         found = make(tokenizer, request.tools).extract_tool_calls(text, request)
         calls = [(call.function.name, call.function.arguments) for call in found.tool_calls]
         return calls, found.content or ""
@@ -230,7 +230,7 @@ def vllm_parser(pair: Pair) -> Callable[[str], tuple[list[tuple[str, Any]], str]
 def _harmony_parser(
     tokenizer: Any, request: Any
 ) -> Callable[[str], tuple[list[tuple[str, Any]], str]]:
-    """vLLM's parser of harmony, which reads tokens."""
+    """Return vLLM's parser of harmony, which reads tokens."""
     import openai_harmony
     from vllm.parser.harmony import HarmonyParser
     from vllm.reasoning.gptoss_reasoning_parser import GptOssReasoningParser
@@ -253,7 +253,7 @@ def _harmony_parser(
 
 
 def readable(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
-    """vLLM's calls with a name and an object as arguments; what else it returns no caller could run."""
+    """Return vLLM's calls that have a name and an object as arguments; others could not be run."""
     found = []
     for name, arguments in calls:
         try:
@@ -266,7 +266,7 @@ def readable(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
 
 
 def explained(pair: Pair, ours: ParsedTurn, theirs: list[tuple[str, Any]]) -> str | None:
-    """Why the two differ on this turn, where it is known."""
+    """Return why the two parsers differ on this turn; None if unknown."""
     mine = [(call.name, call.arguments) for call in ours.calls]
     if not theirs and pair.theirs in ("hermes", "llama3_json", "mistral", "deepseek_v3"):
         return "vLLM drops all calls of a turn where one can't be read"
@@ -323,13 +323,13 @@ def test_calls_are_those_that_vllm_finds(pair: Pair) -> None:
         elif explained(pair, ours, theirs):
             seen["explained"] += 1
         else:
-            # A character too many or too few in a tag may make it another tag, or none: neither reading is the right one.
+            # An inserted or missing character in a tag makes it another tag or no tag; neither result is right.
             assert fault in ("less", "more"), (text, ours, raw)
             seen["broken tags"] += 1
 
     agree()
     assert seen["equal"] > 350, seen
-    assert seen["broken tags"] <= 25, seen  # of 500 drawn, most of them whole
+    assert seen["broken tags"] <= 25, seen  # of 500 turns, most without a fault
     assert seen["with calls"] > 200, seen
 
 

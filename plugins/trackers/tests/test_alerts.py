@@ -1,4 +1,4 @@
-"""Alerts: what a webhook and a command get, and that neither is ever in the way of a run."""
+"""Alerts: the data sent to a webhook and a command, neither of which ever delays or fails a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail_trackers.config import AlertsConfig
 
 
 class Logger:
-    """Keeps warnings."""
+    """A logger that records warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -31,7 +31,7 @@ class Logger:
 
 
 class Webhook:
-    """A server on the loopback interface that keeps what is posted."""
+    """A local server that records posts."""
 
     def __init__(self, *, hangs: bool = False, status: int = 200) -> None:
         self.alerts: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""BackgroundTracker: training never waits, a tracker that fails or hangs stops nothing, and what is lost is counted."""
+"""BackgroundTracker: training never waits, a failing or hanging tracker stops nothing, and lost calls are counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail_trackers.config import TrackerConfig
 
 
 class ListTracker(BackgroundTracker):
-    """Writes into a list, and does before what a test says."""
+    """A tracker that writes to a list, after an action that a test sets."""
 
     name = "list"
     module = "json"
@@ -52,14 +52,14 @@ class ListTracker(BackgroundTracker):
 
 
 def begin(tracker: ListTracker, directory: Path, start_step: int = 0) -> ListTracker:
-    """The tracker of a run that has started."""
+    """Start a run, and return the tracker."""
     directory.mkdir(parents=True, exist_ok=True)
     tracker.run_started(None, None, directory, start_step=start_step, total_steps=9)
     return tracker
 
 
 def end(tracker: ListTracker, status: str = "completed") -> ListTracker:
-    """The tracker of a run that has ended."""
+    """End a run, and return the tracker."""
     tracker.run_finished({"status": status})
     tracker.close()
     return tracker
@@ -86,7 +86,7 @@ def test_training_does_not_wait_for_a_tracker_that_blocks(tmp_path: Path) -> Non
     hook.run_started(config=None, plan=None, directory=tmp_path, start_step=0, total_steps=9)
     for step in range(1, 100):
         hook.metrics_logged(step=step, metrics={"reward/mean": step / 2})
-    # Here training has gone through all of its steps, and the tracker has not returned from its first call.
+    # Training has finished all steps while the tracker is still in its first call.
     assert tracker.written == []
     released.set()
     end(tracker)

@@ -1,4 +1,4 @@
-"""What a collector receives over OTLP/HTTP, decoded by OpenTelemetry's own messages; and a collector that is not there, or hangs."""
+"""The data that a collector receives over OTLP/HTTP, decoded by OpenTelemetry; and a collector that is unreachable or hangs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ pytestmark = [
 
 
 class Collector:
-    """Receives what is posted on the loopback interface, and keeps it decoded."""
+    """A local collector that decodes and records posts."""
 
     def __init__(self, answer: threading.Event | None = None) -> None:
-        """Answer each request; or none before an event is set."""
+        """Start the server; if an event is given, answer no request before the event is set."""
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
             ExportMetricsServiceRequest,
         )
@@ -89,7 +89,7 @@ class Collector:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """A collector that OpenTelemetry's environment variables name."""
+    """A collector whose address is in OpenTelemetry's environment variables."""
     for name in ("OTEL_SERVICE_NAME", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
     made = Collector()
@@ -99,7 +99,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def started(directory: Path, **settings: Any) -> OpentelemetryTracker:
-    """The tracker of a run that has begun."""
+    """Start a run, and return the tracker."""
     directory.mkdir(parents=True, exist_ok=True)
     context = PluginContext(logger=logging.getLogger("test"))
     config = OpentelemetryTracker.Config(name="opentelemetry", **settings)
@@ -170,7 +170,7 @@ def test_a_runs_steps_phases_episodes_and_metrics_reach_the_collector(
             about = attributes(span)
             assert (about["dovetail.turns"], about["dovetail.end"]) == (1, "done")
             assert 1 <= about["dovetail.tokens"] <= 4
-            # The clock of the system may be moved a little meanwhile.
+            # Allow 0.1 s, since the system clock may be adjusted in between.
             assert span.start_time_unix_nano > rollout.start_time_unix_nano - 1e8
             assert span.end_time_unix_nano < rollout.end_time_unix_nano + 1e8
     assert [span.parent_span_id for span in collector.named("validation")] == [b""] * 2
@@ -180,7 +180,7 @@ def test_a_runs_steps_phases_episodes_and_metrics_reach_the_collector(
     lines = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()
     for name, sent in (("reward/mean", "reward.mean"), ("val/mean@1", "val.mean_at_1")):
         logged = [row[name] for row in map(json.loads, lines) if name in row]
-        # A gauge is sent again with what is logged after it.
+        # Every export repeats the gauges' last values.
         values = [v for n, v in collector.points if n == f"dovetail.{sent}"]
         assert list(dict.fromkeys(values)) == list(dict.fromkeys(logged))
         assert len(logged) == 2
@@ -254,7 +254,7 @@ def test_a_dead_collector_neither_slows_nor_ends_a_run_and_what_is_lost_is_count
     answer.set()
     assert time.monotonic() - ended < 4.0
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in caplog.text or hangs
-    assert re.search("100[01] waiting at the end", caplog.text)  # one may be under way
+    assert re.search("100[01] waiting at the end", caplog.text)  # one call may be running
     assert len(caplog.records) <= 2
     assert capfd.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-"""What each tracker logged, read back with its library; and what it says of bad input."""
+"""The data that each tracker logged, read back with its library; and errors for bad input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run directory; no library finds a login."""
+    """A run directory, in an environment without logins."""
     for name in ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -49,7 +49,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def log(cls: type[BackgroundTracker], directory: Path, **settings: Any) -> None:
-    """A run of one step with a validation."""
+    """Log a run of one step with a validation."""
     settings = {"tags": ("easy",), "notes": "a note", "close_seconds": 60.0, **settings}
     context = PluginContext(logger=logging.getLogger("test"))
     tracker = cls(cls.Config(name=cls.name, **settings), context)
@@ -149,7 +149,7 @@ def test_swanlab(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_trackio(directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In processes of their own, since trackio reads TRACKIO_DIR when it is imported."""
+    """trackio runs in separate processes, since it reads TRACKIO_DIR on import."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     log_it = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"

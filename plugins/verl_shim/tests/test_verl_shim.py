@@ -1,4 +1,4 @@
-"""Files written for verl run without it: reward functions, dataset classes, tools; and what a broken verl on the path says."""
+"""Files written for verl run without verl: reward functions, dataset classes, tools; and the error of a broken verl on the path."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_reward_files_train_without_verl(reward_file: Path, model: Path, manager
         f"reward.manager={manager}",
         f"reward.function={{path: {reward_file}, attribute: {name}}}",
     )
-    # An untrained model boxes nothing, and writes no answer after ####.
+    # An untrained model writes no box and no answer after ####.
     assert {sample["score"] for sample in samples} == {0.0 if name == "batched" else -1.0}
 
 
@@ -219,7 +219,7 @@ def test_a_dataset_class_that_fails_is_named(tmp_path: Path) -> None:
 
 
 class Sandbox(BaseHTTPRequestHandler):
-    """Runs nothing; answers as SandboxFusion does."""
+    """Answers like SandboxFusion, without running code."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -50,7 +50,7 @@ class Groups:
         if trajectory_ids_N is None:
             return cls(index_N, count)
         trajectory_N, trajectories = _numbered(trajectory_ids_N)
-        # Ids need only be unique within a group: the pair tells trajectories of two groups apart.
+        # Ids need only be unique within a group, so a trajectory is identified by its group and id together.
         trajectory_N, trajectories = _numbered(index_N * trajectories + trajectory_N)
         return cls(index_N, count, trajectory_N if trajectories < len(index_N) else None)
 
@@ -75,7 +75,7 @@ class Groups:
         weights_N = self.weights_N
         weighted_N = values_N if weights_N is None else values_N * weights_N
         sums_G = np.bincount(self.index_N, weights=weighted_N, minlength=self.count)
-        return sums_G.astype(np.float64, copy=False)  # without any value bincount gives integers
+        return sums_G.astype(np.float64, copy=False)  # bincount of an empty array returns int64
 
     def mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """Return float64 [N]: for each sample, the mean of its group's trajectory values."""
@@ -91,7 +91,7 @@ class Groups:
 
 
 def _numbered(ids_N: Shaped[np.ndarray, "N"]) -> tuple[np.ndarray, int]:
-    """Dense numbers (int64 [N]) of ids in order of first appearance, and how many there are."""
+    """Return a number for each id, int64 [N], counted from 0 in order of first appearance, and the number of distinct ids."""
     _, first, inverse = np.unique(ids_N, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))
     return order[inverse].astype(np.int64), len(first)

@@ -1,4 +1,4 @@
-"""Protects the run from user code: an error of user code becomes an exception, and a process that it forks ends."""
+"""Protects the run from user code: SystemExit and the like become an Exception, and a process that user code forks ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _INSIDE = ContextVar("inside", default=False)
-"""Whether `contained` awaits what runs, or what made its task."""
+"""Whether the current task runs within `contained`, or was created there; tasks inherit the value."""
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -60,7 +60,7 @@ async def contained(work: Awaitable[T]) -> T:
         raise
     except BaseException as error:
         cancelled = isinstance(error, asyncio.CancelledError) and task and task.cancelling()
-        # It is in no task, or another one, where Python closes a coroutine that has not ended.
+        # If the current task is another one or None, Python is closing an unfinished coroutine (GeneratorExit).
         if cancelled or asyncio.current_task(loop) is not task:
             raise
         raise as_exception(error) from error.__cause__
@@ -80,7 +80,7 @@ def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Steps(Coroutine[Any, Any, Any]):
-    """The coroutine of a task, looked at after each step."""
+    """The coroutine of a task, which checks for forks and SystemExit after each step."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._work, self._process, self._inside = work, os.getpid(), _INSIDE.get()
@@ -98,7 +98,8 @@ class _Steps(Coroutine[Any, Any, Any]):
         return self._work.__await__()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)  # what dumps of tasks show: name, code, frame
+        # asyncio's task dumps show the coroutine's name, code and frame.
+        return getattr(self._work, name)
 
     def _step(self, advance: Callable[..., Any], *given: Any) -> Any:
         try:
@@ -112,6 +113,6 @@ class _Steps(Coroutine[Any, Any, Any]):
 
 
 def _end_fork(process: int) -> None:
-    """End this process where it is another one: a child that was forked must not run what is its parent's."""
+    """Exit if this process is not `process` but a forked child: a child must not go on with its parent's work."""
     if os.getpid() != process:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""DatasetSource and Sampler: where prompts come from, and in which order."""
+"""DatasetSource and Sampler: the origin and the order of prompts."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def check_outputs(
     specs: dict[str, OutputSpec] = {}
     given = dict(engine.outputs(config, head))
     if not trained:
-        # It is scored without an adapter, whatever the config of the engine that it shares.
+        # A frozen model has no adapter to turn off, even if the engine's config names one.
         given.pop("ref_log_probs", None)
     for output in sorted(wanted, key=lambda one: one if isinstance(one, str) else one.name):
         name = output if isinstance(output, str) else output.name
@@ -87,14 +87,14 @@ def top_size(outputs: Iterable[OutputSpec]) -> int:
 
 
 def _fits(inner: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Whether a shape that is asked for has all its sizes, and those that are given."""
+    """Return whether a requested shape has no open size (0), and equals the given shape wherever that has a size."""
     return len(inner) == len(given) and all(
         size > 0 and own in (0, size) for size, own in zip(inner, given, strict=True)
     )
 
 
 def _hint(name: str, role: str, head: Literal["lm", "value"], *, also: bool) -> str | None:
-    """What to do about an output that a head does not give; `also` says whether the other head does."""
+    """Return a hint for an output that a head does not give; `also` tells whether the other head gives the output."""
     if role not in ("actor", "critic", "ref"):
         return f"set roles.{role}.head={_OTHER[head]}" if also else _HINTS.get(name)
     if head == "value":

@@ -89,7 +89,7 @@ class CountedTime(RunningTime):
             self._limit.reschedule(None)
 
     def go_on(self) -> None:
-        # None where the time-out struck before, and this is the way out of it
+        # `_left` is None if the time-out had expired before `stop`, and the wait is unwinding.
         if self._left is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
             self._left = None

@@ -58,7 +58,7 @@ class WorkerGroupHandle(Protocol):
         ...
 
     def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
-        """A registered method of the workers' class, to be called on all of them."""
+        """Return a function that calls a registered method of the workers' class on all workers."""
         ...
 
     def close(self) -> None:

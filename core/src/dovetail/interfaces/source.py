@@ -170,7 +170,7 @@ class ExperienceSource(SourceDescription):
     """Whether the actor's weights generate the samples, so that the trainer must publish weights before it collects samples. If not,
     `Run.admit` and `Run.publish_weights` do nothing."""
 
-    # -- planning: without torch, and without data -----------------------------------------------
+    # -- planning: torch and data are not loaded yet -----------------------------------------------
 
     @classmethod
     def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
@@ -305,7 +305,7 @@ class ExperienceSource(SourceDescription):
                 hint="leave it out",
             )
 
-    # -- life ----------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------------
 
     def launch(self, plan: Any, reward: Callable[..., Any] | None) -> None:
         """Start processes that load models, possibly in a thread while the training models start. `start` is called afterwards.

@@ -1,4 +1,4 @@
-"""Stage: one part of a learner step. A step is an ordered list of stages, in five phases, between rollout and weight update."""
+"""Stage: one part of a training step. Between rollout and weight update, a step runs an ordered list of stages in five phases."""
 
 from __future__ import annotations
 

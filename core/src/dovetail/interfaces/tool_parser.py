@@ -38,7 +38,7 @@ def problem_of(arguments: object) -> str | None:
     except RecursionError:
         return "are nested too deeply"
     except TypeError:
-        return None  # an agent loop's own call, with an object
+        return None  # Only a user's agent loop builds calls with objects that JSON does not have.
     return (
         None
         if _depth_fits(arguments, MAX_NESTING)

@@ -17,7 +17,7 @@ MessageCall: TypeAlias = Mapping[str, Any]
 
 
 _LEVELS = 150
-"""Maximum depth of a turn's JSON value: `ToolParser` refuses more than 100 levels of arguments, and writing them recurses."""
+"""Maximum depth of a turn's JSON value, which is written recursively. `ToolParser` refuses arguments of more than 100 levels."""
 
 
 class EpisodeEnd(StrEnum):
@@ -106,7 +106,7 @@ def _plain(_: object, __: object, value: Any, levels: int = _LEVELS) -> Any:
     if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
         return value
     if not levels:
-        return "…"  # of what a parser or a loop of the user did not refuse
+        return "…"  # Only a user's parser or agent loop lets a value of this depth through.
     if isinstance(value, Mapping):
         return {str(key): _plain(None, None, entry, levels - 1) for key, entry in value.items()}
     return [_plain(None, None, entry, levels - 1) for entry in value]

@@ -21,7 +21,7 @@ def answer(value):
     answers.write(json.dumps(value) + "\\n")
     answers.flush()
 """
-"""Any Python 3 runs it. The working directory is not on its path."""
+"""Code that runs before the given code, under any Python 3: removes the working directory from the path, defines `asked` and `answer`."""
 
 
 def ask(

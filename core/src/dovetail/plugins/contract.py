@@ -115,7 +115,7 @@ def check_config(config: object, kind: Kind, title: str) -> type[PluginSection]:
 
 
 def _choices(interface: type) -> dict[str, tuple[Any, ...]]:
-    """The class attributes of an interface that have a few allowed values, with these: `ClassVar[Literal[…]]`."""
+    """Return the allowed values of each class attribute of an interface that is annotated `ClassVar[Literal[…]]`."""
     choices: dict[str, tuple[Any, ...]] = {}
     for name, declared in inspect.get_annotations(interface, eval_str=True).items():
         outer: Any = get_origin(declared)
@@ -132,7 +132,7 @@ def _check_choice(cls: type, name: str, allowed: tuple[Any, ...], title: str) ->
         raise PluginBrokenError(
             f"{title} does not set the class attribute {name}, which is {wanted}", hint=hint
         )
-    # A property stands for a value that hangs on the config, which is known only to an instance.
+    # A property computes the value from the config, which only an instance has.
     value = inspect.getattr_static(cls, name)
     if not isinstance(value, property) and getattr(cls, name) not in allowed:
         raise PluginBrokenError(

@@ -48,11 +48,11 @@ def installed_distributions() -> tuple[list[Installed], list[str]]:
 def _first_on_path(
     name: str, seen: importlib.metadata.Distribution
 ) -> importlib.metadata.Distribution:
-    """The distribution that wins under this name, which may be one without any plugin."""
+    """Return the distribution that Python finds first under a name; it may have no plugins, unlike `seen`."""
     try:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        # Its folder is not named after it, so that only a walk over all finds it.
+        # The distribution's folder does not carry its name, so that only a walk over all distributions finds it.
         return seen
 
 

@@ -171,7 +171,7 @@ def _entry(
 
 
 def _check_declaration(kind: str, name: str, target: str, kinds: Mapping[str, Kind]) -> None:
-    """The entry point itself: its group, name and target."""
+    """Raise Rejection if the group, name or target of an entry point is not valid."""
     if kind not in kinds:
         near = nearest(kind, [*kinds, *(g.removeprefix(GROUP_PREFIX) for g in EXTENSION_GROUPS)])
         raise Rejection(
@@ -209,7 +209,7 @@ def _agreeing(
     target: str,
     distribution: Installed,
 ) -> PluginManifest:
-    """What the manifest says of this entry point, provided that the two agree."""
+    """Return the manifest's entry for an entry point; raise Rejection if manifest and entry point disagree."""
     if isinstance(manifest, ManifestError):
         raise Rejection("invalid", manifest.message, manifest.hint)
     remake = f"make the manifest anew in the source folder of {distribution.name}: {COMMAND}"
@@ -232,7 +232,7 @@ def _agreeing(
 
 
 def _check_interface(plugin: PluginManifest, distribution: Installed, provided: str) -> None:
-    """The interface gate: api range and Python, the same on every host."""
+    """Raise Rejection if a plugin excludes this interface version or this Python, which are the same on every host."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 _exit = os._exit
 _guarded: int | None = None
-"""Id of the process that is guarded."""
+"""Id of the process that `guard_exit` guards; forked processes inherit this variable, but are not guarded."""
 _here = threading.local()
 """`process`: id of the process in which this thread runs a file."""
 

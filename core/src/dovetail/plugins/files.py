@@ -31,16 +31,16 @@ from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import FUNCTIONS_GROUP, Kind
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
-"""File → (SHA-256 of its content, module), so that one content gives one class."""
+"""File → (SHA-256 of its content, module): unchanged content gives the same classes."""
 _named_here: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes that got their names from their attributes."""
+"""Classes without a `name`, which got the names of their attributes."""
 _folders: set[Path] = set()
-"""Folders of files that were run."""
+"""Folders of all plugin files that were run."""
 _locks: dict[Path, threading.RLock] = {}
-"""File → the lock under which it is run: two threads must not make two modules of one. Each file has its own, since a file
-may wait for a thread that loads another."""
+"""File → the lock under which the file is run, so that two threads do not make two modules of one file. Each file has its own lock,
+since a running file may wait for a thread that loads another file."""
 _locks_lock = threading.Lock()
-"""Held for a moment, to find a file's lock or make it."""
+"""Lock of `_locks`; never held while a file runs."""
 
 
 def resolve(path: str) -> Path:
@@ -104,16 +104,17 @@ def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
     if hasattr(cls, "api"):
         check_api(cls.api, kind, title)
     else:
-        cls.api = f"=={kind.api}"  # it is written for the core that runs it
+        cls.api = f"=={kind.api}"  # a user's file is written for the core that runs it
     named = next((base for base in cls.__mro__ if "name" in vars(base)), None)
-    if named is None or named in _named_here:  # a class that it extends has got its own name here
+    # A base class that got its name here must not pass this name on to its subclasses.
+    if named is None or named in _named_here:
         cls.name = attribute
         _named_here.add(cls)
     return cls
 
 
 def _module(place: Path) -> types.ModuleType:
-    """The module of a file, run where its content is new."""
+    """Return the module of a file; run the file if its content is new."""
     with _locks_lock:
         lock = _locks.setdefault(place, threading.RLock())
     with lock:
@@ -124,7 +125,7 @@ def _module(place: Path) -> types.ModuleType:
 
 
 def _run(place: Path) -> types.ModuleType:
-    # A name of its own in sys.modules, so that attrs, dataclasses and pickle find the classes defined here.
+    # attrs, dataclasses and pickle look up the classes of the file in sys.modules, by a name that no other file has.
     tag = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
     name = f"dovetail_file_{place.stem}_{tag}"
     spec = importlib.util.spec_from_file_location(name, place)
@@ -134,7 +135,7 @@ def _run(place: Path) -> types.ModuleType:
     sys.modules[name] = module
     try:
         with _modules_beside(place), no_exit():
-            # Its source, not __pycache__: what was compiled a moment ago passes for a file of the same second and size.
+            # Compile the source: Python takes __pycache__ for current if a rewritten file has the same second and size.
             code = spec.loader.source_to_code(spec.loader.get_data(str(place)), str(place))
             exec(code, module.__dict__)  # noqa: S102 - as an import does
     except (Exception, SystemExit) as error:
@@ -154,10 +155,10 @@ def _run(place: Path) -> types.ModuleType:
 
 @contextmanager
 def _modules_beside(place: Path) -> Iterator[None]:
-    """Let a file import the modules beside it, while it runs before all others, as a script does, and afterwards after all.
+    """Put a file's folder first on the module path while the file runs, as for a script, and last afterwards.
 
-    Files in two folders may each have a `helpers.py`: what is imported while a file runs is its own. An import inside a
-    function finds that of the file which was run last.
+    Files in two folders may each have a `helpers.py`: while a file runs, its imports find the one in its own folder. A later import
+    inside a function finds the `helpers.py` of the file that was run last.
     """
     folder = place.parent
     for module in {each.stem for each in folder.glob("*.py")} | {
@@ -169,7 +170,7 @@ def _modules_beside(place: Path) -> Iterator[None]:
                     del sys.modules[name]
     _folders.add(folder)
     sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()  # a module may have been written since the folder was last looked at
+    importlib.invalidate_caches()  # Python caches a folder's listing, which may lack a new module.
     try:
         yield
     finally:
@@ -179,7 +180,7 @@ def _modules_beside(place: Path) -> Iterator[None]:
 
 
 def _folder_of(module: types.ModuleType | None) -> Path | None:
-    """The folder in which a top-level module or package lies."""
+    """Return the folder that contains a top-level module or package; None if the module has no file."""
     file = getattr(module, "__file__", None)
     if file is None:
         return None
@@ -188,7 +189,7 @@ def _folder_of(module: types.ModuleType | None) -> Path | None:
 
 
 def _reduced(path: str, value: object) -> tuple[Any, ...]:
-    """Pickle an instance, such as a config, by its file: the process that reads it may not have run that."""
+    """Pickle an instance, such as a config, with its file's path, since the process that unpickles it may not have run the file."""
     return _blank, (path, type(value).__name__), value.__getstate__()
 
 
@@ -207,7 +208,7 @@ def _line_in(place: Path, error: BaseException) -> int | None:
 
 
 def _own_names(module: types.ModuleType) -> list[str]:
-    """Classes and functions that the file itself defines."""
+    """Return the names of the public classes and functions that a file itself defines."""
     return sorted(
         name
         for name, value in vars(module).items()
@@ -216,7 +217,7 @@ def _own_names(module: types.ModuleType) -> list[str]:
 
 
 def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> type[Plugin] | None:
-    """The class that a kind, or a package for it, makes of a plain function; None where none does."""
+    """Return the plugin class that a kind, or a package for the kind, makes from a function; None if neither can."""
     make = getattr(import_object(kind.interface), "of_function", None) or _maker(kind)
     if make is None:
         if (package := OF_FUNCTIONS.get(kind.name)) is not None:
@@ -232,7 +233,7 @@ def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> ty
 
 
 def _maker(kind: Kind) -> Callable[..., type[Plugin]] | None:
-    """What a package brings that makes plugins of a kind of functions."""
+    """Return a package's function that makes plugins of a kind from plain functions; None if no package has one."""
     found = default_index().extensions(FUNCTIONS_GROUP)
     return next((entry.load() for entry, _ in found if entry.name == kind.name), None)
 

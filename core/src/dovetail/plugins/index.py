@@ -23,7 +23,7 @@ from dovetail.plugins.kinds import KINDS, KINDS_GROUP, Kind
 from dovetail.plugins.manifest import ManifestError, normalised, read_manifest
 
 _OF_PRESETS = ("advantage", "policy_loss")
-"""Kinds that people give the name of a whole algorithm for."""
+"""Kinds for which users often give the name of a preset, such as `dapo`."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class PluginIndex:
         return named or [e for e in self.entries(kind) if name in e.aliases]
 
     def _preset_named(self, name: str) -> str | None:
-        """The usable preset of that name, whatever its case."""
+        """Return the usable preset with a name, ignoring case; None if there is none."""
         presets = (e.name for e in self.entries("preset") if e.usable)
         return next((known for known in presets if known.casefold() == name.casefold()), None)
 
@@ -133,7 +133,7 @@ class PluginIndex:
         near = nearest(name, [*usable, *(alias for e in usable.values() for alias in e.aliases)])
         home = provider(kind, name)
         installed = {normalised(d.name) for d in self.distributions}
-        # `dovetail` on the package index is another project: this one's distributions are called dovetail-*.
+        # `dovetail` on PyPI is another project; the distributions of this project are called dovetail-*.
         if distribution and normalised(distribution) not in {*installed, "dovetail"}:
             hint = f"pip install {distribution}"
         elif home:
@@ -161,7 +161,7 @@ def default_index() -> PluginIndex:
 
 
 def _kinds_of(distributions: Sequence[Installed]) -> tuple[dict[str, Kind], list[str]]:
-    """Core's kinds and those of packages, by name, and a complaint for each that can't be taken."""
+    """Return the kinds of core and of packages by name, and the reason for each kind that is left out."""
     kinds, complaints = dict(KINDS), []
     for distribution in distributions:
         for entry_point in distribution.entry_points:

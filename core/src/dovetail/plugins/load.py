@@ -112,7 +112,7 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
         PluginNeedsError: a package that the plugin needs is missing. Not raised for a plugin that joins a running engine.
         PluginError: the plugin can't be loaded, or its config is of another class.
     """
-    # What an engine needs that runs already is for where it runs.
+    # An engine that runs already has its packages in its own environment.
     if needs and ref.path is None and not getattr(ref.config, "joined", 0):
         entry = find(ref)
         require(
@@ -173,7 +173,7 @@ def plugin_section(kind: str, name: str, **settings: Any) -> Any:
 
 
 def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
-    """The reference's config; one that was never narrowed becomes the plugin's own, with its defaults."""
+    """Return a reference's config; a config of the kind's base class becomes the plugin's own Config, with its defaults."""
     wanted = config_of(cls, default_index().kind(ref.kind))
     if isinstance(ref.config, wanted):
         return ref.config
@@ -191,7 +191,7 @@ def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
 
 
 def _import(entry: PluginEntry) -> object:
-    """Load exactly the entry point that the index chose, through stevedore."""
+    """Import the class of an entry point; an error of the import names the unmet needs or the file and line."""
     from dovetail.plugins.driver import load_entry_point
 
     if entry.entry_point is None:

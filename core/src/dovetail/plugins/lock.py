@@ -114,7 +114,7 @@ def _assembled(
 
 
 def _runtime_section(plugins: Iterable[Mapping[str, Any]]) -> type[RuntimeSection]:
-    """The config class of the runtime among the plugins of a lock, which knows what environments its processes run in."""
+    """Return the Config class of a lock's runtime plugin, whose `describe_environment` describes the environments of its processes."""
     runtime = next((item for item in plugins if item["kind"] == "runtime"), None)
     if runtime is None:
         return RuntimeSection

@@ -19,7 +19,7 @@ _MEANS = {
     "transformers": "the model's code may compute otherwise; compare val/ before and after, and weight_check/",
     "vllm": _ENGINE,
 }
-"""What another version of a package means to a run that continues under it."""
+"""Package → the effect of another version on a run that is continued."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _of_environment(
 def _of_place(
     where: str, was: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[LockDifference]:
-    """Python and the packages of an environment; a lock without them, of an earlier version of core, tells nothing."""
+    """Yield the differences in Python and packages of an environment; earlier versions of core did not record these in the lock."""
     if was.get("python") and now.get("python") and was["python"] != now["python"]:
         text = f"Python{where} was {was['python']}, now {now['python']}"
         yield LockDifference(f"python{where}", "python", was["python"], now["python"], text)

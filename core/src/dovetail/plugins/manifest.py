@@ -167,7 +167,7 @@ def read_manifest_file(path: Path, distribution: str) -> DistributionManifest:
 
 
 def _plugin(item: object) -> PluginManifest:
-    """Build one entry, refusing what later code could not use."""
+    """Build the entry of one plugin; raise TypeError for a field of the wrong type."""
     if not isinstance(item, dict):
         raise TypeError(f"an entry of `plugins` is {item!r}, not an object")
     for key, types in _TYPES.items():

@@ -79,7 +79,7 @@ def install_command(distribution: str, needs: Iterable[Need]) -> str:
 
 
 def _before_release(need: Need) -> bool:
-    """Whether it asks for what may be there as a pre-release only."""
+    """Return whether a need allows pre-releases, so that pip must be called with `--pre`."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     with suppress(InvalidRequirement):
@@ -88,7 +88,7 @@ def _before_release(need: Need) -> bool:
 
 
 def _package_index(distribution: str) -> str | None:
-    """The URL of the index that has what an installed distribution needs, where it names one."""
+    """Return the package index that a distribution names in its Project-URL "Package index"; None if it names none."""
     try:
         metadata = importlib.metadata.metadata(distribution)
     except importlib.metadata.PackageNotFoundError:

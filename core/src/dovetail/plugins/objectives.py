@@ -34,7 +34,7 @@ def objective_spec(
     config = config_class("objective", selects)
     whole = isinstance(chosen, config)
     section = attrs.evolve(chosen, **settings) if whole else config(**selects, **settings)
-    # Workers may have another current directory.
+    # Make paths absolute: workers may have another current directory.
     parts = {field.name: getattr(section, field.name) for field in attrs.fields(config)}
     files: dict[str, Any] = {
         name: attrs.evolve(part, path=str(resolve(part.path)))

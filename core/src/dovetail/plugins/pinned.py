@@ -58,7 +58,7 @@ def _distribution(name: str) -> Installed:
 
 
 def _editable(distribution: Installed) -> bool:
-    """Whether pip installed it in place, so that its version says nothing about its code."""
+    """Return whether a distribution is an editable install, whose code can change without a new version."""
     text = distribution.metadata.read_text("direct_url.json")
     try:
         return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
@@ -67,7 +67,7 @@ def _editable(distribution: Installed) -> bool:
 
 
 def _package_hash(package: str) -> str:
-    """SHA-256 over the names and contents of a package's files, in order of name."""
+    """Return the SHA-256 of the names and contents of a package's files, sorted by name."""
     digest = hashlib.sha256()
     for place in package_directories(package):
         for file in sorted(place.rglob("*")):

@@ -1,4 +1,4 @@
-"""The preflight rules of installed packages: functions behind entry points of one group."""
+"""The preflight rules of installed packages, found through the entry points of one group."""
 
 from __future__ import annotations
 

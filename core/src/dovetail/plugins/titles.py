@@ -26,7 +26,7 @@ def title_of(kind: str, plugin: Plugin) -> str:
             return entry.title
     try:
         return f"{kind}/{name} ({cls.__qualname__} of {inspect.getsourcefile(cls)})"
-    except TypeError:  # a class that was made without a file
+    except TypeError:  # the class was not defined in a file
         return f"{kind}/{name} ({cls.__module__}.{cls.__qualname__})"
 
 

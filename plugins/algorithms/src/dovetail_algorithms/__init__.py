@@ -1,1 +1,1 @@
-"""Advantage estimators and policy losses."""
+"""Advantage estimators, policy losses, objectives, rollout corrections, sample filters and presets."""

@@ -1,4 +1,4 @@
-"""Rollout corrections: importance weights and rejection from the ratio of the two policies, and its presets by name.
+"""Rollout corrections: importance weights and rejection by π_train / π_rollout, and presets by name.
 
 Legend: T response tokens, packed end to end.
 """
@@ -87,7 +87,7 @@ class CorrectionByRatio(RolloutCorrection):
     def _reject(
         self, inputs: CorrectionInputs, log_ratio_T: Float[Tensor, "T"], metrics: dict[str, Metric]
     ) -> Bool[Tensor, "T"]:
-        """Which masked-in tokens meet every criterion."""
+        """Return a mask, bool [T], of the tokens with `mask_T` True that meet every criterion."""
         keep_T, kept = inputs.mask_T, {}
         for section in self.config.reject:
             criterion = Criterion.named(section.by, lower=section.lower, upper=section.upper)
@@ -134,7 +134,7 @@ In a config:
 
 
 def _preset(name: str, config: type[RolloutCorrectionConfig]) -> type[CorrectionByRatio]:
-    """The correction with the defaults of a preset."""
+    """Make the plugin class of a preset, whose Config has the preset's defaults."""
     default = config()
     doc = str(config.__doc__)
     doc += _IN_BYPASS if default.mode == "bypass" and default.reject else ""
@@ -147,5 +147,5 @@ CORRECTIONS: Mapping[str, type[CorrectionByRatio]] = {
     name: _preset(name, config) for name, config in CONFIGS.items()
 }
 """The plugin class of each preset, by its name."""
-# Entry points name a plugin by its module and name.
+# Entry points find a plugin class by module and name, so the generated classes must be globals.
 globals().update({cls.__name__: cls for cls in CORRECTIONS.values()})

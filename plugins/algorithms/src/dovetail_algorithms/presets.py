@@ -1,4 +1,4 @@
-"""Presets: what a paper combines, under one name. Their settings are in `config/presets.py`.
+"""Presets: the settings that a paper combines, under one name. `config/presets.py` has the settings.
 
 A setting that a preset does not set keeps its plugin's default.
 """

@@ -1,6 +1,6 @@
-"""Examples of files that need not fit into memory: read shard by shard from the token cache, or made and written to it.
+"""Examples of datasets that need not fit into memory. Their shards are read from the token cache, or made and written to the cache.
 
-`CachedExamples` come from rows that were all read before the start; `StreamedExamples` are made shortly before they are taken.
+`CachedExamples` are tokenised before the run starts; `StreamedExamples` are tokenised shortly before a step takes them.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ SAMPLED = 3
 
 
 class _Part(NamedTuple):
-    """Rows of one shard."""
+    """The location of one shard's rows."""
 
     dataset: int
     number: int
-    """Within the dataset."""
+    """Number of the shard within the dataset."""
     group: int
     place: int
-    """Index of its first row in the group."""
+    """Index of the shard's first row in the row group."""
     first: int
-    """Number of its first row in the dataset."""
+    """Number of the shard's first row in the dataset."""
     size: int
 
 
@@ -74,12 +74,12 @@ class ExampleShards:
     def __init__(self, datasets: Sequence[ExampleRows]) -> None:
         self.datasets = tuple(datasets)
         self.processes = 1
-        """Processes that make shards; with 1, this one does."""
+        """Number of processes that make shards; with 1, this process makes them."""
         self._parts = [part for n, each in enumerate(datasets) for part in _parts(n, each.rows)]
         firsts = [self.datasets[part.dataset].offset + part.first for part in self._parts]
         self._firsts = np.array(firsts, np.int64)
         self.rows = sum(part.size for part in self._parts)
-        """Rows of all datasets."""
+        """Number of rows of all datasets."""
         self._cursors = [_Cursor(each.rows) for each in datasets]
         self._reading, self._making = threading.Lock(), threading.Lock()
         self._workers: list[Any] = []
@@ -173,10 +173,10 @@ class ExampleShards:
         self._asked[number] = self._executor.submit(self._made, number)
 
     def _made(self, number: int) -> Shard:
-        """In a thread: open a shard, or have it made."""
+        """Open a shard from the cache, or have it made; runs in a thread."""
         part = self._parts[number]
         dataset = self.datasets[part.dataset]
-        # In one thread at a time, so that a group's rows are read in their order.
+        # Only one thread reads at a time: cursors read a group's rows sequentially.
         with self._reading:
             if dataset.folder is not None and (
                 found := dataset.folder.open(part.number, part.size)
@@ -196,7 +196,7 @@ class ExampleShards:
     def _worker(self) -> Any:
         make = ShardMaker([(each.make, each.folder) for each in self.datasets])
         if self.processes > 1:
-            # Some tokenizers of a repository's own code can't be sent to another process.
+            # Some tokenizers that a model repository defines can't be pickled.
             try:
                 return ExampleProcess(pickle.dumps(make))
             except Exception as error:  # noqa: BLE001 - examples are made here instead
@@ -224,7 +224,7 @@ class CachedExamples(IndexedPrompts):
     def __init__(self, shards: ExampleShards, rows: np.ndarray, digests: Iterable[str]) -> None:
         self.shards, self.rows = shards, rows
         self.digest = hashlib.blake2b("".join(digests).encode(), digest_size=8).hexdigest()
-        """A text that differs where the examples do; of streamed rows, where the files do, or the examples that were read first."""
+        """A text that differs if the examples differ. For streamed rows: if the files differ, or the examples read before the start."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -236,11 +236,11 @@ class CachedExamples(IndexedPrompts):
     def __getitem__(self, index: slice) -> list[Prompt]: ...
 
     def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        """Return the example at a place.
+        """Return the example at a position.
 
         Raises:
-            DataError: its row is bad.
-            IndexError: there is no such place, or the row is too long.
+            DataError: the example's row is bad.
+            IndexError: the position is out of range, or the row is too long.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -272,7 +272,7 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         super().__init__(shards, np.arange(shards.rows), digests)
         self._most_bad = most_bad
         self.bad: dict[int, BadRow | None] = {}
-        """Rows that were taken and are bad; None of those that a run met before it was resumed."""
+        """Bad rows that were taken, by row number; None for those found before the run was resumed."""
 
     def take(self, row: int) -> Example | BadRow | None:
         """Return the example of a row; see `ExampleShards.take`.
@@ -310,10 +310,10 @@ class ShardMaker:
         self._datasets = datasets
 
     def __call__(self, dataset: int, number: int, rows: Sequence[NumberedRow]) -> Shard | Path:
-        """Return a shard, or the file that has it.
+        """Return a shard, or the path of its file in the cache.
 
         Args:
-            dataset: whose rows they are.
+            dataset: the index of the dataset.
             number: the number of the shard in the dataset.
             rows: the rows of the shard.
         """
@@ -324,7 +324,7 @@ class ShardMaker:
 
 
 class _Cursor:
-    """Reads the rows of shards; going forwards in a group costs nothing anew."""
+    """Reads the rows of shards. It keeps its position in a group, so that the next shard's rows are read without seeking."""
 
     def __init__(self, rows: RowGroups) -> None:
         self._rows = rows
@@ -334,7 +334,7 @@ class _Cursor:
     def read(self, part: _Part) -> list[NumberedRow]:
         if (part.group, part.place) != (self._group, self._next):
             self._open = numbered(self._rows, part.group, part.place, part.first)
-        self._group = -1  # after an error, what comes next is read anew
+        self._group = -1  # after an error, the next read starts a new iterator
         rows = list(islice(self._open, part.size))
         self._group, self._next = part.group, part.place + part.size
         return rows

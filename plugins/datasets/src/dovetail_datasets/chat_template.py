@@ -1,4 +1,4 @@
-"""Arguments of chat templates: written into a template as defaults, so that every reader of it renders alike."""
+"""Arguments of chat templates, written into the template as defaults, so that every program that reads it renders the same text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SET_BY_TRANSFORMERS = frozenset(
         *("mask_token", "additional_special_tokens"),
     }
 )
-"""What `apply_chat_template` gives to every template: a default in the template would have no effect."""
+"""Variables that `apply_chat_template` sets for every template, so that a default in the template would have no effect."""
 
 
 def with_arguments(
@@ -59,7 +59,7 @@ def with_arguments(
                 if close
                 else f"leave {KEY}.{name} out, or set model.chat_template to a template that reads it",
             )
-    # Python's literals of JSON values are Jinja's too. A newline after a block is not part of the text.
+    # Python literals of JSON values are also Jinja literals. Jinja drops the newline after a block (`trim_blocks`).
     lines = [
         f"{{%- set {name} = {name} if {name} is defined else {value!r} %}}\n"
         for name, value in _plain(arguments).items()
@@ -112,7 +112,7 @@ def parse_template(template: str, of: str) -> Template:
         extensions=["jinja2.ext.loopcontrols", GenerationExtension]
     )
     try:
-        environment.compile(template)  # finds filters and tests that there are none of
+        environment.compile(template)  # unlike `parse`, raises for unknown filters and tests
         return environment.parse(template)
     except TemplateError as error:
         line = f"line {lineno}: " if (lineno := getattr(error, "lineno", None)) else ""
@@ -123,7 +123,7 @@ def parse_template(template: str, of: str) -> Template:
 
 
 def _undeclared(template: str, of: str) -> set[str]:
-    """Names that a template reads and does not set before."""
+    """Return the names that a template reads without setting them first."""
     return find_undeclared_variables(parse_template(template, of))
 
 

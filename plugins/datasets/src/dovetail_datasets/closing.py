@@ -48,7 +48,7 @@ class Closing:
         trained, whole, encoder = "", "", TextEncoder(tokenizer)
         if getattr(tokenizer, "chat_template", None):
             turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-            # What `dovetail_rollouts.conversation_ids` makes of a conversation is where the model will be read.
+            # Rewards read the model's score at the end of the text that `dovetail_rollouts.conversation_ids` makes of a conversation.
             (whole,) = encoder.texts([(turns, None)])
             ends = TurnEnds(tokenizer, lambda: stop_tokens(facts.config.model, tokenizer))
             if template_with_blocks(tokenizer, None):

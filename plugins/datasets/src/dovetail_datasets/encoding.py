@@ -1,8 +1,8 @@
-"""TextEncoder: the token ids of rendered text, in which only the chat template's control tokens are encoded as such.
+"""TextEncoder: encodes rendered text so that only control tokens of the chat template become control tokens.
 
-A message may spell a control token: a web page with `<|im_end|>` and the beginning of a system turn would pose as the system. So such
-spellings are marked before the template renders the messages. A copy of the tokenizer, whose control tokens have secret names, encodes the
-result: only the template's own control tokens are written with these names, and marked spellings are encoded as plain text.
+A message may spell a control token: a web page with `<|im_end|>` and the beginning of a system turn would pose as the system. Therefore
+such spellings are marked before the template renders the messages. A copy of the tokenizer, whose control tokens have secret names,
+encodes the result: the template's own control tokens are replaced by these names, and marked spellings are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dovetail_datasets.tokenizer import added_tokens, special_texts
 
 T = TypeVar("T")
 Parts = list[list[int]]
-"""Token ids of a text, in parts: the prompt, a trained part, then untrained and trained parts in turn."""
+"""Token ids of a text in parts: the prompt, a trained part, and then untrained and trained parts alternately."""
 
 _MARK = "".join(secrets.choice(digits) for _ in range(32))
-"""Begins a mark: digits, which templates neither trim nor escape nor capitalise; random ones, which no given text holds."""
+"""Beginning of a mark: digits, which templates don't trim, escape or capitalise. They are random, so that no given text contains them."""
 _SECRET = "".join(secrets.choice(ascii_lowercase) for _ in range(24))
-"""Begins the secret name of a control token: letters that no normalizer changes."""
+"""Beginning of a control token's secret name: letters that no normalizer changes."""
 _OPEN, _CLOSE = f"{_MARK}0", f"{_MARK}1"
-"""Around what given text spells of a control token."""
+"""The marks before and after a control token that a given text spells."""
 _MARKED = f"{_OPEN}((?:(?!{_MARK}).)*){_CLOSE}|{_OPEN}|{_CLOSE}"
-"""Two marks with what they mark, or one that a template has left where it cuts text at a control token."""
+"""Pattern of two marks with the text between them, or of one mark, which remains if a template cuts text at a control token."""
 _BARS = frozenset("|｜")
 
 
@@ -60,9 +60,9 @@ class TextEncoder:
     ) -> None:
         self.tokenizer: Tokenizer = tokenizer
         self.spelled = 0
-        """How many control tokens were spelled in what was encoded so far by `ids` and `parts`."""
+        """Number of control tokens that the texts encoded so far by `ids` and `parts` spell."""
         added = map(str, added_tokens(tokenizer)) if control_tokens == "text" else ()
-        # Some tokenizers add runs of white space, which control nothing.
+        # Runs of white space that some tokenizers add are not control tokens.
         tokens = {word for word in added if word and not word[0].isspace()}
         special = {*special_texts(tokenizer)} & tokens
         template = str(getattr(tokenizer, "chat_template", None) or "")
@@ -136,7 +136,7 @@ class TextEncoder:
         """
         found: Any = value
         if isinstance(value, str):
-            # Faster than the pattern, where no control token begins.
+            # Most texts contain no first character of a control token; this test is faster than the pattern.
             if not isinstance(value, Marked) and any(first in value for first in self._firsts):
                 found = self._pattern.sub(lambda m: self._marked(m[0], role), value)
         elif isinstance(value, Mapping):
@@ -189,7 +189,7 @@ class TextEncoder:
     ) -> list[dict[str, Any]]:
         tokenizer = self.tokenizer
         if marked and not self._is_fast:
-            # A piece ends behind the first character of what is marked, so that none spells a control token.
+            # Slow tokenizers can't be renamed. Cutting a marked spelling after its first character keeps it from being a control token.
             ids = [[self._ids_of_pieces(text) for text in row] for row in rows]
             around = tokenizer.build_inputs_with_special_tokens
             return [{"input_ids": around(*row) if add_special_tokens else row[0]} for row in ids]
@@ -240,11 +240,11 @@ class TextEncoder:
         return bool(getattr(self.tokenizer, "is_fast", False))
 
     def _written(self, text: str) -> str:
-        """Write the template's control tokens by their secret names, and leave out marks."""
+        """Replace the template's control tokens by their secret names, and remove the marks."""
         return self._resolved(text, lambda token: self._names.get(token, token), str)
 
     def _resolved(self, text: str, token: Callable[[str], str], given: Callable[[str], str]) -> str:
-        """Replace the template's control tokens by `token`, and what is marked by `given`; leave out marks."""
+        """Replace the template's control tokens by `token` and marked spellings by `given`, and remove the marks."""
 
         def one(match: re.Match[str]) -> str:
             between = match[1]
@@ -257,7 +257,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> Tokenizer:
-        """Copy the tokenizer, with secret names of its control tokens."""
+        """The tokenizer's copy, in which control tokens have secret names."""
         from tokenizers import Tokenizer as Backend
 
         names, described = self._names, json.loads(self.tokenizer.backend_tokenizer.to_str())
@@ -266,7 +266,7 @@ class TextEncoder:
         model = described["model"]
         if isinstance(model["vocab"], dict):
             model["vocab"] = {names.get(word, word): i for word, i in model["vocab"].items()}
-        else:  # Unigram's, of words with their scores
+        else:  # a Unigram model lists words with scores
             model["vocab"] = [[names.get(word, word), score] for word, score in model["vocab"]]
         if "merges" in model:
             model["merges"] = [m for m in model["merges"] if not {*m, "".join(m)} & names.keys()]
@@ -290,8 +290,9 @@ def with_beginning(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _any_of(words: Iterable[str]) -> list[str]:
-    """Return patterns of which one matches any of these words, the longest first; or the beginning of one where the text ends, which what
-    follows there may complete.
+    """Return patterns that match any of the words, the longest first.
+
+    They also match the beginning of a word at the end of a text, since the text that follows may complete the word.
     """
     found = []
     for first, group in groupby(sorted(words), key=lambda word: word[0]):
@@ -303,7 +304,7 @@ def _any_of(words: Iterable[str]) -> list[str]:
 
 
 def _split(ids: list[int], offsets: Sequence[tuple[int, int]], cuts: Sequence[int]) -> Parts | None:
-    """Divide ids into those of each part; return None where a token reaches across a cut."""
+    """Divide token ids at cuts of their text; return None if a token spans a cut."""
     starts = [start for start, _ in offsets]
     places = [bisect_left(starts, cut) for cut in cuts]
     if any(place and offsets[place - 1][1] > cut for place, cut in zip(places, cuts, strict=True)):

@@ -21,7 +21,7 @@ LABELS: dict[Examples, frozenset[str]] = {
     "preferences": frozenset({"pair_id", "chosen", "margin"}),
     "unpaired_preferences": frozenset({"desirable"}),
 }
-"""Additional columns of each kind; `margin` only where the dataset has it and something requires it."""
+"""Additional columns of each kind; `margin` only if the dataset has this column and a plugin requires it."""
 
 
 def advice_on_column(column: str, kind: Examples) -> str | None:

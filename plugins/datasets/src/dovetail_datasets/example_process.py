@@ -25,10 +25,10 @@ class ExampleProcess:
 
     def __init__(self, make: bytes) -> None:
         command = [sys.executable, "-m", __name__]
-        # Of each batch, all cores would make a part.
+        # Otherwise the tokenizer of every process would use threads on all cores.
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         pipe = subprocess.PIPE
-        # In a group of its own: Ctrl-C is this process's to answer.
+        # In its own process group, the child does not get Ctrl-C, which this process handles.
         self._process = subprocess.Popen(  # noqa: S603 - of this interpreter
             command, stdin=pipe, stdout=pipe, env=environment, process_group=0
         )
@@ -40,11 +40,11 @@ class ExampleProcess:
             raise
 
     def __call__(self, *given: Any) -> Any:
-        """Return what it made.
+        """Return the function's result from the process.
 
         Raises:
             DataError: the process has ended.
-            Exception: what was raised there.
+            Exception: the function raised it in the process.
         """
         self._ask(pickle.dumps(given))
         return self._answer()
@@ -83,7 +83,7 @@ class ExampleProcess:
 def main() -> None:
     """Run the parent's calls, read from standard input, until the input closes."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # keep the prints of libraries out of the answers
     make: Any = None
     while True:
         try:

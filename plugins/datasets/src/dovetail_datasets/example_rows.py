@@ -1,19 +1,18 @@
-"""One row of examples, checked: a conversation, or a preference pair, in the formats of TRL and verl.
+"""Parses and checks one row of examples: a conversation, a preference pair or a rated response, in the formats of TRL and verl.
 
 | kind | columns |
 |---|---|
-| conversations | `messages`, of which every assistant turn is trained on, or the last one (`data.trained_turns`) |
+| conversations | `messages`; every assistant turn is trained on, or only the last (`data.trained_turns`) |
 | conversations | `prompt`, and `response` or `completion` |
 | preferences | `prompt`, `chosen`, `rejected` |
-| preferences | `chosen`, `rejected`: whole conversations, whose common beginning is the prompt |
-| unpaired_preferences | `prompt`, `response` or `completion`, and `label`, true on a desirable one |
+| preferences | `chosen`, `rejected`: two conversations, whose common beginning is the prompt |
+| unpaired_preferences | `prompt`, `response` or `completion`, and `label`, true for a desirable response |
 
-Preference pairs may have a `margin`, by how much the chosen answer was rated above the other.
+Preference pairs may have a `margin`: the difference between the ratings of the chosen and the rejected answer.
 
-Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`, that of
-conversations `data.messages_key`. A turn with `weight: 0` is not trained on, as in
-OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas. Images are in the column
-`data.image_key` or in the messages, as in prompts (`images.py`).
+Prompts and responses are texts or messages. `data.prompt_key` names the prompt's column, and `data.messages_key` the column of
+conversations. A turn with `weight: 0` is not trained on, as in OpenAI's format. The column `tools` holds the functions for the chat
+template, as JSON schemas. Images are in the column `data.image_key` or in the messages, as in prompts (`images.py`).
 """
 
 from __future__ import annotations
@@ -158,10 +157,10 @@ def row_parser(
 
 
 def _with_images(example: RawExample, images: tuple[RawImage, ...], where: str) -> RawExample:
-    """The example with its images, for each of which its messages have a part or its text a placeholder.
+    """Return the example with its images; every image needs a part in the messages, or a placeholder in the text.
 
     Raises:
-        DataError: an answer, or what follows the prompt of a pair, has an image; and see `with_images`.
+        DataError: an assistant's message or an answer of a pair has an image; and see `with_images`.
     """
     prompt, responses = example.prompt, [r for r in example.responses if not isinstance(r, str)]
     if isinstance(prompt, str) or not responses:
@@ -187,7 +186,7 @@ def _with_images(example: RawExample, images: tuple[RawImage, ...], where: str) 
 
 
 def _up_to_the_last_trained(example: RawExample) -> RawExample:
-    """The example without the images of messages that are left out because no turn that is trained on follows them."""
+    """Return the example without the images of messages after the last trained turn, since these messages are left out."""
     (first, *others) = example.responses
     if not example.images or others or isinstance(first, str):
         return example
@@ -198,7 +197,7 @@ def _up_to_the_last_trained(example: RawExample) -> RawExample:
 def _columns(
     kind: Examples, there: Collection[str], section: DataSection
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of a row's responses, none where they are in its messages; and those that every file must have."""
+    """Return the columns of a row's responses, empty if its messages contain them, and the columns that every file must have."""
     if kind == "preferences":
         return _SIDES, _SIDES
     responses = tuple(name for name in _RESPONSES if name in there)[:1]
@@ -252,7 +251,7 @@ def _parts(
 def _labels(
     row: Mapping[str, Any], kind: Examples, *, margins: bool, where: str
 ) -> dict[str, bool | float]:
-    """What a row says of its responses, by the batch's column."""
+    """Return a row's labels of its responses, by column of the batch."""
     if kind == "unpaired_preferences":
         if not isinstance(label := row.get(_LABEL), bool):
             raise wrong_value(where, _LABEL, label, "true or false")
@@ -270,13 +269,13 @@ def _turns(value: Turns | str, role: str) -> Turns:
 
 
 def _is_implicit(prompt: object, sides: Sequence[Turns | str]) -> bool:
-    """Whether the prompt is the sides' common beginning. Some datasets repeat its text in a column, which is not read then."""
+    """Return whether the prompt is the common beginning of both sides. Some datasets repeat it as text in a column, which is ignored."""
     whole = (isinstance(side, list) and not _is_assistant(side[0]) for side in sides)
     return prompt is None or (isinstance(prompt, str) and all(whole))
 
 
 def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
-    """A pair whose prompt is the messages with which both sides begin."""
+    """Return a pair whose prompt is the messages with which both sides begin."""
     chosen, rejected = sides
     if isinstance(chosen, str) or isinstance(rejected, str):
         raise DataError(
@@ -307,7 +306,7 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
 
 
 def _check_turns(example: RawExample, response: Turns, name: str, where: str) -> None:
-    """Check that there is something to train on, and something before it."""
+    """Check a response's turns: weights, a turn to train on, a message before that turn, and the order of tool results."""
     for place, turn in enumerate(response):
         if turn.get("weight", 1) not in (0, 1):
             raise DataError(
@@ -330,7 +329,7 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
         )
     before = [*example.prompt, *response]
     for place, turn in enumerate(response, len(example.prompt)):
-        # An assistant's call may be written in its text.
+        # The assistant's message need not have `tool_calls`, since its text may contain the call.
         if turn["role"] == _TOOL and (
             not place or before[place - 1]["role"] not in (_TOOL, ASSISTANT)
         ):

@@ -1,4 +1,4 @@
-"""The texts and token ids of examples: each answer with its prompt, rendered by the chat template or as plain text."""
+"""Renders examples as texts and token ids: each answer with its prompt, by the chat template or as plain text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail_datasets.example_rows import ASSISTANT, RawExample, Turns
 from dovetail_datasets.generation_blocks import joined, render, template_with_blocks
 
 AnswerText = list[str]
-"""An answer with its prompt, in parts; see `Parts`."""
+"""The text of an answer with its prompt, in the same parts as `Parts`."""
 
 
 def tokenised(
@@ -50,7 +50,7 @@ def texts_of(
 
 
 def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> AnswerText:
-    """A text as it stands, between the tokenizer's beginning of sequence, where it writes one, and its end of sequence."""
+    """Return a text with the beginning-of-sequence token, if the tokenizer adds one, and the end-of-sequence token."""
     prompt, eos = with_beginning(tokenizer, prompt), getattr(tokenizer, "eos_token", None) or ""
     return [prompt, response + eos]
 
@@ -92,10 +92,10 @@ def templated(
 def _by_blocks(
     encoder: TextEncoder, template: str, conversation: TrainedConversation
 ) -> AnswerText:
-    """What the template's blocks mark of the turns that are trained on.
+    """Return the text of a conversation, split at the template's `{% generation %}` blocks of trained turns.
 
     Raises:
-        DataError: they mark nothing, or it is not known which of a conversation's turns a block marks.
+        DataError: the blocks mark nothing, or a block can't be assigned to a turn.
     """
     messages = encoder.messages(conversation.messages, conversation.tools)
     tools = encoder.given(conversation.tools)
@@ -106,7 +106,7 @@ def _by_blocks(
             f"the chat template's {{% generation %}} blocks mark nothing, and the conversation has {len(turns)} turns of the assistant's",
             hint="set model.chat_template to one that marks every answer, or to one without such blocks",
         )
-    # A turn in several blocks, one after the other, is one.
+    # A template may write one turn as several adjacent blocks.
     spans = spans if len(spans) == len(turns) else joined(spans)
     if len(conversation.trained) < len(turns):
         if len(spans) != len(turns):
@@ -123,10 +123,10 @@ def _by_blocks(
 def _by_prefix(
     encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
-    """A turn is what it adds to the text of the messages before it, up to its end of turn.
+    """Yield the text of each conversation in parts. A trained turn is the text that it adds to the text of the messages before it.
 
     Raises:
-        DataError: the template writes earlier turns anew once a turn follows them.
+        DataError: the template changes the text of earlier turns if another turn follows.
     """
     turns = [(each, place) for each in conversations for place in each.trained]
     before, after = (

@@ -1,4 +1,4 @@
-"""Rows to examples: conversations and preference pairs as token ids, with a mask on the trained tokens."""
+"""Converts rows to examples: conversations and preference pairs as token ids, with a mask of the trained tokens."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SETTINGS = (
     "max_length",
     "overlong_prompts",
 )
-"""Keys of `data` that examples follow from."""
+"""Keys of `data` that determine the examples, and thus the key of the token cache."""
 
 
 class ExampleMaker:
@@ -101,7 +101,7 @@ class ExampleMaker:
         known: tuple[int | None, tuple[int, ...]] | None = None,
     ) -> None:
         check_truncation(section, kind)
-        # For another process: what a plugin may bring stays here.
+        # The section is pickled for other processes, which may not be able to load the config classes of plugins.
         own = DataSection()
         plain = attrs.evolve(section, source=own.source, sampler=own.sampler, mixture={})
         self._given = files, tokenizer, plain, model, kind, media_dir
@@ -117,7 +117,7 @@ class ExampleMaker:
         self._ends = TurnEnds(tokenizer, lambda: self._known[1])
         self._checked = self._pictures = False
         self.left_out = LeftOut(self._text_of)
-        """What the chat template leaves out of the rows so far."""
+        """Record of the content that the chat template left out of the rows so far."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(ExampleMaker, text_alone=self.text_alone, known=self._known)
@@ -157,14 +157,14 @@ class ExampleMaker:
 
     @property
     def _spelled(self) -> int:
-        """How many control tokens the rows so far spell."""
+        """Number of control tokens that the rows so far spell."""
         return sum(encoder.spelled for encoder in self._encoders)
 
     def __call__(self, rows: Sequence[NumberedRow]) -> list[Example | None]:
-        """Return an example for each row, or None where it is too long and such rows are left out; errors as of `load_examples`."""
+        """Return an example for each row, or None if the row is too long and left out; raises as `load_examples`."""
         parsed = [self._parsed(row) for row in rows]
         self._check_template(parsed)
-        # Of images, whose bytes are large, one by one.
+        # Rows with images are rendered one by one, since the bytes of images are large.
         at_once = 1 if any(example.images for example in parsed) else ROWS_AT_ONCE
         made: list[Example | None] = []
         left_out = list[tuple[frozenset[str], str]]()
@@ -208,7 +208,7 @@ class ExampleMaker:
     def _render(
         self, examples: Sequence[RawExample]
     ) -> list[tuple[list[Parts], tuple[FoundImage, ...]]]:
-        """The parts of every example's answers, each with its prompt; and the images."""
+        """Return, for each example, the parts of its answers with the prompt, and its images."""
         texts = iter(
             tokenised(self._encoders[0], [e for e in examples if not e.images], self._ends)
         )
@@ -250,12 +250,12 @@ class ExampleMaker:
         return encoder.tokenizer, text
 
     def _marked(self, answer: TrainedResponse) -> TrainedResponse:
-        """An answer of an example with images, with the mask of its own ones."""
+        """Return an answer with the mask of its own image placeholders."""
         stands_T = (answer.ids == self._images.image_token) & ~answer.mask
         return attrs.evolve(answer, image_mask=stands_T) if stands_T.any() else answer
 
     def _image_tokens(self, example: Example, part: str) -> int:
-        """How many tokens of the prompt, of the longest response, or of both (`example`) stand for images."""
+        """Return the number of image placeholders in the prompt, in the longest response, or in both (`example`)."""
         longest = max(example.answers, key=lambda answer: len(answer.ids)).image_mask
         found = {
             "prompt": int((example.prompt_ids == self._images.image_token).sum()),
@@ -302,7 +302,7 @@ def _example(row: NumberedRow, raw: RawExample, parts: Sequence[Parts]) -> Examp
 
 
 def _before(raw: RawExample) -> Turns | str:
-    """What stands before the first turn that is trained on."""
+    """Return the messages before the first trained turn, or the prompt's text."""
     (first, *_) = raw.responses
     if isinstance(raw.prompt, str) or isinstance(first, str):
         return raw.prompt

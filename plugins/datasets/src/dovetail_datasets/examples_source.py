@@ -1,4 +1,4 @@
-"""The source `examples`: the examples of a step, from the dataset."""
+"""The source `examples`: takes the examples of a step from the dataset."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _COLUMNS = frozenset(
         "temperature",
     ]
 )
-"""What every example has."""
+"""Columns of every example."""
 _GENERATED = frozenset({"rollout", "reward", "baseline"})
-"""Owners of columns that a step has because its samples are generated."""
+"""Owners of columns that only generated samples have."""
 _SIDES = ("chosen", "rejected")
 
 
@@ -72,7 +72,7 @@ class StepExamples:
 
     examples: Sequence[Example]
     closing: Closing | None = None
-    """The tokens after each response, where the model is trained at its end; None otherwise."""
+    """The tokens after each response, if the model is trained at the response's end; else None."""
     labels: Collection[str] = LABEL_COLUMNS
     """Label columns of rows that the step takes."""
 
@@ -110,7 +110,7 @@ class StepExamples:
             columns["image_mask"] = Ragged.from_list(masks, dtype=np.bool_)
         if max(counts) > 1:
             columns |= {"pair_id": group_N, "chosen": index_N == 0}
-        # Datasets of a mixture may have different ones: what is required, all of them have (`_check_labels`).
+        # Datasets of a mixture may have different labels. `_check_labels` has made sure that all have the required labels.
         first, *others = (example.labels.keys() for example in self.examples)
         for name in sorted(set(self.labels).intersection(first, *others)):
             labels = [example.labels[name] for example in examples]
@@ -264,7 +264,7 @@ class ExamplesSource(ExperienceSource):
         return StepExamples(examples, self._closing, self._labels).batch()
 
     def _show(self, examples: Sequence[Example], step: StepContext) -> None:
-        """Write some answers for reading."""
+        """Write up to `trainer.samples_per_step` answers to the run directory, and send them to observers."""
         limit = self._site.config.trainer.samples_per_step
         rows: list[dict[str, Any]] = []
         for example in examples:
@@ -280,10 +280,10 @@ class ExamplesSource(ExperienceSource):
 
 
 def _kind(facts: PlanFacts) -> Examples:
-    """What the trainer takes of the dataset.
+    """Return the kind of example that the trainer takes.
 
     Raises:
-        PlanError: it names no kind of example.
+        PlanError: the trainer's `examples` returned no kind of example.
     """
     trainer = facts.plugins["trainer"]
     kind: Examples = called(
@@ -297,14 +297,14 @@ def _kind(facts: PlanFacts) -> Examples:
 
 
 def _check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:
-    """Check that a dataset's rows have what the run requires of them beside their responses.
+    """Check that the rows of every dataset have the label columns that the run requires.
 
     Args:
-        examples: one of each dataset; the rows of one are alike.
-        required: columns of a step, and what requires each.
+        examples: one example of each dataset, for all its rows.
+        required: the required columns of a step, each with the plugin that requires it.
 
     Raises:
-        DataError: they lack a column; names what requires it.
+        DataError: a dataset lacks a required column.
     """
     for example in examples:
         for column in LABEL_COLUMNS & required.keys() - example.labels.keys():
@@ -317,7 +317,7 @@ def _check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:
 def _response(
     example: Example, answer: TrainedResponse, closing: Closing | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and mask of a response, [T] each; with what closes it, the mask is True on the last token alone."""
+    """Return ids and mask of a response, [T] each; with closing tokens, the mask is True on the last token only."""
     if closing is None:
         return answer.ids, answer.mask
     ids_T = answer.ids.tolist()
@@ -328,7 +328,7 @@ def _response(
 
 
 def _image_mask(answer: TrainedResponse, length: int) -> np.ndarray:
-    """Return bool [length], True on the answer's tokens that stand for images, False on what closes it."""
+    """Return a mask, bool [length]: True on the answer's image placeholders, False on other tokens and on closing tokens."""
     mask = np.zeros(length, np.bool_)
     if answer.image_mask is not None:
         mask[: len(answer.image_mask)] = answer.image_mask[:length]
@@ -341,7 +341,7 @@ def _name(example: Example, number: int) -> str:
 
 
 def _metrics(examples: Sequence[Example]) -> dict[str, float]:
-    """Figures of a step's examples, in the names of a rollout's where they are the same."""
+    """Return metrics of a step's examples, under the names of rollout metrics if they mean the same."""
     answers = [answer for example in examples for answer in example.answers]
     lengths = np.array([len(answer.ids) for answer in answers], np.float64)
     prompts = np.array([len(example.prompt_ids) for example in examples], np.float64)

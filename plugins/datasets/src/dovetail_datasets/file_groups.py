@@ -1,4 +1,4 @@
-"""FileGroups: rows of files, read group by group: Parquet, JSONL, JSON arrays, and Arrow files as `datasets` writes them."""
+"""FileGroups: reads files group by group. Formats: Parquet, JSONL, JSON arrays, and Arrow files of the package `datasets`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail_datasets.rows import unfilled
 LINES = 1024
 """The number of rows in a group of a JSON file. A Parquet file's groups are its row groups, an Arrow file's its record batches."""
 _BATCH = 1024
-"""Rows of a row group that are decoded at once."""
+"""Number of rows of a row group that are decoded together."""
 _MAGIC = b"PAR1"
 """First and last bytes of a Parquet file."""
 
@@ -72,7 +72,7 @@ class FileGroups(RowGroups):
 
 
 class _Reader:
-    """Counts the rows of a file's groups, and reads them as long as the file does not change."""
+    """Counts the rows of a file's groups, and reads the rows. It refuses to read a file that has changed since."""
 
     def __init__(self, file: DataFile) -> None:
         self.name, self.path = file.name, file.path
@@ -88,15 +88,15 @@ class _Reader:
         self._firsts = [0, *accumulate(self.sizes)]
 
     def read(self, number: int, start: int) -> Iterator[PlacedRow]:
-        """Yield the rows of a group from one on."""
+        """Yield the rows of group `number`, from row `start` of the group on."""
         raise NotImplementedError
 
     def _count(self) -> None:
-        """Find the groups; the digest is over the content."""
+        """Set `sizes`, the number of rows of each group, and `digest`, of the file's content."""
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Refuse a file that was written to or replaced since its rows were counted: its rows may be others."""
+        """Refuse a file that was written or replaced since its rows were counted, since its rows may have changed."""
         if self._now() != self._state:
             raise DataError(
                 f"{self.name} has changed since its rows were counted: it was written to, or replaced",
@@ -104,7 +104,7 @@ class _Reader:
             )
 
     def _now(self) -> tuple[int, ...]:
-        """What is another once a file was written to or replaced."""
+        """Return inode, size and modification time, which change if the file is written or replaced."""
         with reading(self.name):
             found = self.path.stat()
         return found.st_ino, found.st_size, found.st_mtime_ns
@@ -138,7 +138,7 @@ class _Parquet(_Reader):
         import pyarrow.parquet as pq
 
         try:
-            # Without `pre_buffer`, which reads a whole row group ahead.
+            # `pre_buffer` would read a whole row group into memory.
             with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=2**20) as file:
                 yield file
         except DataError:
@@ -148,7 +148,7 @@ class _Parquet(_Reader):
 
 
 class _Arrow(_Reader):
-    """Record batches of an IPC file or stream, which are mapped into memory."""
+    """Reads the record batches of an Arrow IPC file or stream, mapped into memory."""
 
     def _count(self) -> None:
         import pyarrow as pa
@@ -169,7 +169,8 @@ class _Arrow(_Reader):
 
     def read(self, number: int, start: int) -> Iterator[PlacedRow]:
         for place in range(start, self.sizes[number], _BATCH):
-            self._check()  # a mapped file that was cut off ends the process where it is read
+            # Reading a mapped file that was truncated ends the process with SIGBUS.
+            self._check()
             rows = arrow_rows(self._batches[number].slice(place, _BATCH))
             self._check()
             for row, columns in enumerate(rows, self._firsts[number] + place):
@@ -177,12 +178,12 @@ class _Arrow(_Reader):
 
 
 class _Lines(_Reader):
-    """Lots of lines; the whole file is read once before, for their places."""
+    """Reads JSONL in groups of lines, whose positions it finds by reading the whole file once."""
 
     def _count(self) -> None:
         digest = hashlib.blake2b()
         self._begins: list[tuple[int, int]] = []
-        """Line of each group's first row, counted from 1, and the byte where it begins."""
+        """For each group, the line number of its first row, counted from 1, and this line's byte offset."""
         size = at = 0
         with reading(self.name), self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -211,7 +212,7 @@ class _Lines(_Reader):
 
 
 class _Array(_Reader):
-    """The objects of a JSON array, in memory."""
+    """Reads a JSON array, whose objects it keeps in memory."""
 
     def _count(self) -> None:
         with reading(self.name):
@@ -289,7 +290,7 @@ def arrow_rows(table: Any) -> list[dict[str, Any]]:
 
 
 def _may_be_filled(field: Any) -> bool:
-    """Whether a column holds messages with nested fields, such as calls, or tools. What a message itself lacks may be null."""
+    """Return whether Parquet may have filled nested keys of a column with nulls: tools, or messages with nested fields such as calls."""
     import pyarrow.types as types
 
     kind = field.type
@@ -328,7 +329,7 @@ def _check_whole(name: str, path: Path) -> None:
 
 
 def _parsed(content: bytes, where: str, wanted: type = dict) -> Any:
-    """The object of a line, or the list of a file; what is wrong with it where it holds none."""
+    """Return the JSON value of a line or file; a DataError if it is not JSON, or not of the type `wanted`."""
     try:
         found = json.loads(content)
     except UnicodeDecodeError as error:

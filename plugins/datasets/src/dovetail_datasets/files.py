@@ -1,4 +1,4 @@
-"""`files`: rows from local files, with errors that name file and row."""
+"""The dataset source `files`: rows of local files; errors name file and row."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FORMATS = {
 }
 """Formats by file name ending."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""Compressions by the ending after the format's."""
+"""Compressions by the file name ending after the format's ending."""
 _PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
-"""First bytes of compressed files that are unpacked."""
+"""First bytes of compressed files, with the compression; such files are unpacked."""
 _OTHERS = (
     (b"version https://git-lfs", "a Git LFS pointer", "run `git lfs pull`"),
     (b"BZh", "compressed by bzip2", "unpack it: `bzip2 -d`"),
@@ -39,7 +39,7 @@ _OTHERS = (
     (b"\xff\xfe", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
     (b"\xfe\xff", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
 )
-"""First bytes of files that are of no known format, what they are, and what to do."""
+"""First bytes of files in formats that can't be read, with the name of the format and a fix."""
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 
 
@@ -86,7 +86,7 @@ class FilesSource(DatasetSource):
         return path
 
     def _file(self, name: str) -> DataFile:
-        """A file, unpacked into the cache where it is compressed, and what it holds."""
+        """Return a file with its format; a compressed file is unpacked into the cache."""
         path = Path(name)
         head = _head(name, path)
         ending = path.suffix.lower()
@@ -100,7 +100,7 @@ class FilesSource(DatasetSource):
         return DataFile(name=name, path=path, format=self._format(name, ending, head))
 
     def _unpacked(self, name: str, compression: str) -> Path:
-        """Where the content of a compressed file is, by the digest of the file."""
+        """Unpack a compressed file into the cache, unless done before, and return the path, which the file's digest determines."""
         folder = cache_root(self.context.cache_dir) / "unpacked"
         path = folder / digest_of_file(name, Path(name)).hex()
         if path.is_file():
@@ -138,7 +138,7 @@ def _head(name: str, path: Path) -> bytes:
 
 
 def _expand(path: str) -> list[str]:
-    """The files that a path or pattern names."""
+    """Return the files that a path, pattern or folder names."""
     name = str(Path(path).expanduser())
     if Path(name).is_file():
         return [name]
@@ -155,7 +155,7 @@ def _expand(path: str) -> list[str]:
 
 
 def _arrow_files(path: str, folder: Path) -> list[str]:
-    """The files of a folder that `Dataset.save_to_disk` wrote, as its `state.json` lists them."""
+    """Return the files that `state.json` lists, in a folder that `Dataset.save_to_disk` wrote."""
     if (folder / "dataset_dict.json").is_file():
         with reading(path):
             splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
@@ -188,7 +188,7 @@ def _arrow_files(path: str, folder: Path) -> list[str]:
 
 
 def _check_shards(names: Sequence[str]) -> None:
-    """Refuse files of which the names count others that are missing, such as `train-00001-of-00003.parquet`."""
+    """Refuse an incomplete set of numbered files, such as `train-00001-of-00003.parquet` without the other two."""
     found: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for name in names:
         if match := _SHARD.fullmatch(name):
@@ -208,7 +208,7 @@ def _is_data(path: Path) -> bool:
 
 
 def _beside(path: Path) -> str:
-    """What there is in place of a missing file."""
+    """Return a hint for a missing file: a similar name, or the data files in its folder."""
     folder = path.parent
     if not folder.is_dir():
         return f"there is no directory {str(folder)!r} either"

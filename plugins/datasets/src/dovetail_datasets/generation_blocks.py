@@ -1,4 +1,4 @@
-"""Chat templates that mark the assistant's text by transformers' block `{% generation %}`."""
+"""Locates the assistant's text in chat templates with the block `{% generation %}` of transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail.interfaces import Tokenizer
 from dovetail_datasets.chat_template import GenerationExtension, parse_template
 
 Span = tuple[int, int]
-"""A span of a text: its first character, and the one after its last."""
+"""A span of a text: the offset of its first character, and the offset after its last character."""
 
 
 def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:

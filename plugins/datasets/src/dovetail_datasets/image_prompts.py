@@ -1,4 +1,4 @@
-"""Rows with images to prompts: the chat template, and the model's processor, which expands each image's placeholder."""
+"""Converts rows with images to prompts, by the chat template and the model's processor, which expands each image's placeholder."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ImageRenderer:
         self._raw = section.plain_prompts == "raw"
         self._prompts = ImagePrompts(model, tokenizer)
         self._checked = False
-        """Whether an example's tokens were compared with those that the processor makes of its prompt."""
-        # What the config gives is the tokenizer's by now; else the processor's own knows best about images.
+        """Whether the tokens of one example were already compared with the processor's tokens for the same prompt."""
+        # A template from the config is already set in the tokenizer. Otherwise the processor's template is the one made for images.
         template = getattr(tokenizer, "chat_template", None)
         if not model.chat_template and self._prompts.chat_template:
             template = with_arguments(
@@ -62,21 +62,21 @@ class ImageRenderer:
         templated = copy(tokenizer)
         templated.chat_template = template
         self.encoder = TextEncoder(templated, section.control_tokens)
-        """Encodes with the run's tokenizer, by the chat template for rows with images."""
+        """Encoder with the run's tokenizer and the chat template for rows with images."""
 
     def __call__(self, row: RawRow) -> Rendered:
-        """Read the row's images and make its prompt.
+        """Read the row's images and make the row's prompt.
 
         Raises:
-            DataError: an image is missing, broken or not one that the model takes; or the template does not write one
-                placeholder for each.
+            DataError: an image is missing, broken or refused by the model's processor, or the template does not write one
+                placeholder for each image.
         """
         found, pictures = self._read(row.images, row.folder)
         text = self._text(row)
         if text == unmarked(text):
             self._check_written(text.count(self._prompts.placeholder), len(row.images))
             ids = self._prompts.ids(text, pictures)
-        else:  # the processor would take a placeholder that the row spells for one of an image
+        else:  # the processor would expand placeholders that the row's text spells
             parts = self.encoder.ids([text])
             self._check_written(parts[0].count(self.image_token), len(row.images))
             [[ids]] = self._prompts.expanded([parts], pictures)

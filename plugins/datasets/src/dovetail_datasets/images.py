@@ -1,7 +1,7 @@
-"""Images of a dataset's row: reading them, matching them with the prompt, and keeping their bytes.
+"""Reads the images of a dataset's row, matches them with the prompt, and keeps their bytes in files.
 
-verl's form: a column `images`, a list of files, and messages in which `<image>` stands for each, in order. Messages of
-typed parts (`{"type": "image"}`) work too, and may hold their images themselves.
+In verl's format, the column `images` lists files, and messages contain `<image>` for each file, in order. Messages of
+typed parts (`{"type": "image"}`) work too, and may contain the images themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACEHOLDER = "<image>"
 """The placeholder of an image in a message's text."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _LONGEST_SHOWN = 255
-"""Characters of a path; what is longer is hardly one."""
+"""Maximum length of a path that a message shows in full; a longer text is hardly a path."""
 _HINT = (
     "relative paths count from the dataset's file, then from where the command runs; "
     "before an image in base64 write 'data:image/png;base64,'"
@@ -205,7 +205,7 @@ def _typed(
 
 
 def _part(part: Any, inline: list[RawImage], where: str) -> dict[str, Any]:
-    """A typed part as templates take it; an image that it holds goes to `inline`."""
+    """Return a typed part in the form of chat templates; an image in the part is moved to `inline`."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
@@ -275,13 +275,13 @@ def keep(directory: Path, data: bytes) -> MediaRef:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write beside and rename: whoever finds the file finds all of it."""
+    """Write a temporary file beside the path and rename it, so that readers never see an incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, beside = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        # mkstemp makes files for their owner alone; other users' processes may be workers of the run
+        # mkstemp makes the file readable by its owner only, but workers of the run may belong to other users.
         Path(beside).chmod(0o644)
         Path(beside).replace(path)
     except BaseException:

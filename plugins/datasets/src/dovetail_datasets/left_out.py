@@ -1,4 +1,4 @@
-"""LeftOut: detection of content that a chat template omits, by rendering marks in place of the texts of one row of each kind."""
+"""LeftOut: finds content that a chat template omits. It renders one row of each form with marks in place of the texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tally:
     """Counts of rows by the part that the chat template leaves out, with the first row of each."""
 
     total: int = 0
-    """Rows that were checked."""
+    """Number of rows that were checked."""
     rows: Counter[str] = attrs.field(factory=Counter)
     first: dict[str, str] = attrs.field(factory=dict)
 
@@ -76,7 +76,7 @@ class LeftOut:
         self._render, self._own_tools = render, own_tools
         self._kinds: dict[Hashable, frozenset[str]] = {}
         self.tally = Tally()
-        """Counts over the rows so far."""
+        """Counts of the content left out of the rows so far."""
 
     def of(self, conversations: Sequence[TrainedConversation], where: str) -> frozenset[str]:
         """Return the parts of a row that are left out, to add to `tally`.
@@ -129,7 +129,7 @@ class LeftOut:
 
 
 def _kind(conversation: TrainedConversation) -> Hashable:
-    """What a template may tell conversations apart by: the roles and fields of messages, and what follows them."""
+    """Return a key of the properties by which templates distinguish conversations: roles, fields of messages, and what follows each."""
     shapes, asked_later, last = set[Hashable](), False, len(conversation.messages) - 1
     for place in range(last, -1, -1):
         message = conversation.messages[place]
@@ -149,7 +149,7 @@ def _kind(conversation: TrainedConversation) -> Hashable:
 def _marked(
     message: Mapping[str, Any], numbers: Iterator[int]
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """A copy of a message with marks in place of its texts, and what each stands for."""
+    """Return a copy of a message with marks in place of its texts, and pairs of a description of the text and its mark."""
     marks: list[tuple[str, str]] = []
 
     def mark(what: str) -> str:
@@ -189,7 +189,7 @@ def _marked_call(call: Mapping[str, Any], mark: Callable[[], str]) -> dict[str, 
 
 
 def _named(tool: Mapping[str, Any], numbers: Iterator[int], names: list[str]) -> dict[str, Any]:
-    """A copy of a function with a mark in place of its name, which is added to names."""
+    """Return a copy of a function's description with a mark in place of its name; the mark is appended to `names`."""
     function = tool.get("function")
     if isinstance(function, Mapping):
         return {**tool, "function": _named(function, numbers, names)}
@@ -206,7 +206,7 @@ def _ended(
     trained: Sequence[str],
     tools: Any,
 ) -> bool:
-    """Whether an end of a turn is trained on: a special token, or the text that the template writes at the end of a conversation."""
+    """Return whether a turn's trained text has an end: a special token, or the text that the template writes after the last turn."""
     last = marks[-1][1]
     part = next(part for part in trained if last in part).rstrip()
     tail = (message_form(tokenizer, tools).tail or "").strip()

@@ -1,4 +1,4 @@
-"""Rows that are longer than their limits: left out, refused, or truncated."""
+"""Leaves out, refuses or truncates rows that are longer than the limits."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def truncated(example: Example, section: DataSection, *, images: bool) -> Exampl
     mask = np.concatenate([np.zeros(before, bool), answer.mask])
     places = kept_places(len(ids), whole, section.overlong_prompts)
     ids, mask = ids[places], mask[places]
-    mask[0] = False  # no token stands before it
+    mask[0] = False  # the first token is not predicted from any other
     trained = np.flatnonzero(mask)
     if not len(trained):
         return example

@@ -1,4 +1,4 @@
-"""Datasets to examples: all at once, or streamed as they are taken."""
+"""Loads the examples of datasets before the run starts, or streams them as steps take them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def load_datasets(
     text = int(sum(_text(heads[name]) * sum(rows.sizes) for name, rows in groups.items()))
     streamed = section.streaming is True or (section.streaming == "auto" and text > STREAMED_FROM)
     if streamed:
-        tokenizer = deepcopy(tokenizer)  # for the thread that reads ahead
+        tokenizer = deepcopy(tokenizer)  # not thread-safe; the thread that reads ahead gets its own
     made: list[ExampleRows] = []
     offset = 0
     for name, (paths, own) in datasets.items():
@@ -139,7 +139,7 @@ def load_datasets(
 
 
 def _read(shards: ExampleShards, section: DataSection, *, streamed: bool) -> ExampleSet:
-    """Read all rows, or some of those that are streamed."""
+    """Read all rows; if streamed, only some shards."""
     datasets = shards.datasets
     processes = section.processes or min(_cores(), MOST_PROCESSES)
     if not streamed and shards.missing() >= PROCESSES_FROM:
@@ -165,7 +165,7 @@ def _read(shards: ExampleShards, section: DataSection, *, streamed: bool) -> Exa
         examples = StreamedExamples(shards, files + digests, section.max_bad_rows)
         shards.processes = processes if shards.rows >= PROCESSES_FROM else 1
         for each in datasets:
-            # The engines are checked before the first step, for what the rows had that were read.
+            # Engines are checked before the first step, by the rows read until then. If none has images, later rows must not have any.
             each.make.text_alone = not images
     else:
         rows = [datasets[dataset].offset + shard.rows for dataset, shard in read]
@@ -193,12 +193,12 @@ def _read(shards: ExampleShards, section: DataSection, *, streamed: bool) -> Exa
 
 
 def _cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _text(files: Sequence[FileRows]) -> float:
-    """Characters of a row on average, images apart."""
+    """Return the average number of characters of a row, without images."""
     sizes = [
         len(json.dumps(row, default=lambda _: "", ensure_ascii=False))
         for file in files
@@ -208,10 +208,10 @@ def _text(files: Sequence[FileRows]) -> float:
 
 
 def _head(groups: RowGroups, paths: Sequence[str]) -> list[FileRows]:
-    """The first rows of the first group and of some others, which tell the columns of files.
+    """Return the first rows of the first group and of some others, from which the columns are determined.
 
     Raises:
-        DataError: none of them can be read.
+        DataError: none of these rows can be read.
     """
     count = len(groups.sizes)
     chosen = sorted({place * count // HEADS for place in range(HEADS)})

@@ -1,4 +1,4 @@
-"""The data of a run: training rows and held-out rows, read according to the config."""
+"""Loads the training rows and held-out rows of a run, according to the config."""
 
 from __future__ import annotations
 

@@ -13,11 +13,9 @@ from dovetail.errors import DataError
 from dovetail.interfaces import Message, Tokenizer
 
 SENTINEL = "SENTINEL" + "".join(secrets.choice(ascii_uppercase) for _ in range(16))
-"""The text that is rendered in trials: only letters, so that templates neither trim nor escape it, and random, so that no other text holds
-it.
-"""
+"""The text that is rendered in trials: letters, which templates don't trim or escape, and random, so that no other text contains them."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Fields of an assistant's message that hold its thought: those of Qwen3 and DeepSeek, gpt-oss, and vLLM."""
+"""Fields of an assistant's message that hold its reasoning: in Qwen3 and DeepSeek, in gpt-oss, and in vLLM."""
 _ARGUMENTS = {"value": SENTINEL}
 _TOOL = {
     "type": "function",
@@ -30,7 +28,7 @@ _TOOL = {
 _CALL = {
     "id": "call00000",
     "type": "function",
-}  # nine letters and digits, as Mistral's templates ask
+}  # Mistral's templates require an id of nine letters and digits
 
 
 ContentForm = Literal["text", "parts"]
@@ -75,14 +73,14 @@ class MessageForm:
 
     def _taken(self, message: Message) -> dict[str, Any]:
         made, role, content = dict(message), str(message.get("role")), message.get("content")
-        if len(made) == 2 and isinstance(content, str):  # as most are
+        if len(made) == 2 and isinstance(content, str):  # the common case, first for speed
             made["content"] = self._written(role, content)
             return made
         if calls := made.get("tool_calls"):
             made["tool_calls"] = [self._call(call) for call in calls]
             made["content"] = made.get("content") or self._calls[1]
         else:
-            # Some templates (DeepSeek) ask whether the key is there, and leave out the content.
+            # Some templates (DeepSeek) leave out the content if this key exists, even if its value is empty.
             made.pop("tool_calls", None)
         for field in THOUGHTS:
             if made.get(field) and self.thought_fields and field not in self.thought_fields:
@@ -95,7 +93,7 @@ class MessageForm:
         return made
 
     def _written(self, role: str, text: str | None) -> Any:
-        """A text as content, or None."""
+        """Return a text in the form that the template reads for the role; None for None."""
         return _parts(text) if text is not None and self._content(role) == "parts" else text
 
     def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,7 +109,7 @@ class MessageForm:
         return {**call, "arguments": arguments}
 
     def _by_name(self, text: str, name: object) -> Any:
-        """The arguments that a JSON text holds; one that holds none as it is, where the template writes texts as they are."""
+        """Return a call's arguments as a mapping; the text itself if it is not a JSON object and the template writes texts unchanged."""
         try:
             found = json.loads(text)
         except ValueError:
@@ -126,11 +124,11 @@ class MessageForm:
         )
 
     def _content(self, role: str) -> ContentForm | None:
-        """What the template reads the content of a role as, where it is one of them alone."""
+        """Return the only form in which the template reads a role's content; None if it reads both or neither."""
         if role not in self._contents:
             text, parts = (self._trial(role, write) for write in (str, _parts))
             reads_text = SENTINEL in text
-            # A template that takes text alone may write a list as Python or JSON does, with its keys.
+            # A template for text only may write a list of parts as a Python or JSON literal; its keys, such as "type", give this away.
             reads_parts = SENTINEL in parts and parts.count("type") <= text.count("type")
             only: ContentForm = "text" if reads_text else "parts"
             self._contents[role] = None if reads_text == reads_parts else only
@@ -149,14 +147,14 @@ class MessageForm:
 
     @cached_property
     def _calls(self) -> tuple[bool, str | None]:
-        """Whether calls have their arguments as JSON text, and the content of a turn of calls alone.
+        """Whether a call's arguments must be JSON text, and the content of a turn that has only calls.
 
-        DeepSeek's templates take JSON text; that of its R1 distillates writes calls only where there is no content.
+        DeepSeek's templates take JSON text. The template of its R1 distillates writes calls only if the content is None.
         """
         for content in ("", None):
             for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
                 text = self.rendered([self._question, self._called(arguments, content)])
-                # A mapping that is written as Python does, or a text that is made JSON once more, is not what a model writes.
+                # Reject a mapping rendered as a Python literal, and a JSON text that was encoded as JSON again: models write neither.
                 as_text = isinstance(arguments, str)
                 if SENTINEL in text and (str(arguments) in text) is as_text:
                     return as_text, content
@@ -164,7 +162,7 @@ class MessageForm:
 
     @cached_property
     def _writes_text(self) -> bool:
-        """Whether arguments that are a text are written as they are."""
+        """Whether the template writes arguments that are a text unchanged."""
         text = json.dumps(_ARGUMENTS)
         return text in self.rendered([self._question, self._called(text, self._calls[1])])
 
@@ -208,7 +206,7 @@ class MessageForm:
 
 @lru_cache(maxsize=8)
 def _form(tokenizer: Tokenizer, _template: str, with_tools: bool) -> MessageForm:
-    """The form of one template of a tokenizer, which may be given another one later."""
+    """Return the form of a tokenizer's template, cached by template, since the tokenizer's template may change."""
     return MessageForm(tokenizer, [_TOOL] if with_tools else None)
 
 

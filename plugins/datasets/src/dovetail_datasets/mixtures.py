@@ -1,4 +1,4 @@
-"""Mixtures: several datasets as one, and each one's share of a step."""
+"""Mixtures: combines several datasets, each with a share of every step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
     """
     prompts: list[Prompt] = []
     for name, each in sets.items():
-        # A row's number counts over all datasets.
+        # Number the rows over all datasets, so that each number is unique.
         prompts += (
             attrs.evolve(prompt, dataset=name, index=len(prompts) + place)
             for place, prompt in enumerate(each.prompts)

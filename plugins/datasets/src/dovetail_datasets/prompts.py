@@ -1,4 +1,4 @@
-"""Rows to prompts: chat template, tokens, images, and the limit on the number of tokens."""
+"""Converts rows to prompts: chat template, tokens, images, and the limit on the number of tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dovetail_datasets.schema import TOOLS, RawRow, check_column, parse_row
 from dovetail_datasets.tokenizer import check_ids
 
 _SHARED = ("data_source", "reward_model")
-"""Columns that either every file has or none, since rows without them mean something else."""
+"""Columns that every file or no file must have, since they change the meaning of a row."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -133,7 +133,7 @@ def load_prompts(
 
 
 class _Placed(NamedTuple):
-    """A row, parsed."""
+    """A parsed row, with its number and location."""
 
     number: int
     where: str
@@ -173,12 +173,12 @@ class _PromptMaker:
         self.left_out = LeftOut(self._text_of, own_tools=tools is None)
 
     def __call__(self, lot: Sequence[_Placed]) -> list[tuple[Prompt | None, int]]:
-        """Return the prompt of each row, None where it is too long, and how many tokens it had before it was cut."""
+        """Return for each row its prompt, None if left out as too long, and the number of tokens before truncation."""
         lot = [_with_tools(each, self._tools, raw=self._raw) for each in lot]
         rows = [each.row for each in lot]
         made: list[tuple[Prompt | None, int]] = []
         left_out = list[tuple[frozenset[str], str]]()
-        # Of images, whose bytes are large, one by one.
+        # Rows with images are rendered one by one, since the bytes of images are large.
         at_once = 1 if self._images else ROWS_AT_ONCE
         for place, rendered in in_batches(self._rendered, rows, lambda i: lot[i].where, at_once):
             number, where, row = lot[place]
@@ -187,7 +187,7 @@ class _PromptMaker:
             prompt, fitted = None, _fitted(rendered, self._section, where)
             if fitted is not None:
                 prompt = _prompt(number, fitted, row, where, self._media_dir)
-                # Some models keep the tokens of images elsewhere.
+                # The placeholder tokens of some models lie outside the vocabulary.
                 known = None if rendered.images else self._vocabulary
                 check_ids(prompt.prompt_ids, known, self._tokenizer, where)
                 asked = TrainedConversation(row.messages, tools=row.tools)
@@ -199,7 +199,7 @@ class _PromptMaker:
         return made
 
     def _rendered(self, rows: Sequence[RawRow]) -> list[Rendered]:
-        """Rows with images through the model's processor, others as text, raw texts through the tokenizer alone."""
+        """Render and tokenise rows: with images, by the model's processor; raw texts, by the tokenizer; others, by the chat template."""
         texts = [row for row in rows if not row.images]
         encoder, ids = self.encoders[0], list[list[int]]()
         if texts and self._raw:
@@ -243,7 +243,7 @@ def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -
 
 
 def _parse(rows: Sequence[NumberedRow], section: DataSection) -> tuple[list[_Placed], list[BadRow]]:
-    """Every row checked, and those that are bad; plain and message prompts do not mix."""
+    """Return the parsed rows and the bad rows; prompts must be all texts or all messages."""
     parsed: list[_Placed] = []
     bad: list[BadRow] = []
     for number, columns, place, folder in rows:
@@ -289,7 +289,7 @@ def _check_same_form(first: _Placed, row: RawRow, where: str) -> None:
 
 
 def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
-    """The row with the functions that its prompt describes: an agent loop's, or else its own."""
+    """Return the row with the functions that its prompt describes: the agent loop's if there are any, else the row's own."""
     row = placed.row
     if row.tools and raw:
         raise DataError(
@@ -305,7 +305,7 @@ def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
 
 
 def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Return the ids that the tokenizer gives; a text that has the beginning of sequence itself gets no special tokens."""
+    """Return the token ids of texts; a text that already begins with the beginning-of-sequence token gets no special tokens."""
     bos = getattr(tokenizer, "bos_token", None)
     begun = [bool(bos and text.startswith(bos)) for text in texts]
     ids = {}
@@ -316,10 +316,10 @@ def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def _fitted(rendered: Rendered, section: DataSection, place: str) -> Rendered | None:
-    """A prompt within its limit, cut where that is configured; None where it is left out.
+    """Return a prompt within its limit, truncated if so configured; None if it is left out.
 
     Raises:
-        DataError: it is longer, and that is refused.
+        DataError: the prompt is too long, and such prompts are refused.
     """
     length, limit = len(rendered.ids), section.max_prompt_length
     if length <= limit:

@@ -74,7 +74,7 @@ def made_or_bad(
             raise
         if len(rows) == 1:
             return [error]
-    for place, encoder in enumerate(encoders):  # a row may have added one
+    for place, encoder in enumerate(encoders):  # a failed attempt may have added an encoder
         encoder.spelled = before[place] if place < len(before) else 0
     halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
     return [each for half in halves for each in made_or_bad(make, half, encoders, most_bad)]
@@ -113,7 +113,7 @@ def _bad_row(
     place: Callable[[int], str],
     error: Exception,
 ) -> DataError:
-    """Which row of a batch it was: they are tried one by one."""
+    """Return an error that names the bad row of a batch, found by rendering the rows one by one."""
     for offset, row in enumerate(batch):
         try:
             render([row])

@@ -1,4 +1,4 @@
-"""`shuffled` and `sequential`: the order of an epoch, a function of seed and epoch alone."""
+"""The samplers `shuffled` and `sequential`: the order of an epoch depends only on seed and epoch."""
 
 from __future__ import annotations
 

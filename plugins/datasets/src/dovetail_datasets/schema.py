@@ -1,4 +1,4 @@
-"""One row in verl's schema, checked: the prompt as messages or text, its images, and the optional columns beside it."""
+"""Parses and checks one row in verl's schema: the prompt as messages or text, the images, and the optional columns."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
         if found is None:
             return value
         value = found
-    if isinstance(value, np.ndarray):  # as pandas reads a list
+    if isinstance(value, np.ndarray):  # pandas reads a list column as arrays
         value = unfilled(value)
     if not isinstance(value, (list, tuple)):
         raise wrong_value(
@@ -136,7 +136,7 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
 
 
 def _messages_as_text(value: str, key: str, where: str) -> list[Any] | None:
-    """The messages that a text holds as JSON; None where it is a text like any other."""
+    """Return the messages that a text contains as JSON; None for other texts."""
     if not re.match(r"\s*\[?\s*\{\s*['\"](role|content|from|value)['\"]\s*:", value):
         return None
     found = _from_json(value)
@@ -150,7 +150,7 @@ def _messages_as_text(value: str, key: str, where: str) -> list[Any] | None:
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
-"""What other formats call the roles: ShareGPT's and Gemini's, which a template would write as what they are not."""
+"""Role names of ShareGPT and Gemini → the standard roles. Templates would write the former unchanged, or as another role."""
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _message(message: object, where: str) -> dict[str, Any]:
             f"{where} has {what} (its keys: {', '.join(map(str, message)) or 'none'})",
             hint="roles are texts such as 'system', 'user' and 'assistant'",
         )
-    # Templates may know further roles, such as 'environment'; what is nearly one of these is a misspelling.
+    # Templates may know further roles, such as 'environment', but a role that resembles a standard role is a misspelling.
     meant = None
     if role not in _ROLES:
         meant = _OTHER_NAMES.get(role.casefold()) or nearest(role, _ROLES, cutoff=0.75)
@@ -177,7 +177,7 @@ def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(content, (str, list)) and not calls:
         what = "no 'content'" if content is None else f"the content {shown(content)}"
         raise DataError(f"{where} has {what}", hint="content is text")
-    # parquet fills keys that some other message or part has with nulls; templates ask whether a key is there
+    # Parquet adds keys of other messages and parts with null values, and templates test whether a key exists.
     found = _without_nulls(message)
     if calls:
         found["tool_calls"] = _calls(calls, where)
@@ -187,7 +187,7 @@ def _message(message: object, where: str) -> dict[str, Any]:
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
-    """A part of a message's content. Templates may know further types."""
+    """Check and return a part of a message's content; types that only templates know are allowed."""
     is_text = isinstance(part, Mapping) and part.get("type") == "text"
     if not isinstance(part, Mapping) or (is_text and not isinstance(part.get("text"), str)):
         raise DataError(
@@ -202,7 +202,7 @@ def _without_nulls(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls(value: object, where: str) -> list[Any]:
-    """The calls of a message: a list, or its JSON text."""
+    """Return the calls of a message, given as a list or as its JSON text."""
     calls = _from_json(value)
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
         raise DataError(

@@ -29,7 +29,7 @@ from dovetail_datasets.left_out import Tally
 from dovetail_datasets.limits import Truncation
 
 _OWN = ("raw", "where", "data_source", "labels", "lost")
-"""What an example has beside its tokens."""
+"""Fields of an example besides its tokens."""
 SHARD_ROWS = 1024
 """Maximum rows of a shard; a shard also ends with its row group."""
 
@@ -62,7 +62,7 @@ class Shard:
     def __init__(self, facts: ShardFacts, examples: Sequence[Example]) -> None:
         self.facts, self._examples = facts, examples
         self.rows = np.array([example.index for example in examples], np.int64)
-        """int64 [E], ascending: rows that have an example."""
+        """int64 [E], ascending: numbers of the rows that have an example."""
 
     @property
     def has_images(self) -> bool:
@@ -199,7 +199,7 @@ def _written(facts: ShardFacts, examples: Sequence[Example]) -> Any:
 
 
 def _packed(rows: Sequence[Sequence[Any]], dtype: Any) -> Any:
-    """A list column of which each row is its parts, one after the other."""
+    """Return a list column in which each row is the concatenation of its parts."""
     import pyarrow as pa
 
     offsets = np.cumsum([0, *(sum(map(len, parts)) for parts in rows)], dtype=np.int64)
@@ -209,7 +209,7 @@ def _packed(rows: Sequence[Sequence[Any]], dtype: Any) -> Any:
 
 
 def _lists(table: Any, name: str) -> Callable[[int], np.ndarray]:
-    """Return what gives the values of a list column at a place, without a copy."""
+    """Return a function that returns the values of a list column at a row index, without a copy."""
     column = table[name].combine_chunks()
     offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
     return lambda place: values[offsets[place] : offsets[place + 1]]
@@ -229,7 +229,7 @@ def cache_folder(
         tokenizer: the tokenizer of the examples.
         follows_from: the further inputs of the examples, which key the cache.
     """
-    # What a template writes of the date is another tomorrow.
+    # A template that writes the date renders other text tomorrow.
     if not getattr(tokenizer, "is_fast", False) or "strftime_now" in str(tokenizer.chat_template):
         return None
     described = [
@@ -251,7 +251,7 @@ def cache_root(given: str | None) -> Path:
 
 @cache
 def _code() -> str:
-    """A digest of what makes tokens: this package."""
+    """Return the digest of this package's modules, so that a change of their code changes the cache key."""
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())

@@ -1,4 +1,4 @@
-"""DataRecipeConformance: the suite of the kind `data_recipe`, for a recipe's own tests and for `dovetail plugins check`."""
+"""DataRecipeConformance: the conformance suite of recipes, for a recipe's own tests and for `dovetail plugins check`."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class DataRecipeConformance(PluginConformance):
         assert "repository/" in caught.value.message
 
     def _columns(self) -> list[str]:
-        """The columns that the recipe reads."""
+        """Return the columns that the recipe reads."""
         if not self.rows:
             pytest.skip("its rows come from no file")
         return sorted(self.rows["train"][0].keys() - self.unread)

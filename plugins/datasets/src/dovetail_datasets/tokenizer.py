@@ -1,4 +1,4 @@
-"""The run's tokenizer: loaded from a directory or the hub, with the chat template that the config gives."""
+"""Loads the run's tokenizer from a directory or the hub, with the config's chat template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
     "tekken.json",
     "spiece.model",
 )
-"""File names, at least one of which is in a tokenizer's directory."""
+"""Names of tokenizer files; a tokenizer's directory contains at least one."""
 
 
 def load_tokenizer(
@@ -57,13 +57,13 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             path, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
-        # That of mistral-common does not tell which tokens were added.
+        # The tokenizer of mistral-common has no `get_added_vocab`.
         added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
         empty = len(tokenizer.get_vocab()) <= len(added)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others here
         raise _unloadable(path, key, error, local=local) from error
     if empty:
-        # transformers makes an empty one where the files of the vocabulary are missing
+        # If the vocabulary's files are missing, transformers makes an empty tokenizer without an error.
         raise ModelError(
             f"the tokenizer in {key}={path!r} has no vocabulary",
             hint="save it again with tokenizer.save_pretrained(directory)",
@@ -89,7 +89,7 @@ def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
 
     config = text_config(model.path, model)
     found = [] if config is None else [config]
-    with suppress(OSError, ValueError, KeyError):  # where the model is loaded it is said
+    with suppress(OSError, ValueError, KeyError):  # loading the model raises the error
         found += [GenerationConfig.from_pretrained(model.path, revision=model.revision)]
     return eos_of(tokenizer, *found) if found else ()
 
@@ -141,7 +141,7 @@ def check_ids(
 
 
 def _is_path(path: str) -> bool:
-    """Whether it can only be a path: a hub id is `name` or `organisation/name`."""
+    """Return whether a text must be a path, since a hub id is `name` or `organisation/name`."""
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
 
 
@@ -165,7 +165,7 @@ def _check_directory(path: Path, key: str, trust_remote_code: bool) -> None:
     if trust_remote_code or any((path / name).is_file() for name in TOKENIZER_FILES):
         return
     present = sorted(entry.name for entry in path.iterdir())
-    # Such as a run's directory, whose model is in `final`.
+    # The path may be, for instance, a run's directory, whose model is in `final`.
     within = [path / name for name in present if (path / name / "tokenizer_config.json").is_file()]
     save = "save one there with tokenizer.save_pretrained(directory), or set model.tokenizer_path"
     raise ModelError(
@@ -183,7 +183,7 @@ def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelE
             hint="read that code, then set model.trust_remote_code=true",
         )
     if local:
-        # config.json is read for the tokenizer's class, and transformers often does not name the file.
+        # transformers often doesn't name the invalid file. config.json counts, since it is read for the tokenizer's class.
         for file in (Path(path) / name for name in ("config.json", *TOKENIZER_FILES)):
             if file.suffix == ".json" and file.is_file():
                 try:
@@ -204,7 +204,7 @@ def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelE
 
 
 def _chat_template(text: str) -> str:
-    """The template itself, or what the file of that name holds."""
+    """Return the text if it is a template, else the content of the file that it names."""
     if "{%" in text or "{{" in text:
         return text
     path = Path(text).expanduser()

@@ -1,4 +1,4 @@
-"""`dovetail data prepare`: the suite of the kind on every recipe, on rows in the form of its dataset's card; what the command writes, prints and refuses; and that its rows train."""
+"""`dovetail data prepare`: the conformance suite on every recipe; what the command writes, prints and refuses; and training on its rows."""
 
 from __future__ import annotations
 
@@ -420,7 +420,7 @@ def test_a_task_is_scored_by_its_own_scorer(run: Prepare, tmp_path: Path) -> Non
 
     answer = row["reward_model"]["ground_truth"]
     assert score(row["response"]) == 1
-    # Another right answer than the one of the row.
+    # A right answer that differs from the row's answer.
     assert score(f"<answer>1</answer> <answer>({answer}) * 1 / 1</answer>") <= 1
     assert score(f"<answer>({answer})</answer>") == 1
     assert score("<answer>1 + 1</answer>") < 1

@@ -1,4 +1,4 @@
-"""`dovetail plugins new data_recipe`: a stranger's package with a recipe, and a recipe in a package that there is."""
+"""`dovetail plugins new data_recipe`: a third-party package with a recipe, and a recipe in an existing package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_new_recipe_passes_its_own_tests(tmp_path: Path) -> None:
     package = new_plugin("data_recipe", "capitals", tmp_path)
     assert "dovetail-datasets>=0.1" in project_of(package)["dependencies"]  # type: ignore[operator]
     done = subprocess.run(
-        # That the rows pass `dovetail data check` is tested on the recipes of this package.
+        # Skip the test that the rows pass `dovetail data check`; this package's recipes have it.
         [sys.executable, "-m", "pytest", "-q", "-p", "no:jaxtyping", "-k", "not data_look"],
         cwd=package,
         env={**os.environ, "PYTHONPATH": "src"},

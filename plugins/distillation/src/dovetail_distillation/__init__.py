@@ -1,1 +1,1 @@
-"""Distillation: a student learns from the log-probabilities of teachers."""
+"""Distillation: trains a student model on the log-probabilities of teacher models."""

@@ -1,4 +1,4 @@
-"""The columns that a teacher gives. Legend: T response tokens, K of the teacher's most likely words."""
+"""The columns with a teacher's log-probabilities. Legend: T response tokens, K most likely words (vocabulary tokens) of the teacher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config classes of the package's plugins. Nothing here imports more than the config sections."""
+"""Config classes of the package's plugins. This module imports nothing but config sections."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EndpointSection:
     """Retries of a request after a failed connection, a time-out, or an answer of a busy or dead server."""
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a teacher that is nowhere, or in two places."""
+        """Require either `url` or `serve`."""
         if (self.url is None) == (self.serve is None):
             given = "neither" if self.url is None else "both"
             raise ValueError(f"a served teacher has a url or serve, and {given} is set; give one")

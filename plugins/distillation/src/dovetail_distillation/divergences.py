@@ -1,13 +1,13 @@
-"""Divergences between a teacher P and a student Q at each token, from the teacher's K most likely words.
+"""Divergences between a teacher P and a student Q at each token, from the teacher's K most likely words (vocabulary tokens).
 
     forward_kl   Σ P log (P / Q)
     reverse_kl   Σ Q log (Q / P)
     jsd          β Σ P log (P / M) + (1 − β) Σ Q log (Q / M),  M = β P + (1 − β) Q
 
 (Hinton et al., arXiv 1503.02531; Gu et al., MiniLLM, arXiv 2306.08543; Agarwal et al., GKD, arXiv 2306.13649, equation 1.) The sums are
-over the K words and, with the tail as a bucket, one more with the remaining probability. The result is at most the
-divergence over the whole vocabulary, and equals it with K = V. Without the bucket both sides are normalised over the K words, and Q's
-probability of other words is ignored.
+over the K words and, with the tail as a bucket, over one more word with the remaining probability. The result is then at most the
+divergence over the whole vocabulary of V words, and equals it if K = V. Without the bucket, both distributions are normalised over the
+K words, and Q's probability of other words is ignored.
 
 Legend: T tokens, K words, J = K or K + 1.
 """
@@ -25,7 +25,7 @@ TAIL_FLOOR = 1e-6
 """Floor of the bucket's probability, below which it is lost in float32 rounding; at the floor the bucket has no gradient."""
 
 DIVERGENCES = ("forward_kl", "jsd", "reverse_kl")
-"""The divergences that compare the teacher's words."""
+"""The divergences that compare the teacher's most likely words."""
 
 
 def events(

@@ -1,7 +1,7 @@
 """Endpoint: a teacher behind a server with vLLM's `/v1/completions`, which scores the tokens of prompts (`prompt_logprobs`).
 
-A sample is one request: prompt and response as token ids. The server answers with log-probabilities at temperature 1, each token's own and
-those of the most likely words. Legend: N samples, T response tokens, packed end to end, K words.
+A sample is one request with the token ids of prompt and response. The server answers with log-probabilities at temperature 1, of each
+token and of the most likely words (vocabulary tokens) at its position. Legend: N samples, T response tokens, packed end to end, K words.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dovetail.interfaces import Tokenizer
 
 RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which a retry may succeed."""
+"""HTTP statuses after which a retry may succeed."""
 FIRST_WAIT = 0.5
-"""Seconds before the first retry; doubles with each, and is shortened by a random part."""
+"""Seconds before the first retry. The wait doubles with each retry, and is shortened by a random part."""
 PROBED = 48
 """The number of words whose text is compared before the first step."""
 
@@ -43,7 +43,7 @@ class TeacherError(DovetailError, RuntimeError):
 
 @attrs.define(kw_only=True, eq=False)
 class _RetryableError(Exception):
-    """A request that came to nothing, and may come to something."""
+    """A failure of a request that may succeed if it is retried."""
 
     what: str
 
@@ -133,7 +133,7 @@ class Endpoint:
                     for row in range(len(batch)):
                         group.create_task(one(row))
             except* TeacherError as errors:
-                # One failing request ends the others; the first one says why.
+                # The task group cancels all requests after the first failure, whose error names the cause.
                 raise errors.exceptions[0] from None
         columns = {LOG_PROBS: log_probs_T, TOP_IDS: ids_TK, TOP_LOG_PROBS: top_TK}
         return Batch({name: mask.with_values(values) for name, values in columns.items()})
@@ -159,7 +159,7 @@ class Endpoint:
                 )
             headers["Authorization"] = f"Bearer {secret}"
         limits = httpx2.Limits(max_connections=self._section.concurrency)
-        # A server may send a byte now and then: the time of a request is limited as a whole.
+        # httpx2's time-outs apply to each read, so a slow server could exceed them; `_post` limits the whole request.
         return httpx2.AsyncClient(headers=headers, timeout=None, limits=limits)
 
     async def _one(self, ids: list[int], top_k: int) -> list[dict[str, Any] | None]:
@@ -169,10 +169,10 @@ class Endpoint:
     async def _retried(
         self, client: AsyncClient, ids: list[int], top_k: int
     ) -> list[dict[str, Any] | None]:
-        """What the server says of each token of a sequence but the first, of which it says None.
+        """Return the server's log-probabilities at each token of a sequence, with retries; None for the first token.
 
         Raises:
-            TeacherError: it does not.
+            TeacherError: every try failed, or the answer is malformed.
         """
         tries = self._section.retries + 1
         for number in range(tries):
@@ -254,7 +254,7 @@ class Endpoint:
         return tokens
 
     def _top(self, entry: dict[str, Any] | None, top_k: int) -> tuple[list[int], list[float]]:
-        """The K most likely words of a token, the likeliest first, and their log-probabilities."""
+        """Return the K most likely words at a token, the likeliest first, and their log-probabilities."""
         found = sorted(
             ((w["logprob"], int(word)) for word, w in (entry or {}).items()), reverse=True
         )
@@ -268,13 +268,13 @@ class Endpoint:
 
 
 def _entry(entry: dict[str, Any] | None, word: int) -> dict[str, Any]:
-    """What the server says of one word at one token; nothing where it says nothing."""
+    """Return the server's entry for a word at a token; empty if there is none."""
     found = (entry or {}).get(str(word))
     return found if isinstance(found, dict) else {}
 
 
 def _plain_words(tokenizer: Tokenizer) -> dict[int, str]:
-    """Words that are plain text, and that text, from all over the vocabulary; at least two."""
+    """Return some plain-text tokens with their texts, spread over the vocabulary; at least two."""
     size = len(tokenizer)
     found = {}
     for word in range(size):

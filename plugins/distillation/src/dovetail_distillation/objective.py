@@ -2,8 +2,9 @@
 
     L = c Σ_t m_t D(P_t, Q_t) / N  +  L_plus
 
-with teacher P, student Q, a divergence D of `divergences` or an estimate of KL(Q ‖ P) from the token (`dovetail_stages.numerics.estimate_kl`), and
-N the loss aggregation's denominator: the tokens of the mini-batch by default. `min_log_prob` and `max_divergence` bound log P and log Q, and D.
+with teacher P and student Q. D is a divergence of `divergences`, or an estimate of KL(Q ‖ P) from the sampled token
+(`dovetail_stages.numerics.estimate_kl`). N is the loss aggregation's denominator, by default the number of the mini-batch's tokens.
+`min_log_prob` bounds log P and log Q, and `max_divergence` bounds D.
 Legend: T response tokens, packed end to end, K words.
 """
 
@@ -45,7 +46,7 @@ from dovetail_stages import (
 )
 
 PLUS = "plus."
-"""Prefix of the denominators of the objective in `plus`."""
+"""Prefix that separates the denominators of the objective in `plus` from this objective's own."""
 
 
 class Distill(Objective):

@@ -1,4 +1,4 @@
-"""A preflight rule: whether the servers of teachers fit beside the pools of the run."""
+"""A preflight rule: checks that the teachers' servers fit on the machines beside the run's pools of accelerators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def teachers_do_not_fit(config: Any, plan: Any) -> Iterator[Finding]:
     training.
     """
     if plan is None or config.runtime.shortage(plan.placement.pools) is not None:
-        return  # the pools alone do not fit, which is for the runtime to say
+        return  # the pools alone do not fit, which the runtime reports
     servers = [
         Pool(name=f"{name} {k + 1}", roles=(f"teacher {name}",), ranks_per_node=size, accelerators=True)
         for stage in plan.stages

@@ -1,4 +1,4 @@
-"""ScoreTeacher: the teachers' log-probabilities of the samples, and their most likely words.
+"""ScoreTeacher: computes the teachers' log-probabilities of the samples, and the teachers' most likely words (vocabulary tokens).
 
 A teacher is a role of the config, whose engine scores the samples, or a server. The `data_source` of a sample's row selects the
 teacher. Legend: N samples, T response tokens, packed end to end, K words.
@@ -137,10 +137,10 @@ class ScoreTeacher(Stage):
         return batch.with_columns(written)
 
     def _rows(self, batch: Batch) -> dict[str, np.ndarray]:
-        """int64 each: rows of each teacher.
+        """Return the row indices of each teacher's samples, int64 each, by teacher.
 
         Raises:
-            DataError: a sample has none.
+            DataError: a sample has no teacher.
         """
         teachers = self.config.by_source
         names = [
@@ -158,7 +158,7 @@ class ScoreTeacher(Stage):
     def _scored(
         self, name: str, batch: Batch, outputs: dict[str, OutputSpec], step: StepContext
     ) -> Batch:
-        """The columns of some samples, by their teacher."""
+        """Return the columns that a teacher computes for its samples."""
         if name in self._endpoints:
             count = max((output.inner[0] for output in outputs.values() if output.inner), default=0)
             return asyncio.run(self._endpoints[name].score(batch, count))
@@ -174,17 +174,17 @@ def _without_teacher(sources: str, config: ScoreTeacherConfig) -> DataError:
 
 
 def _sized(name: str, facts: PlanFacts) -> OutputSpec:
-    """The output of a teacher's model, as many words as its readers compare."""
+    """Return the spec of a teacher's output, sized to the number of words that the student compares."""
     if not OUTPUTS[name].inner:
         return OUTPUTS[name]
     return OUTPUTS[name].sized(_words(facts))
 
 
 def _words(facts: PlanFacts) -> int:
-    """K, by the output of the student that reads the teacher's words.
+    """Return K, the number of words that the student's objective compares.
 
     Raises:
-        ConfigError: the student's objective does not say, or objectives of several roles differ.
+        ConfigError: no objective reads the teacher's words, or objectives of several roles need different numbers.
     """
     sizes = {
         output.inner[0]

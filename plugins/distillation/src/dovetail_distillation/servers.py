@@ -1,7 +1,7 @@
-"""Teacher servers that the run starts: vLLM or SGLang, each run by a process of the runtime, which forwards requests to it.
+"""Teacher servers that the run starts: vLLM or SGLang. A process of the runtime starts each server and forwards requests to it.
 
-A process and its server are on one machine, so that the server listens on the loopback interface alone, and requests travel as the
-runtime's calls. Requests have the form of vLLM's `/v1/completions`; for SGLang, requests and answers are converted.
+The process and its server are on one machine, so that the server listens on the loopback interface only. Requests reach the process as
+calls of the runtime. Requests have the form of vLLM's `/v1/completions`; for SGLang, requests and answers are converted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dovetail_serving import LOOPBACK, ServerProcess, free_port
 _TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 _LOOK_SECONDS = 0.2
 _SHOWN = 2000
-"""Characters of a server's log in an error."""
+"""Number of characters of a server's log that an error shows."""
 
 
 @attrs.define(eq=False)
 class _Place:
-    """A server's process, and how many requests it has."""
+    """The process of a server, with the number of its running requests."""
 
     worker: TaskWorker
     running: int = 0
@@ -180,7 +180,7 @@ class TeacherServer:
         self._process.close()
 
     def _start_again(self) -> None:
-        """Start a server in the place of one that has died, once for all requests that it had."""
+        """Restart the server if it has died. Only the first of its failed requests restarts it."""
         with self._starting:
             if self._process.exit_status is not None:
                 self._process.close()
@@ -197,7 +197,7 @@ class TeacherServer:
                 if httpx2.get(f"{self._url}/health").status_code == httpx2.codes.OK:
                     return
             except httpx2.HTTPError:
-                pass  # it does not listen yet
+                pass  # the server does not listen yet
             time.sleep(_LOOK_SECONDS)
         raise WorkerError(
             f"the teacher's server was not healthy within serve.start_timeout={seconds:g} s; it prints to {self._log}",
@@ -227,7 +227,7 @@ def for_sglang(asked: bytes) -> bytes:
             "return_logprob": True,
             "logprob_start_len": 0,
             "top_logprobs_num": top_k,
-            # Text is compared before the first step alone, which asks for no further words.
+            # Only the check before the first step needs texts, and it requests no further words.
             "return_text_in_logprobs": not top_k,
         }
     ).encode()
@@ -257,13 +257,13 @@ def _arguments(setup: Mapping[str, Any], port: int) -> list[str]:
         given |= {"model_path": setup["model"], **own}
         return ["dovetail_rollout_sglang.serve", json.dumps(given)]
     given = {"tensor_parallel_size": ranks, **setup["arguments"]}
-    # As many words as a student compares.
+    # Remove vLLM's limit (20) on the number of words, since a student may compare any number.
     given |= {"model": setup["model"], **own, "max_logprobs": -1}
     return ["vllm.entrypoints.openai.api_server", *_flags(given)]
 
 
 def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield arguments as vLLM's command line takes them."""
+    """Yield arguments as options of vLLM's command line."""
     for name, value in arguments.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):

@@ -1,10 +1,11 @@
-"""TeacherAdvantage: the reverse KL to the teacher as advantage of each token.
+"""TeacherAdvantage: subtracts an estimate of the reverse KL to the teacher from the advantage of each token.
 
     A'_t = a A_t − c clip(log π_old(y_t) − log π_teacher(y_t), ± max_divergence)
 
-On samples of the policy, the expectation of the second term is −c KL(π_old ‖ π_teacher) of the token: a policy gradient on it minimises the
-reverse KL token by token, without looking ahead (Thinking Machines Lab, "On-Policy Distillation", 2025; MiniLLM, arXiv 2306.08543, and GKD,
-arXiv 2306.13649, minimise the same divergence). Legend: T response tokens, packed end to end.
+On samples of the policy, the expectation of the second term is −c KL(π_old ‖ π_teacher) at the token. A policy gradient on this term
+minimises the reverse KL token by token, ignoring the effect on later tokens (Thinking Machines Lab, "On-Policy
+Distillation", 2025). MiniLLM, arXiv 2306.08543, and GKD, arXiv 2306.13649, minimise the same divergence. Legend: T response tokens,
+packed end to end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environments, which provide tasks, run their episodes, and score them.
+"""Environments: plugins that provide tasks, run the tasks' episodes, and score them.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,4 +1,4 @@
-"""Config classes of environments and of their agent loop. Nothing here imports more than config sections."""
+"""Config classes of environments and of their agent loop. This module imports nothing but config sections."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class EnvironmentsConfig(GatewaySection):
 
 
 def _given(section: EnvironmentSection) -> dict[str, Any]:
-    """The fields of a section that are not their defaults; `name` and `path` select it."""
+    """Return the fields of a section that differ from their defaults, `name` and `path` included."""
     return {
         field.name: value
         for field in attrs.fields(type(section))

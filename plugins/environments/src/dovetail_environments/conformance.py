@@ -1,4 +1,4 @@
-"""The suites of this package's plugins: for the tests here, and for `dovetail plugins check`."""
+"""The conformance suites of this package's plugins, for its tests and for `dovetail plugins check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An example of an environment in one file, which `worker.py` runs: the policy counts, one number a turn."""
+"""An example of an environment in one file, run by `worker.py`: the policy counts, one number per turn."""
 
 from __future__ import annotations
 

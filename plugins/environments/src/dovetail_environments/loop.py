@@ -1,4 +1,4 @@
-"""EnvironmentsLoop: each row's environment runs its episode and scores it."""
+"""EnvironmentsLoop: an agent loop that has each row's environment run and score the episode."""
 
 from __future__ import annotations
 
@@ -145,10 +145,10 @@ class EnvironmentsLoop(AgentLoop):
         return EpisodeEndpoint(session, self.config, self._reader)
 
     def _chosen(self, prompt: Prompt) -> tuple[str, Environment, Mapping[str, Any]]:
-        """The environment of a row, its name, and the task.
+        """Return the name of a row's environment, the environment, and the task.
 
         Raises:
-            EpisodeError: the row names none, or one that the config has not.
+            EpisodeError: the row names no environment of the config.
         """
         row = prompt.extra_info or {}
         name = str(row.get("environment"))
@@ -181,10 +181,10 @@ class _Episode(EnvironmentEpisode):
 
 
 def _checked(name: str, score: Any) -> EpisodeScore:
-    """A score of finite numbers.
+    """Check an environment's score, and return it with plain floats.
 
     Raises:
-        EpisodeError: it is none.
+        EpisodeError: the value is not an EpisodeScore, or has a number that is not finite in float32.
     """
     if not isinstance(score, EpisodeScore):
         message = f"environment {name!r} returned {score!r:.80}; expected an EpisodeScore"

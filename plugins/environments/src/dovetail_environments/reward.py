@@ -1,4 +1,4 @@
-"""EnvironmentReward: the score that a row's environment gave."""
+"""EnvironmentReward: the reward function that returns the score of the row's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EnvironmentRows: the tasks of environments as rows of data."""
+"""EnvironmentRows: the dataset source that provides the tasks of environments as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ServedModel: the policy behind an API, for one episode."""
+"""ServedModel: an API through which an environment calls the policy during one episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimulatedUser: a conversation with a second model."""
+"""SimulatedUser: an environment in which a second model plays the user."""
 
 from __future__ import annotations
 

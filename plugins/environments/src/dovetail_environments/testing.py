@@ -1,4 +1,4 @@
-"""The suite of environments. It needs dovetail-sdk."""
+"""The conformance suite of environments. It needs the package dovetail-sdk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dovetail_sdk.testing.conformance import PluginConformance, draw_episodes
 
 _NAME = "it"
 _MOST = 6
-"""Tasks that are looked at."""
+"""Number of tasks that the suite checks."""
 
 
 class _LoopOf(EnvironmentsLoop):
-    """The agent loop, with an environment that need not be installed."""
+    """The agent loop over one environment, which need not be an installed plugin."""
 
     plugin: ClassVar[type[Environment]]
 

@@ -1,4 +1,4 @@
-"""A user simulated by a second model, on the standard library alone; `worker.py` runs this file."""
+"""A user simulated by a second model. `worker.py` runs this file, which uses the standard library only."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _begin(task: dict[str, Any]) -> list[dict[str, str]]:
 def _reply(user: Any, messages: list[dict[str, str]], settings: dict[str, Any]) -> str:
     try:
         reply = str(user.chat(messages, **settings["extra_body"]))
-    except Exception as error:  # also what it raises at the end of its context, which is not an end of the policy's
+    except Exception as error:  # also EpisodeEnded: the end of the user's context does not end the policy's episode
         message = f"the user's model at {settings['url']} failed: {type(error).__name__}: {error}"
         raise RuntimeError(message) from error
     if not reply.strip():

@@ -1,11 +1,11 @@
-"""Runs an environment's file in the interpreter that it needs, on the standard library alone: `python worker.py FILE`.
+"""Runs an environment's file in the interpreter that the environment needs, with the standard library only: `python worker.py FILE`.
 
-Requests come as JSON lines on the standard input, and each is answered with one on the standard output. The file has two functions:
+Standard input has a request per line, as JSON; each is answered by a line of JSON on standard output. The file has two functions:
 
-- `tasks(settings, count, held_out)` returns a list of mappings: `prompt` (a text, or messages), `task` (JSON, what `episode` is given),
+- `tasks(settings, count, held_out)` returns a list of mappings: `prompt` (a text, or messages), `task` (JSON, passed to `episode`),
   `ground_truth`.
-- `episode(settings, task, model)` returns the reward, or a mapping with `reward` and `parts`. `model.chat(messages)` returns what the policy
-  answers; `model.base_url`, `model.api_key` and `model.name` are for clients of OpenAI's API.
+- `episode(settings, task, model)` returns the reward, or a mapping with `reward` and `parts`. `model.chat(messages)` returns the policy's
+  answer; `model.base_url`, `model.api_key` and `model.name` are for clients of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main(file: str) -> None:
     """Answer the run's requests with the functions of a file until standard input ends; then end this process and its children."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what the environment prints is not an answer
+    os.dup2(2, 1)  # keep the environment's prints out of the answers
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
     settings: dict[str, Any] = {}
@@ -118,9 +118,8 @@ def _answer(module: Any, settings: dict[str, Any], asked: dict[str, Any]) -> dic
 def _read(requests: Any, waiting: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in requests:
         waiting.put(json.loads(line))
-    if os.getpgrp() == os.getsid(
-        0
-    ):  # the session that the run began for this process, or for `uv run` above it
+    # True if the run began this session, for this process or for `uv run` above it.
+    if os.getpgrp() == os.getsid(0):
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(0)
 

@@ -123,10 +123,10 @@ class WorkerEnvironment(Environment):
     async def _answer(
         self, pool: WorkerPool, worker: EnvironmentProcess, request: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """What a process answers to a request for an episode.
+        """Send a request for an episode to a process, and return the answer.
 
         Raises:
-            EpisodeError: it has no reward.
+            EpisodeError: the answer has no reward.
         """
         answer = await pool.ask(worker, request)
         if "reward" not in answer:

@@ -1,4 +1,4 @@
-"""WorkerPool: processes of an environment in the interpreter that it needs, each of which runs one episode at a time."""
+"""WorkerPool: processes that run an environment in the interpreter that it needs. Each process runs one episode at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dovetail.errors import DovetailError
 from dovetail_environments.worker import PROTOCOL
 
 _SHOWN = 300
-"""Characters of what a process said in a message."""
+"""Number of characters of a process's output that an error shows."""
 _LONGEST = 64 << 20
-"""Characters of an answer."""
+"""Maximum length of an answer, in characters."""
 
 
 class EnvironmentProcessError(DovetailError, RuntimeError):
@@ -130,7 +130,8 @@ class EnvironmentProcess:
             timer.start()
         line = ""
         try:
-            with suppress(BrokenPipeError, ValueError):  # it has died, or is killed
+            # Ignore a broken pipe, since the end of the process is reported below.
+            with suppress(BrokenPipeError, ValueError):
                 self._process.stdin.write(json.dumps(request) + "\n")
                 self._process.stdin.flush()
                 line = self._process.stdout.readline(_LONGEST)
@@ -223,7 +224,7 @@ class WorkerPool:
         async with self._places:
             starting = asyncio.get_running_loop().run_in_executor(self._threads, self._ready)
             try:
-                # A thread can't be cancelled: the process that it starts serves a later episode.
+                # The starting thread can't be cancelled, so its process is kept for a later episode.
                 worker = await asyncio.shield(starting)
             except asyncio.CancelledError:
                 starting.add_done_callback(self._unused)
@@ -253,7 +254,7 @@ class WorkerPool:
             self._idle.append(starting.result())
 
     def _ready(self) -> EnvironmentProcess:
-        """A process that runs: one that is idle, or a new one."""
+        """Return an idle process, or start one."""
         while self._idle:
             worker = self._idle.pop()
             if worker.running:

@@ -1,1 +1,1 @@
-"""Tasks of Harbor."""
+"""The environment `harbor`: tasks in Harbor's format."""

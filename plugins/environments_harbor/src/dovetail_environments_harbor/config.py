@@ -1,4 +1,4 @@
-"""Settings of the environment `harbor`."""
+"""Config class of the environment `harbor`."""
 
 from __future__ import annotations
 

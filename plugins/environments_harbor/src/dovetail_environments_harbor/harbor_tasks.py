@@ -1,4 +1,4 @@
-"""Harbor: tasks as folders, each with an instruction, an environment and tests."""
+"""Harbor: an environment whose tasks are folders with an instruction, an environment and tests."""
 
 from __future__ import annotations
 

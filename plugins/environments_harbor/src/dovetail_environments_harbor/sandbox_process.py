@@ -1,6 +1,6 @@
 """Runs the shell of one task in the sandbox of dovetail-rewards: `python sandbox_process.py DESCRIPTOR LIMITS`, in the run's own interpreter.
 
-The other end of the descriptor, a socket, is `trials.py`, which sends commands to the program below.
+The descriptor is a socket, by which `trials.py` sends commands to the program below.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trials of Harbor, in the interpreter that has it; `worker.py` of dovetail-environments runs this file, which imports nothing of Dovetail."""
+"""Runs Harbor's tasks. `worker.py` of dovetail-environments runs this file in an interpreter with Harbor, without Dovetail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harbor.trial.trial import Trial
 
 _RUNNER = asyncio.Runner()
 _UNLIMITED = 1e6
-"""What Harbor's own time limits of an agent are multiplied by: the run has limits of its own, in which the policy's answers do not count."""
+"""Factor that turns off Harbor's time limits of an agent, since the run's own limits apply, which don't count the policy's time."""
 _HOUR, _MIB = 3600, 1 << 20
 
 
@@ -149,7 +149,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         return EnvironmentCapabilities(disable_internet=True)
 
     def _validate_definition(self) -> None:
-        """Take any task: what its Dockerfile says is not done."""
+        """Accept any task, since the Dockerfile is not used."""
 
     async def start(self, force_build: bool) -> None:
         """Start the shell, and copy the files beside the task's Dockerfile into the working directory."""

@@ -1,1 +1,1 @@
-"""Environments of OpenEnv."""
+"""The environment `openenv`: environments of OpenEnv."""

@@ -1,4 +1,4 @@
-"""Settings of the environment `openenv`."""
+"""Config class of the environment `openenv`."""
 
 from __future__ import annotations
 

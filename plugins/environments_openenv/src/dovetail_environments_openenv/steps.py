@@ -1,7 +1,7 @@
-"""Environments of OpenEnv, in the interpreter that has it; `worker.py` of dovetail-environments runs this file, which imports nothing of Dovetail.
+"""Runs OpenEnv's environments. `worker.py` of dovetail-environments runs this file in an interpreter with OpenEnv, without Dovetail.
 
-The server is called over its WebSocket, without OpenEnv's client: after a lost connection that client reconnects to a new session in the
-middle of an episode, and it drops the reasons for which an action is refused.
+The server is called over its WebSocket, without OpenEnv's client. After a lost connection, that client would reconnect to a new session
+in the middle of an episode; it also drops the reasons why an action is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 _APART = 2**30
-"""Between the seeds of training tasks and held-out ones."""
-# uv is beside this interpreter. Its own environment must not be taken for that of a project.
+"""Distance between the seeds of training tasks and of held-out tasks."""
+# uv is installed beside this interpreter. It must not take this interpreter's virtual environment for the project's.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 os.environ.pop("VIRTUAL_ENV", None)
 
@@ -120,15 +120,18 @@ class Server:
         here, remote = Path.cwd(), project.startswith("git+")
         if not remote and not Path(project, "pyproject.toml").is_file():
             raise ValueError(f"project {project!r} has no pyproject.toml in {here}; expected the folder of an OpenEnv environment, or git+URL")  # fmt: skip
-        from openenv.core.containers.runtime import UVProvider  # takes seconds
+        # This import takes seconds, and only a server that this process starts needs it.
+        from openenv.core.containers.runtime import UVProvider
 
         self._provider = UVProvider(project_path=project, app=app, host="127.0.0.1")
         try:
-            os.chdir(here if remote else project)  # as its image does: `server` is a module there
+            # Start in the project's folder as OpenEnv's images do, since `server` is imported from there.
+            os.chdir(here if remote else project)
             url = str(self._provider.start())
         finally:
             os.chdir(here)
-        while True:  # a time limit of the run ends this process; wait_for_ready looks only when it begins whether the server has died
+        # Wait in short rounds, since wait_for_ready checks only at its start whether the server has died. The run limits the time.
+        while True:
             try:
                 self._provider.wait_for_ready(timeout_s=1.0)
             except TimeoutError:
@@ -165,7 +168,7 @@ class Server:
 
 
 _servers: list[Server] = []
-"""The server of this process, where there is one."""
+"""The server of this process; empty if there is none."""
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
@@ -185,7 +188,7 @@ def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[
     except model.Ended:
         raise
     except BaseException:
-        while _servers:  # the next episode starts with a server that is known to work
+        while _servers:  # the next episode starts another server
             _servers.pop().close()
         raise
 
@@ -208,7 +211,7 @@ def _episode(
             shown = str(error)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": shown}]
     counted = rewards if settings["reward"] == "sum" else rewards[-1:]
-    if None in counted:  # as OpenEnv's servers write what is not finite, too
+    if None in counted:  # OpenEnv's servers also write null for a number that is not finite
         raise RuntimeError(f"the environment gave no finite reward: {counted}")
     total = sum(counted) if rewards else settings["at_limit"]
     return {"reward": total, "parts": {"turns": turns, "invalid": invalid}}

@@ -1,1 +1,1 @@
-"""Tasks of reasoning-gym, scored by its own rules."""
+"""The environment `reasoning_gym`: tasks of the package reasoning-gym, scored by the package's own rules."""

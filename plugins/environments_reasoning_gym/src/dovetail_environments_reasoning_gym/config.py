@@ -1,4 +1,4 @@
-"""Settings of the environment `reasoning_gym`."""
+"""Config class of the environment `reasoning_gym`."""
 
 from __future__ import annotations
 

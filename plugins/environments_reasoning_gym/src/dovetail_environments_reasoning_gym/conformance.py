@@ -1,4 +1,4 @@
-"""The suite of ReasoningGym: for the tests here, and for `dovetail plugins check`."""
+"""The conformance suite of ReasoningGym, for this package's tests and for `dovetail plugins check`."""
 
 from __future__ import annotations
 

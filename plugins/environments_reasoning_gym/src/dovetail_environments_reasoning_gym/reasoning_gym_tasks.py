@@ -1,4 +1,4 @@
-"""ReasoningGym: questions that reasoning-gym generates, answered in one turn and scored by its rules, in process."""
+"""ReasoningGym: an environment of questions that reasoning-gym generates and scores in this process; the policy answers in one turn."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dovetail_environments_reasoning_gym.config import ReasoningGymConfig
 
 _TAG = "<answer>"
 _APART = 2**30
-"""Between the seeds of training questions and held-out ones: reasoning-gym adds a question's number to the seed."""
+"""Distance between the seeds of training and held-out questions, which must be large, since reasoning-gym adds a question's number."""
 _TRIES = 20
-"""Questions that are generated for each that is taken, at most: small datasets repeat theirs."""
+"""Maximum number of questions generated for each held-out question, since small datasets repeat questions."""
 
 
 class ReasoningGym(Environment):
@@ -65,7 +65,7 @@ class ReasoningGym(Environment):
         return float(dataset.score_answer(answer, dataset[task["number"]]))
 
     def _unasked(self, name: str, count: int, asked: set[Any]) -> Iterator[EnvironmentTask]:
-        """Held-out questions of a dataset, none of which was asked; fewer where it has no more."""
+        """Yield up to `count` held-out questions of a dataset that are not in `asked`."""
         for number in range(_TRIES * self.config.held_out):
             if not count:
                 return
@@ -84,10 +84,10 @@ class ReasoningGym(Environment):
         )
 
     def _dataset(self, name: str, *, held_out: bool) -> Any:
-        """The questions of a dataset.
+        """Return the questions of a dataset, cached.
 
         Raises:
-            ConfigError: reasoning-gym has no such dataset, or does not take its settings.
+            ConfigError: reasoning-gym has no such dataset, or refuses the settings.
         """
         if (name, held_out) in self._made:
             return self._made[name, held_out]

@@ -1,1 +1,1 @@
-"""Games of TextArena."""
+"""The environment `textarena`: games of TextArena."""

@@ -1,4 +1,4 @@
-"""Settings of the environment `textarena`."""
+"""Config class of the environment `textarena`."""
 
 from __future__ import annotations
 

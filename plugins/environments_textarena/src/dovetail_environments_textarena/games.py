@@ -1,4 +1,4 @@
-"""Games of TextArena, in the interpreter that has it; `worker.py` of dovetail-environments runs this file, which imports nothing of Dovetail."""
+"""Plays TextArena's games. `worker.py` of dovetail-environments runs this file in an interpreter with TextArena, without Dovetail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import textarena
 
 _APART = 2**30
-"""Between the seeds of training games and held-out ones."""
+"""Distance between the seeds of training games and of held-out games."""
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ class Game:
 
     def __init__(self, task: dict[str, Any]) -> None:
         self._seat, self._random = task["seat"], random.Random(task["seed"])
-        # `-raw` shows a player what happened since the last look; the other variants repeat the whole game in each turn.
+        # The variant `-raw` shows a player what has happened since the player's last turn. Other variants repeat the whole game each turn.
         self._game = textarena.make(f"{task['game']}-raw")
         self._game.reset(num_players=self.seats(task["game"]), seed=task["seed"])
         self._over = False
@@ -99,10 +99,10 @@ class Game:
         return float(rewards[self._seat]), bool(known[self._seat].get("invalid_move"))
 
     def _open_move(self, text: str) -> str:
-        """A random one of the moves that a text lists behind `Moves:`.
+        """Return a random move of those that a text lists after `Moves:`.
 
         Raises:
-            ValueError: it lists none.
+            ValueError: the text lists no moves.
         """
         listed = re.findall(r"[Mm]oves?:(.*)", text)
         moves = re.findall(r"\[[^\]\[]+\]", listed[-1]) if listed else []

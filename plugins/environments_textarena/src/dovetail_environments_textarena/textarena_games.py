@@ -1,4 +1,4 @@
-"""Textarena: text games, in a separate interpreter."""
+"""Textarena: an environment of text games, run in a separate interpreter."""
 
 from __future__ import annotations
 

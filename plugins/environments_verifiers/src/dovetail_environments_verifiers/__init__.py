@@ -1,1 +1,1 @@
-"""Tasksets of verifiers."""
+"""The environment `verifiers`: tasksets of the package verifiers."""

@@ -1,4 +1,4 @@
-"""Settings of the environment `verifiers`."""
+"""Config class of the environment `verifiers`."""
 
 from __future__ import annotations
 

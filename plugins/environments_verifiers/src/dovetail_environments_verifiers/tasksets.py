@@ -1,4 +1,4 @@
-"""Tasksets of verifiers, in the interpreter that has them; `worker.py` of dovetail-environments runs this file, which imports nothing of Dovetail."""
+"""Runs verifiers' tasksets. `worker.py` of dovetail-environments runs this file in an interpreter with verifiers, without Dovetail."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import verifiers.v1 as vf
 
 _KEY = "DOVETAIL_EPISODE_KEY"
-"""Variable with the key of the episode."""
+"""Environment variable with the API key of the episode."""
 _RUNNER = asyncio.Runner()
-# Harnesses install what they need with uv, which is beside this interpreter.
+# Harnesses install their requirements with uv, which is installed beside this interpreter.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
@@ -74,7 +74,7 @@ def _made(taskset: str, agent: str) -> Any:
 
 
 def _environment(settings: dict[str, Any]) -> Any:
-    """The taskset with its harness and its runtime, as verifiers composes them."""
+    """Return verifiers' environment of the taskset, its harness and its runtime."""
     taskset = {**settings["taskset_config"], "id": settings["taskset"]}
     harness = {**settings["harness_config"], "id": settings["harness"]}
     agent = {"harness": harness, "runtime": settings["runtime"]}

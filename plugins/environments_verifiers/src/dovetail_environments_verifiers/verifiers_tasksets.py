@@ -1,4 +1,4 @@
-"""Verifiers: tasksets of verifiers 0.4, run by its harnesses in its runtimes."""
+"""Verifiers: an environment of verifiers 0.4's tasksets, run by verifiers' harnesses and runtimes."""
 
 from __future__ import annotations
 

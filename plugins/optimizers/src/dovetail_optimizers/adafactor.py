@@ -1,4 +1,4 @@
-"""Adafactor: torch.optim.Adafactor."""
+"""The optimizer `adafactor`: torch.optim.Adafactor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Adafactor(Optimizer):
 
     @classmethod
     def state_bytes(cls, config: PluginConfig, *, matrix: bool) -> float:
-        # Rows and columns of a matrix are next to nothing; of vectors there are few.
+        # A matrix has one number for each row and column, which is negligible, and few parameters are vectors.
         return 0
 
     def build(

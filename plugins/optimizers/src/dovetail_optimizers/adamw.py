@@ -1,4 +1,4 @@
-"""AdamW: torch.optim.AdamW."""
+"""The optimizer `adamw`: torch.optim.AdamW."""
 
 from __future__ import annotations
 

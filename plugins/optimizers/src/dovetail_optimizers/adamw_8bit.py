@@ -1,4 +1,4 @@
-"""AdamW8bit: torchao.optim.AdamW8bit."""
+"""The optimizer `adamw_8bit`: torchao.optim.AdamW8bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AdamW8bit(Optimizer):
 
         config = self.config
         even = [p for p in parameters.values() if _divides_evenly(p)]
-        # Where ranks hold parts of different sizes, torchao quantises some of them and not others: no checkpoint could hold both.
+        # If shards have different sizes, torchao quantises only some of them, and a checkpoint can't hold a parameter in two forms.
         uneven = [p for p in parameters.values() if not _divides_evenly(p)]
         made: list[torch.optim.Optimizer] = []
         if even:
@@ -65,7 +65,7 @@ class AdamW8bit(Optimizer):
 
 
 def _divides_evenly(parameter: Tensor) -> bool:
-    """Whether every rank holds as many rows of a parameter [rows, …]."""
+    """Return whether every rank holds the same number of rows of a parameter [rows, …]."""
     if not isinstance(parameter, DTensor):
         return True
     sharded = [

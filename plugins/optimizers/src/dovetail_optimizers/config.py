@@ -1,4 +1,4 @@
-"""Configs of the optimizers and schedules. Nothing here imports torch."""
+"""Config classes of the optimizers and schedules. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MuonConfig(OptimSection):
     adamw_lr: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
     )
-    """AdamW's peak learning rate; `lr` where absent."""
+    """AdamW's peak learning rate; absent: `lr`."""
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.999), validator=_BETAS)
     """Decays of AdamW's moments."""
     eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
@@ -86,7 +86,7 @@ class SgdConfig(OptimSection):
     """Look ahead by one step of momentum."""
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what torch would."""
+        """Refuse Nesterov without momentum, as torch does."""
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0; set momentum=0.9")
 

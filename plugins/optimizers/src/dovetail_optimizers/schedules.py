@@ -1,4 +1,4 @@
-"""The schedules: each a function of the steps since the peak."""
+"""Learning-rate schedules, each a function of the number of steps since the peak."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ class WarmupStableDecay(Schedule):
 
 
 def _done(step: int, last: int | None) -> float:
-    """How far the run is between the peak (0) and its last step (1)."""
+    """Return the run's progress from the peak (0) to the last step (1)."""
     assert last is not None, "the schedule says that it needs the last step"
     return step / last

@@ -1,4 +1,4 @@
-"""Sgd: torch.optim.SGD."""
+"""The optimizer `sgd`: torch.optim.SGD."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reward managers, reward functions, and what further reward functions share with them.
+"""Reward managers, reward functions, and helpers for further reward functions.
 
-Names load on first use; `__init__.pyi` lists the public ones. Programs run in `dovetail_rewards.sandbox`, which is public too.
+Names load on first use; `__init__.pyi` lists the public ones. The sandbox, `dovetail_rewards.sandbox`, is public too.
 """
 
 import lazy_loader

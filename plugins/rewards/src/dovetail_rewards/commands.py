@@ -1,4 +1,4 @@
-"""`dovetail reward try`: score rows before a run, and see what a reward does."""
+"""`dovetail reward try`: scores rows before a run, to test a reward."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def try_reward(
 
 
 def _section(source: str, dataset: str, overrides: tuple[str, ...]) -> RewardSection:
-    """The reward section that FILE stands for, with the overrides."""
+    """Return the reward section that the argument FILE selects, with the overrides applied."""
     from dovetail.config import config_from_mapping, load_config, read_file
 
-    # Model and data are never looked at, but a config has them.
+    # A config must have a model and data, which are not read here.
     placeholders = ["model.path=none", f"data.train_files={json.dumps([dataset])}"]
     path, _, attribute = source.partition(":")
     if path.endswith((".yaml", ".yml")):

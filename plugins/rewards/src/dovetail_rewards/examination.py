@@ -1,4 +1,4 @@
-"""The rows of `dovetail doctor` about this package: the isolation levels at which untrusted code can run here."""
+"""The rows of `dovetail doctor` for this package: the isolation levels at which untrusted code can run on this machine."""
 
 from __future__ import annotations
 

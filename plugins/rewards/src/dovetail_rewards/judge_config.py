@@ -1,4 +1,4 @@
-"""Config class of the judge. Nothing here imports more than the config sections."""
+"""Config class of the judge. This module imports nothing but config sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config classes of the reward managers. Nothing here imports more than the config sections."""
+"""Config classes of the reward managers. This module imports nothing but config sections."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Config classes of the reward models. Nothing here imports more than the config sections."""
+"""Config classes of the reward models. This module imports nothing but config sections."""
 
 from __future__ import annotations
 

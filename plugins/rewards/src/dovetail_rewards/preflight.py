@@ -1,4 +1,4 @@
-"""Preflight rules about what managers score with: processes of the runtime, models in a directory."""
+"""Preflight rules for reward managers that need processes of the runtime, or a model directory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reward_model_missing(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def _managers(key: str, manager: object) -> Iterator[tuple[str, object]]:
-    """A manager and those inside of it, each with its key."""
+    """Yield a manager and the managers inside it, each with its config key."""
     yield key, manager
     if isinstance(manager, HybridConfig):
         for name, scorer in manager.scorers.items():

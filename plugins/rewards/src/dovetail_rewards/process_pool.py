@@ -1,4 +1,4 @@
-"""A pool of processes for work that may hang or crash: each has one request at a time and is killed at its limit."""
+"""A pool of processes for work that may hang or crash. Each process has one request at a time, and is killed at the request's limit."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MAX_REPLY_BYTES = 64 << 20
 MAX_PRINTED_BYTES = 1 << 20
 """Maximum bytes of a process's standard error that are shown."""
 _TICK = 0.1
-"""Seconds between a thread's looks at whether its process lives and its request was cancelled."""
+"""Seconds between a thread's checks of whether its process lives and its request was cancelled."""
 _GRACE = 0.5
-"""Seconds for a process to end by itself, now that its input has ended."""
+"""Seconds that a process may take to end by itself after its input has ended."""
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
@@ -81,7 +81,7 @@ class ProcessPool:
         self._lock = threading.Lock()
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._free = 0  # idle threads less queued requests
+        self._free = 0  # number of idle threads minus number of queued requests
         self._processes: set[_Process] = set()
         self._closed = False
 
@@ -144,7 +144,7 @@ class ProcessPool:
         return started
 
     def _serve(self, started: Future[None]) -> None:
-        """In a thread: start a process and have it answer requests; start another where it is lost."""
+        """Run one thread of the pool: start a process, pass requests to it, and replace it if it is lost."""
         process: _Process | None = None
         try:
             process = self._begin()
@@ -155,7 +155,7 @@ class ProcessPool:
             request, limit, answer = task
             if not answer.cancelled():
                 process, reply = self._work(process, request, limit, answer.cancelled)
-                with contextlib.suppress(InvalidStateError):  # it was cancelled
+                with contextlib.suppress(InvalidStateError):  # the request was cancelled
                     if isinstance(reply, Exception):
                         answer.set_exception(reply)
                     else:
@@ -192,7 +192,7 @@ class ProcessPool:
         limit: float | None,
         cancelled: Callable[[], bool],
     ) -> tuple[_Process | None, Reply | Exception]:
-        """The process, or None where it is lost; and its reply, or why there is none."""
+        """Return the process, None if it was lost, and its reply or the error in place of a reply."""
         try:
             if process is not None and process.popen.poll() is not None:
                 self._log(f"an idle process {self._end(process, 0.0)}")
@@ -219,7 +219,7 @@ class ProcessPool:
 
 
 class _Process:
-    """One process, its channel and what it prints. Its methods are called by one thread."""
+    """A process with its channel and its standard error. Only one thread calls the methods."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._channel, theirs = socket.socketpair()
@@ -231,7 +231,7 @@ class _Process:
                 stdout=theirs.fileno(),
                 stderr=printing,
                 env={**os.environ, **_ONE_THREAD},
-                start_new_session=True,  # Ctrl-C is the run's affair, and a kill takes children along
+                start_new_session=True,  # no Ctrl-C here, and killpg reaches children
             )
         except BaseException:
             self._channel.close()
@@ -252,17 +252,17 @@ class _Process:
     def exchange(
         self, request: Mapping[str, Any], limit: float | None, ended: Callable[[], bool]
     ) -> Reply:
-        """Send a request and wait for its reply.
+        """Send a request and wait for the reply.
 
         Raises:
-            RequestTimeoutError: there was none within the limit.
-            ProcessDiedError: the process ended, or sent something else.
+            RequestTimeoutError: no reply arrived within the limit.
+            ProcessDiedError: the process ended, or sent an invalid reply.
             InterruptedError: the request was cancelled, or the pool closed.
         """
         self._number += 1
         self._sending = json.dumps({"number": self._number, **request}).encode() + b"\n"
         end = time.monotonic() + (math.inf if limit is None else limit)
-        with contextlib.suppress(OSError):  # an end shows in receiving
+        with contextlib.suppress(OSError):  # receiving detects the process's end
             self._send()
         received = bytearray()
         while True:
@@ -278,7 +278,7 @@ class _Process:
                 raise InterruptedError("the request was cancelled, or the pool closed")
 
     def _move(self, seconds: float) -> bytes:
-        """Send, show and receive what can be within these seconds."""
+        """Send request bytes, show printed text and receive reply bytes, waiting up to `seconds` until one is possible."""
         wanted = select.POLLIN | (select.POLLOUT if self._sending else 0)
         if wanted != self._wanted:
             self._poll.register(self._channel, wanted)
@@ -295,7 +295,8 @@ class _Process:
                 received = self._channel.recv(1 << 20)
         except OSError as error:
             raise ProcessDiedError(str(error)) from error
-        silent = not events and self.popen.poll() is not None  # a child of it holds the channel
+        # A child of an ended process may keep the channel open, which then shows no end.
+        silent = not events and self.popen.poll() is not None
         if silent or (events & ~select.POLLOUT and not received):
             raise ProcessDiedError("its end of the channel is closed")
         return received
@@ -314,7 +315,7 @@ class _Process:
         raise ProcessDiedError(f"it sent what is not a reply: {line[:80]!r}")
 
     def _show(self) -> None:
-        """Show what it has printed, up to the bound; the rest is read and dropped, so that it does not block."""
+        """Show the process's printed text up to the limit; the rest is read and dropped, so that the process does not block."""
         try:
             data = os.read(self._printed, 1 << 16)
         except BlockingIOError:
@@ -331,10 +332,10 @@ class _Process:
                 sys.stderr.write(text)
 
     def end(self, patience: float) -> str:
-        """End it, with its children, and say how it ended.
+        """End the process and its children, and return how the process ended.
 
         Args:
-            patience: seconds for it to end by itself.
+            patience: seconds that the process may take to end by itself.
         """
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -343,7 +344,7 @@ class _Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
-        self._show()  # the last words of an interpreter that crashed
+        self._show()  # such as the error message of a crashed interpreter
         os.close(self._printed)
         if code is None:
             return "was killed"

@@ -1,4 +1,4 @@
-"""Python: programs that a policy writes, run in the sandbox."""
+"""Python: a tool that runs a policy's programs in the sandbox."""
 
 from __future__ import annotations
 
@@ -86,21 +86,21 @@ class PythonTool(Tool):
 
 
 async def _end(runner: Runner, program: Program, running: Any) -> None:
-    """End a program, and wait until it has; one that a service runs ends at its limit, and is not waited for."""
+    """End a program and wait for its end. A program that a service runs ends at its limit, without waiting."""
     while not (running.done() or isinstance(runner, RemoteSandbox)):
-        # Again and again: the thread may not have begun the run yet.
+        # Repeat, since `cancel` has no effect before the thread has begun the run.
         runner.cancel(program)
         await asyncio.sleep(0.02)
     if running.done() and not running.cancelled():
-        with contextlib.suppress(SandboxUnreachableError):  # what a cancelled run raises
+        with contextlib.suppress(SandboxUnreachableError):  # raised by a cancelled run
             running.result()
 
 
 def _shown(result: Result, limits: ProgramLimits) -> str:
-    """What the program printed, as the policy sees it.
+    """Return the program's output, as shown to the policy.
 
     Raises:
-        ToolError: a limit or a signal ended it.
+        ToolError: a limit or a signal ended the program.
     """
     printed = result.stdout.decode("utf-8", "replace").rstrip()
     errors = result.stderr.decode("utf-8", "replace").rstrip()

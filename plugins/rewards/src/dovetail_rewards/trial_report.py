@@ -1,4 +1,4 @@
-"""The report of `dovetail reward try`: every sample, scores, components and seconds by source, and failures."""
+"""The report of `dovetail reward try`: every sample; scores, components and seconds by data source; and failures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ROWS = 10
 """Maximum number of rows, and of error messages, that are printed."""
 _COLUMNS = ("row", "score", "seconds", "failure", "message", "pred", "ground_truth", "response")
 _WIDTHS = {"message": 120, "first": 500}
-"""Characters of a cell that a person is shown, where not 48; of a response its end."""
+"""Maximum characters of a printed cell, by column; 48 for other columns."""
 _VALUES = re.compile(r"(?<!\w)(['\"`]).*?\1(?!\w)|-?\d+(?:\.\d+)?")
-"""Quoted texts and numbers, in which messages of one cause differ."""
+"""Pattern of quoted texts and numbers, by which messages with the same cause differ."""
 
 
 def report_of(samples: Sequence[TrialSample]) -> dict[str, Any]:
@@ -96,25 +96,25 @@ def _row(sample: TrialSample) -> dict[str, Any]:
     if isinstance(outcome, Failure):
         return row | {"failure": str(outcome.kind), "message": outcome.message, "extras": {}}
     extras = {key: _plain(value) for key, value in outcome.extras.items()}
-    # A scorer of `hybrid` gives its own as `scorer/pred`.
+    # The manager `hybrid` prefixes the extras of a scorer: `scorer/pred`.
     named = {key.rpartition("/")[2]: value for key, value in extras.items() if value is not None}
     row |= {"message": named.get("first_failure"), "pred": named.get("pred")}
     return row | {"score": outcome.value, "components": dict(outcome.components), "extras": extras}
 
 
 def _plain(value: object) -> Any:
-    """Return a value where JSON has it, else its text."""
+    """Return a value unchanged if it is a text, bool, integer or None, else its repr."""
     return value if value is None or isinstance(value, bool | int | str) else repr(value)
 
 
 def _in_ms(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its seconds as text."""
+    """Return a row with its seconds as text in milliseconds."""
     keys = ("seconds",) if "seconds" in row else ("mean", "std", "min", "max")
     return {key: f"{1000 * v:.3g} ms" if key in keys else v for key, v in row.items()}
 
 
 def _table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows under their keys, without a column that is empty in all; nothing where there are no rows."""
+    """Print rows as a table, without empty columns; print nothing if there are no rows."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
     headers = [key for key in rows[0] if any(row[key] is not None for row in rows)] if rows else []
     for header in headers:

@@ -1,4 +1,4 @@
-"""Addresses without their secrets, for messages in logs, samples and reports."""
+"""Removes secrets from URLs, for messages in logs, samples and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A box to attack: a sandbox of every level that this machine has, for root and for a plain user, and what to look for after it."""
+"""Boxes to attack: a sandbox of every isolation level of this machine, for root and for a plain user, and checks for leftovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from dovetail_rewards.sandbox import Program, ProgramLimits, Result, Sandbox, SandboxError
 
 PLAIN = 61_000 + 8 * (os.getpid() % 400)
-"""First of the user ids of plain users: one a variant of each test process, so that leftovers tell whose they are."""
+"""First user id of the plain users. Every variant of every test process has its own, so that leftovers can be assigned."""
 SYSTEM_PYTHON = "/usr/bin/python3"
 LEVELS = ("namespaces", "bubblewrap", "subprocess")
 VARIANTS = (
@@ -24,14 +24,14 @@ VARIANTS = (
     if os.geteuid() == 0
     else tuple(f"{level}-own" for level in LEVELS)
 )  # fmt: skip
-"""own: by this user with this interpreter; plain: by root for a user without rights, with the system's interpreter."""
+"""`own`: programs run as this user, with this interpreter. `plain`: root runs them as an unprivileged user, with /usr/bin/python3."""
 NOTHING: dict[str, object] = {"processes": set(), "directories": [], "mounts": []}
 
 _made: dict[str, Sandbox | str] = {}
 
 
 class Box:
-    """A sandbox as its attackers and their judges see it."""
+    """A sandbox with methods to attack it and to check the result."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -47,7 +47,7 @@ class Box:
 
     @property
     def own_processes(self) -> bool:
-        """Whether a program sees its own processes alone."""
+        """Whether a program sees only its own processes."""
         return self.level in ("namespaces", "bubblewrap")
 
     def run(self, source: str, stdin: str = "", **limits: object) -> Result:
@@ -56,13 +56,13 @@ class Box:
         return self.sandbox.run(program, ProgramLimits(**limits))  # type: ignore[arg-type]
 
     def told(self, source: str) -> dict[str, object]:
-        """What a program printed as JSON in its last line."""
+        """Run a program and return the JSON that it printed in its last line."""
         result = self.run(source)
         assert result.ok, result
         return json.loads(result.stdout.splitlines()[-1])
 
     def attempt(self, *attacks: str) -> dict[str, object]:
-        """Try each piece of Python inside: those that raised nothing, and what came of them."""
+        """Evaluate each expression in the sandbox; return those that raised nothing, with the repr of their values."""
         return self.told(f"""
 import ctypes, json, os, signal, sys, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -81,12 +81,12 @@ sys.stdout.write(json.dumps(succeeded))
 """)
 
     def another(self) -> Box:
-        """A sandbox of the same variant, of the test's own; its `sandbox` is to be closed."""
+        """Return a new box of the same variant, whose `sandbox` the test must close."""
         fresh = Sandbox(level=self.level, python=self.python, user=self.user, tried=True)
         return Box(fresh)
 
     def processes(self) -> set[int]:
-        """Live processes of the sandbox but its helper: of its private users, of its plain user, or forks of its helper."""
+        """Return the sandbox's live processes without the helper: processes of its private or plain users, and forks of its helper."""
         helper, users = self.helper, self._users()
         found = set()
         for path in Path("/proc").iterdir():
@@ -105,7 +105,7 @@ sys.stdout.write(json.dumps(succeeded))
         return found
 
     def directories(self) -> list[Path]:
-        """Directories of runs outside of memory."""
+        """Return the temporary directories of runs."""
         users, found = self._users(), []
         for path in Path(self.sandbox._setup["base"]).glob("dovetail-sandbox-*"):
             with contextlib.suppress(FileNotFoundError):
@@ -114,7 +114,7 @@ sys.stdout.write(json.dumps(succeeded))
         return found
 
     def leftovers(self) -> dict[str, object]:
-        """What a run left behind, after a moment for supervisors to leave; `NOTHING` where nothing did."""
+        """Return what runs have left behind, after waiting for supervisors to end; `NOTHING` if everything is gone."""
         for _ in range(3000):
             mounts = Path("/proc/self/mountinfo").read_text().splitlines()
             found: dict[str, object] = {
@@ -128,7 +128,7 @@ sys.stdout.write(json.dumps(succeeded))
         return found
 
     def _users(self) -> set[int]:
-        """User ids that programs of this sandbox have, and nobody else."""
+        """Return the user ids that only programs of this sandbox have."""
         if self.user is not None:
             return {self.user}
         first = (1 << 30) + (self.helper % (1 << 22)) * 256
@@ -136,7 +136,7 @@ sys.stdout.write(json.dumps(succeeded))
 
 
 def _sandbox_of(variant: str) -> Sandbox:
-    """The sandbox of a variant, shared by all tests; skips with the reason where it is not to be had."""
+    """Return the sandbox of a variant, shared by all tests; skip the test if it is not available."""
     if variant not in _made:
         _made[variant] = _make(variant)
     found = _made[variant]
@@ -164,7 +164,7 @@ def _make(variant: str) -> Sandbox | str:
 
 @pytest.fixture(scope="session")
 def made() -> Iterator[None]:
-    """One sandbox a variant for all tests; closed at the end."""
+    """One sandbox per variant for all tests, closed at the end."""
     yield
     for sandbox in _made.values():
         if isinstance(sandbox, Sandbox):
@@ -174,7 +174,7 @@ def made() -> Iterator[None]:
 
 @pytest.fixture(params=VARIANTS)
 def box(request: pytest.FixtureRequest, made: None) -> Iterator[Box]:
-    """A box of each variant; after the test nothing of its runs is left, and its helper is the same and well."""
+    """A box of each variant. After the test, its runs have left nothing, and its helper is the same and works."""
     box = Box(_sandbox_of(request.param))
     helper = box.helper
     yield box
@@ -185,7 +185,7 @@ def box(request: pytest.FixtureRequest, made: None) -> Iterator[Box]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A directory outside that any user may reach and write to, with a secret that any user may read."""
+    """A directory outside the sandbox that every user may write to, with a secret that every user may read."""
     folder = Path(f"/tmp/outside-{os.getpid()}-{time.monotonic_ns()}")
     folder.mkdir()
     folder.chmod(0o777)

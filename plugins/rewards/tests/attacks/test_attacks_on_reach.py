@@ -1,4 +1,4 @@
-"""Attacks on what lies outside: the environment, files, sockets, other processes and the doors of the kernel."""
+"""Attacks on resources outside the sandbox: the environment, files, sockets, other processes and the kernel."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_no_socket_can_be_opened(box) -> None:
                 )
                 for kind in ("SOCK_STREAM", "SOCK_DGRAM", "SOCK_RAW")
             ),
-            "call(425, 8, 0)",  # io_uring, which opens sockets of its own
-            "call(41 + 0x40000000, 2, 1, 0)",  # the same call by the x32 door
+            "call(425, 8, 0)",  # io_uring, which can open sockets
+            "call(41 + 0x40000000, 2, 1, 0)",  # socket, by its x32 number
         ]
         assert box.attempt(*attacks) == {}
         server.settimeout(0.1)
@@ -115,7 +115,8 @@ def test_a_pair_of_datagram_sockets_reaches_no_socket_of_the_machine(box, open_f
         listens.setblocking(False)
         with pytest.raises(BlockingIOError):
             listens.recv(1)
-    assert box.run("import asyncio; asyncio.run(asyncio.sleep(0))").ok  # needs a pair of streams
+    # asyncio needs a pair of stream sockets, which are allowed.
+    assert box.run("import asyncio; asyncio.run(asyncio.sleep(0))").ok
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
@@ -171,7 +172,7 @@ def test_no_doors_of_the_kernel_are_open(box) -> None:
 
 def test_nothing_is_written_outside(box, open_folder) -> None:
     secret = open_folder / "secret"
-    for path in (open_folder, secret):  # the user's own, where the program runs as that user
+    for path in (open_folder, secret):  # owned by the user as whom the program runs
         os.chown(path, box.user or os.geteuid(), -1)
     before = [(path.stat().st_mode, path.stat().st_mtime_ns) for path in (open_folder, secret)]
     name = f"written-{time.monotonic_ns()}"

@@ -1,4 +1,4 @@
-"""Attacks on what a program may use: processes, memory, output, time, disk and files, each bounded at every level."""
+"""Attacks on limits: processes, memory, output, time, disk and files are bounded at every isolation level."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_fork_bomb_stays_within_the_limit_and_ends(box) -> None:
     done.set()
     counter.join()
     assert result.verdict is ProgramVerdict.TIMEOUT
-    assert max(most) <= 10 + 8  # the helper's own processes of the run count with the user's
-    assert result.wall_s < 60  # it ends: how soon is up to whoever else uses the cores
+    assert max(most) <= 10 + 8  # the helper's own processes count too
+    assert result.wall_s < 60  # it ends; when depends on other users of the cores
 
 
 def test_a_memory_bomb_ends_for_want_of_memory(box) -> None:
@@ -160,7 +160,7 @@ print('filled')
 """
     result = box.run(source, disk=8 << 20, cpu_s=10, wall_s=60)
     if unseen:
-        assert result.ok  # not seen for a plain user: bounded by open_files times file_size
+        assert result.ok  # invisible for a plain user, but bounded by open_files times file_size
     else:
         assert (
             b"No space left on device" in result.stderr

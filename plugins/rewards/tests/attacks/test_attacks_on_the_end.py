@@ -1,4 +1,4 @@
-"""Attacks on the end of a run: killing its keepers, outliving it, and leaving what can't be removed."""
+"""Attacks on the end of a run: killing its supervisors, outliving it, and leaving files that can't be removed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_helper_that_is_killed_is_replaced_and_its_runs_fail_or_keep_their_lim
             time.sleep(0.01)
         helper = another.sandbox._helper._process
         os.kill(helper.pid, signal.SIGKILL)
-        with contextlib.suppress(SandboxUnreachableError):  # where its supervisor ends with it
+        with contextlib.suppress(SandboxUnreachableError):  # raised if the supervisor is killed too
             assert under_way.result().verdict is ProgramVerdict.TIMEOUT
         helper.wait()
         assert another.run("print(1)").ok

@@ -1,4 +1,4 @@
-"""The judge against a server on the loopback that speaks chat completions: what is asked, what is parsed, what goes wrong."""
+"""The judge with a local server for chat completions: requests, parsing, and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reply = Callable[[dict[str, Any]], tuple[int, Any, dict[str, str]]]
 
 
 class ChatServer(FakeServer):
-    """Answers as it is told, and keeps what it got."""
+    """A server with given answers, which records requests."""
 
     def __init__(self, answer: Reply) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class ChatServer(FakeServer):
 
 
 def says(text: Any, **usage: Any) -> tuple[int, Any, dict[str, str]]:
-    """A chat completion with this text."""
+    """Return a chat completion with this text."""
     message = {"role": "assistant", "content": text}
     return 200, {"choices": [{"index": 0, "message": message}], "usage": usage or None}, {}
 
 
 def in_turn(*replies: Any) -> Reply:
-    """Each reply once, the last one for ever; text is a completion."""
+    """Return each reply once, and then the last reply forever; a text is a completion."""
     left, lock = list(replies), threading.Lock()
 
     def reply(_: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
@@ -67,7 +67,7 @@ def in_turn(*replies: Any) -> Reply:
 
 @pytest.fixture
 def judge() -> Iterator[Callable[..., tuple[JudgeManager, ChatServer]]]:
-    """Makes a server that replies so, and a started judge that asks it."""
+    """Makes a server with this reply, and a started judge that calls the server."""
     with contextlib.ExitStack() as stack:
 
         def make(reply: Any, **config: Any) -> tuple[JudgeManager, ChatServer]:
@@ -231,7 +231,7 @@ def test_a_judge_that_hangs_is_a_timeout(judge, sample, run, clock, request_time
 
     def hang(_: Any) -> Any:
         if request_timeout is None:
-            clock.ahead += 100.0  # its time is over
+            clock.ahead += 100.0  # the time limit expires
         release.wait(120.0)
         return says("score: 1")
 
@@ -283,7 +283,7 @@ def test_all_requests_are_one_budget(judge, sample, run) -> None:
 
 def test_waiting_for_the_budget_is_no_running_time(judge, sample, waited) -> None:
     manager, _ = judge("score: 1", requests_per_minute=300, window=0.4)
-    # two requests fit into each window
+    # Two requests fit into each window of 0.4 s.
     assert waited(manager, [sample(f"s{i}", str(i)) for i in range(5)]) >= 0.4
 
 

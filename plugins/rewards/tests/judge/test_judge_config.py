@@ -1,4 +1,4 @@
-"""What a judge refuses before a run: templates with errors, options that make no sense, a missing key."""
+"""Configs that a judge refuses before a run: bad templates, contradictory options, a missing key."""
 
 from __future__ import annotations
 

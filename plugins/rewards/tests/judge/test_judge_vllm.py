@@ -1,4 +1,4 @@
-"""A judge on a real vLLM server: the protocol is real, what a random model says is nonsense."""
+"""A judge on a real vLLM server with a random model, whose answers are nonsense; only the protocol is tested."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def vllm_server(model: Path) -> Iterator[str]:
-    """The base of a server of this model, which ends with the context."""
+    """Yield the base URL of a server of this model, which ends with the context."""
     port = free_port()
     options = {"max-model-len": "128", "dtype": "float32", "host": "127.0.0.1", "port": str(port)}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
@@ -59,14 +59,14 @@ def test_a_random_model_judges_and_its_nonsense_is_no_score(
     tmp_path: Path, sample, run, monkeypatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # vLLM has no smaller heads than 32 on a CPU
+    # On a CPU, vLLM needs heads of at least 32 dimensions.
     model = tiny_model_and_tokenizer(tmp_path / "judge", vocab_size=300, hidden_size=128)
     config = JudgeConfig(
         name="judge",
         model=str(model),
         system="Grade.",
         template="{{ prompt }} {{ response }} Score?",
-        # any character is the verdict "said", and what is empty has none
+        # Any answer with a character has a verdict; an empty answer has none.
         pattern=r"(?s)(?P<score>).+",
         labels={"": 1.0},
         temperature=1.0,

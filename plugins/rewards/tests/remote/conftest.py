@@ -1,4 +1,4 @@
-"""A runtime whose task workers are processes of this machine, so that they really hang, die and are killed."""
+"""A runtime whose task workers are local processes, which can really hang, die and be killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRAM = str(Path(__file__).with_name("task_process.py"))
 
 
 class LocalWorker(TaskWorker):
-    """One process, and a thread that reads its answers."""
+    """A process, with a thread that reads its answers."""
 
     def __init__(self, number: int, spec: TaskSpec, runtime: LocalRuntime) -> None:
         self._number, self._spec, self._runtime = number, spec, runtime
@@ -68,7 +68,7 @@ class LocalWorker(TaskWorker):
         return self._runtime.start(self._number, self._spec)
 
     def _send(self, body: bytes) -> None:
-        with contextlib.suppress(OSError):  # its end shows in reading
+        with contextlib.suppress(OSError):  # reading detects the process's end
             self._socket.sendall(struct.pack("!I", len(body)) + body)
 
     def _read(self) -> None:
@@ -88,14 +88,14 @@ class LocalWorker(TaskWorker):
 
 
 class LocalRuntime:
-    """What a reward manager sees of a runtime."""
+    """The part of a runtime that a reward manager uses."""
 
     name = "local"
     capabilities = frozenset({"task_workers"})
 
     def __init__(self) -> None:
         self.workers: list[LocalWorker] = []
-        """All that were started, in order."""
+        """All started workers, in order."""
         self.specs: list[TaskSpec] = []
 
     def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
@@ -113,7 +113,7 @@ class LocalRuntime:
 
 @pytest.fixture
 def runtime() -> Iterator[LocalRuntime]:
-    """A runtime of local processes, which are gone at the end."""
+    """A runtime of local processes, which are ended after the test."""
     assert os.name == "posix"
     made = LocalRuntime()
     yield made

@@ -1,4 +1,4 @@
-"""A task worker's process for tests: makes the target, and answers each framed payload in the order in which answers are ready."""
+"""The process of a task worker for tests: makes the target's task, and answers framed payloads as their answers become ready."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The remote manager against a service on the loopback: what is sent, what comes back, and what goes wrong."""
+"""The remote manager with a local service: requests, answers, and failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Make = Callable[..., tuple[RemoteManager, list[Any]]]
 
 @pytest.fixture
 def remote() -> Iterator[Make]:
-    """Makes a service that answers so, and a started manager that asks it."""
+    """Makes a service with this answer, and a started manager that calls the service."""
     with contextlib.ExitStack() as stack:
 
         def make(answer: Any, **config: Any) -> tuple[RemoteManager, list[Any]]:
@@ -52,7 +52,7 @@ def remote() -> Iterator[Make]:
 
 
 def results(*entries: Any) -> Any:
-    """An answer with these results."""
+    """Return an answer with these results."""
     return lambda request, headers: (200, {"results": list(entries)})
 
 

@@ -24,7 +24,7 @@ ray_runtime = pytest.importorskip("dovetail_runtime_ray.runtime")
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A runtime on a cluster of its own, with one small pool."""
+    """A runtime on a new cluster, with one small pool."""
     from dovetail_runtime_ray.config import RayConfig
 
     place = tmp_path_factory.mktemp("run")
@@ -39,7 +39,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def scored(reward: dict[str, Any], runtime: Any, samples: Any) -> list[Any]:
-    """What the manager of a whole config makes of the samples."""
+    """Return the outcomes of the samples from the manager of a full config."""
     config = config_from_mapping({"model": {"path": "none"}, "reward": reward}).config.reward
     functions = configured_functions(config, PluginContext())
     context = PluginContext(reward_functions=functions, runtime=runtime)

@@ -1,4 +1,4 @@
-"""`remote` with workers: scores from other processes, and what becomes of samples whose worker dies or hangs."""
+"""`remote` with workers: scores from other processes, and the outcomes of samples whose worker dies or hangs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_worker_that_is_killed_between_batches_is_replaced(remote, sample, run
 def test_samples_of_a_worker_that_nobody_can_start_again_are_scored_elsewhere(
     remote, sample, run, runtime, monkeypatch
 ) -> None:
-    """Whatever its runtime raises, even what is not an error of Dovetail's."""
+    """The runtime may raise any error, also one that is not a DovetailError."""
     manager = remote(restarts=1)
     run(manager, [sample()])
     runtime.workers[0].kill()

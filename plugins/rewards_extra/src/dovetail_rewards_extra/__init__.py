@@ -1,1 +1,1 @@
-"""Further reward functions: formats, similarity, choices, JSON, instructions, and penalties."""
+"""Further reward functions: formats, similarity, multiple choice, JSON, instructions, and penalties."""

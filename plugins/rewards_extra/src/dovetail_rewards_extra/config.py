@@ -1,4 +1,4 @@
-"""Config classes of the functions. Nothing here imports more than the config sections."""
+"""Config classes of the reward functions. This module imports nothing but config sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fuzzy_match`: similarity of the response to the ground truth, from 0 to 1."""
+"""The reward function `fuzzy_match`: the similarity of the response to the ground truth, from 0 to 1."""
 
 from __future__ import annotations
 

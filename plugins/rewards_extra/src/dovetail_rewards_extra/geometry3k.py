@@ -1,4 +1,4 @@
-r"""`geometry3k`: reasoning inside `<think>`, then the answer in a box."""
+r"""The reward function `geometry3k`: expects reasoning inside `<think>`, then the answer in a box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instruction_following`: the response keeps to instructions that a program can check."""
+"""The reward function `instruction_following`: checks whether the response follows instructions that a program can check."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class InstructionFollowing(RewardFunction):
 
 
 def _instructions(ground_truth: GroundTruth) -> list[_Wanted] | None:
-    """The instructions of a row; None where the ground truth is of another form."""
+    """Return the instructions of a row; None if the ground truth has another form."""
     if isinstance(ground_truth, str):
         try:
             ground_truth = json.loads(ground_truth)
@@ -121,7 +121,7 @@ def _complaint(wanted: Sequence[_Wanted] | None) -> str | None:
 
 
 def _versions(text: str) -> Iterator[str]:
-    """The response, and the response without what is not a fault: its first line, its last, both; each also without asterisks."""
+    """Yield the response, the response without its first line, last line, or both, and each of these without asterisks."""
     lines = text.strip().split("\n")
     for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
         version = "\n".join(part).strip()

@@ -1,4 +1,4 @@
-"""`json_schema`: the answer is JSON, and valid by a schema."""
+"""The reward function `json_schema`: whether the answer is JSON and valid by a schema."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ class JsonSchema(RewardFunction):
             return text
         fences = [match.span() for match in _FENCE.finditer(text)]
         if len(fences) >= 2:
-            # An odd number of fences: the last block was never closed.
+            # With an odd number of fences, the last block is not closed, so the block before it counts.
             opening, closing = fences[-3:-1] if len(fences) % 2 else fences[-2:]
             return text[opening[1] : closing[0]]
         return text if self.config.extract == "auto" else ""
 
 
 def _parsed(text: str) -> Any:
-    """The JSON value of a text; _MISSING where it is none."""
+    """Return the JSON value of a text; `_MISSING` if the text is not JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -113,7 +113,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _value(ground_truth: GroundTruth) -> Any:
-    """A ground truth as a JSON value: what its text says, or the mapping or list that it is."""
+    """Return a ground truth as a JSON value: a text is parsed, other values are returned unchanged."""
     if isinstance(ground_truth, str):
         return _parsed(ground_truth)
     return _MISSING if ground_truth is None else ground_truth
@@ -128,7 +128,7 @@ def _validator(schema: Mapping[str, Any]) -> Any:
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing.jsonschema import EMPTY_REGISTRY
 
-    # A registry of its own: the default one fetches what `$ref` names from the network.
+    # The default registry would fetch schemas that `$ref` names from the network.
     return validator_for(schema, default=Draft202012Validator)(schema, registry=EMPTY_REGISTRY)
 
 
@@ -144,7 +144,7 @@ def _bad_schema(schema: Mapping[str, Any]) -> str | None:
 
 
 def _is_valid(schema: Mapping[str, Any], value: object) -> bool:
-    """Whether the schema accepts the value; one that nests too deep for the validator is not accepted."""
+    """Return whether the schema accepts a value; False if the value is nested too deeply for the validator."""
     try:
         return bool(_validator(schema).is_valid(value))
     except RecursionError:
@@ -152,7 +152,7 @@ def _is_valid(schema: Mapping[str, Any], value: object) -> bool:
 
 
 def _share(schema: Mapping[str, Any], value: object) -> float:
-    """The share of the schema's fields that are there and valid; of a schema without fields, its validity."""
+    """Return the share of the schema's fields that are present and valid; without fields, 1 or 0 by the value's validity."""
     properties = schema.get("properties")
     wanted = schema.get("required") or list(properties or ())
     if not wanted:
@@ -167,7 +167,7 @@ def _share(schema: Mapping[str, Any], value: object) -> float:
 
 
 def _accepts(validator: Any, properties: Any, name: str, value: Any) -> bool:
-    """Whether the field's own part of the schema accepts a value; references reach the whole schema."""
+    """Return whether a field's part of the schema accepts a value; references are resolved in the whole schema."""
     part = properties.get(name, True) if isinstance(properties, Mapping) else True
     try:
         return next(iter(validator.descend(value, part)), None) is None
@@ -176,7 +176,7 @@ def _accepts(validator: Any, properties: Any, name: str, value: Any) -> bool:
 
 
 def _equal_share(value: object, truth: object) -> float:
-    """The share of the truth's fields that the value has; both are walked side by side, without recursion."""
+    """Return the share of the ground truth's fields that the value has, compared without recursion."""
     right = total = 0
     pairs = [(value, truth)]
     while pairs:
@@ -196,7 +196,7 @@ def _equal_share(value: object, truth: object) -> float:
 
 
 def _same(mine: object, theirs: object) -> bool:
-    """Equality as JSON has it: true is not 1, and 1 is 1.0."""
+    """Return whether two values are equal as JSON: true is not 1, but 1 is 1.0."""
     return isinstance(mine, bool) == isinstance(theirs, bool) and bool(mine == theirs)
 
 

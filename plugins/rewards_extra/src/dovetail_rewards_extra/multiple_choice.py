@@ -1,4 +1,4 @@
-"""`multiple_choice`: the letter that a response chooses."""
+"""The reward function `multiple_choice`: compares the letter that a response chooses with the right letters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MultipleChoice(RewardFunction):
         return None
 
     def _inside(self, text: str | None) -> str | None:
-        """The letter that a box or a tag begins with."""
+        """Return the letter with which the content of a box or tag begins."""
         match = self._written.match(text) if text else None
         return _chosen(match)
 
@@ -80,7 +80,7 @@ class MultipleChoice(RewardFunction):
 
 
 def _letter(choices: str) -> str:
-    """A letter of the choices that stands alone, in brackets or not; A and I before a small word are words."""
+    """Return the pattern of a separate letter of the choices, also in brackets; A and I before a lower-case word are words."""
     alone = rf"(?<![\w'’\\])([{choices}])(?![\w'’+/^=-]|(?<=[AI])\s[a-z])"
     return rf"(?:\(\s?([{choices}])\s?\)|{alone})"
 
@@ -90,7 +90,7 @@ def _chosen(match: re.Match[str] | None) -> str | None:
 
 
 def _truths(ground_truth: GroundTruth, choices: str) -> set[str]:
-    """The right letters; empty where there are none, or one is not a letter of the choices."""
+    """Return the right letters; empty if there are none, or if one is not among the choices."""
     several = ground_truth if isinstance(ground_truth, (list, tuple)) else [ground_truth]
     letters = [str(truth).strip().strip("().:[]").strip().upper() for truth in several]
     return set(letters) if all(len(one) == 1 and one in choices for one in letters) else set()

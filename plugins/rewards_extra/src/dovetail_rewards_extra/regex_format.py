@@ -1,4 +1,4 @@
-"""`regex_format`: the response has the form that a regular expression describes."""
+"""The reward function `regex_format`: whether the response matches a regular expression."""
 
 from __future__ import annotations
 

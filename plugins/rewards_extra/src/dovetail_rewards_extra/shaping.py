@@ -1,4 +1,4 @@
-"""`length_penalty` and `repetition_penalty`: terms that shape a reward and need no ground truth."""
+"""The reward functions `length_penalty` and `repetition_penalty`, which shape a reward and need no ground truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rollouts on serving engines share: requests, pauses, weights, servers and their protocol. It imports no engine.
+"""Common parts of rollouts on serving engines: requests, pauses, weights, servers and the protocol. This package imports no engine.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

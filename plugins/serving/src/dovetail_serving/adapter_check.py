@@ -1,4 +1,4 @@
-"""Whether an engine can apply an adapter, checked before the adapter is sent."""
+"""Checks whether an engine can apply an adapter before the adapter is sent."""
 
 from __future__ import annotations
 

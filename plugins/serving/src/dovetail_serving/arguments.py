@@ -1,4 +1,4 @@
-"""An engine's arguments: the user's merged with Dovetail's own, and the model and seed of every engine."""
+"""Builds an engine's arguments: the user's merged with Dovetail's own, with the model and seed."""
 
 from __future__ import annotations
 

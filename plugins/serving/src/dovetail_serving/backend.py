@@ -1,4 +1,4 @@
-"""Backend: what a rollout needs of a running engine, whether it drives the engine itself or speaks to a server."""
+"""Backend: a rollout's interface to a running engine, in this process or behind a server."""
 
 from __future__ import annotations
 

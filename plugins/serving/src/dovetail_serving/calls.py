@@ -1,4 +1,4 @@
-"""The calls that run on a server: batched into few requests, and identified in the answers."""
+"""ServerCalls: sends generation calls to a server in batches, and assigns answers to calls."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from dovetail_serving.frames import Frame
 from dovetail_serving.messages import nothing_yet, packed_calls, result_of
 
 _GATHER_SECONDS = 0.002
-"""How long the first of several calls waits for the others."""
+"""Seconds that a call waits for further calls, to be sent in one request."""
 
 
 @attrs.define(eq=False)
 class _Running:
-    """A call, and what is known of it."""
+    """A running call, with its state."""
 
     call: SampleCall
     name: str
-    """What the server calls it: names are never used twice, so that the end of one is not another's."""
+    """The call's name at the server. Names are never reused, so that a late answer is not taken for another call's."""
     result: asyncio.Future[SampleResult]
     taken: asyncio.Event = attrs.field(factory=asyncio.Event)
-    """Set once the server has it."""
+    """Event that is set when the server has received the call, or the request has failed."""
 
 
 class ServerCalls:
@@ -78,7 +78,7 @@ class ServerCalls:
         await self._abort_there([self._running[one] for one in call_ids if one in self._running])
 
     def _send(self) -> None:
-        """Send what has gathered as one request."""
+        """Send the calls collected so far as one request."""
         batch, self._waiting = self._waiting, []
         batch = [running for running in batch if not running.result.done()]
         if batch:
@@ -116,11 +116,11 @@ class ServerCalls:
             taken()
             for running in by_name.values():
                 if not running.result.done():
-                    # An exception of its own for each: a traceback grows with every one who raises it.
+                    # Each call gets its own exception object, since raising one object repeatedly grows its traceback.
                     running.result.set_exception(RolloutError(failure, hint=hint))
 
     async def _abort_there(self, calls: list[_Running]) -> None:
-        """What has not been sent ends here; the rest is ended by the server, once it has it."""
+        """Abort calls: an unsent call ends with no tokens; the server aborts the others when it has received them."""
         unsent = [running for running in calls if running in self._waiting]
         for running in unsent:
             self._waiting.remove(running)
@@ -139,4 +139,4 @@ class ServerCalls:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: whoever waits for a call was told of it
+            task.exception()  # mark as retrieved: the waiting calls got the error

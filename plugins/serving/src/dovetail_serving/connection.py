@@ -1,4 +1,4 @@
-"""A connection to an engine's server: requests, answers, and health checks."""
+"""ServerConnection: a client of an engine's server, with requests, answers, and health checks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 """Maximum seconds of a connection attempt, and of a health check."""
 _REFUSED = (400, 413, 422)
-"""Statuses that say that a request is at fault, not the server."""
+"""HTTP statuses of an invalid request, as opposed to a failed server."""
 _END_SECONDS = 10.0
-"""After a connection broke: how long a process may take to end of which it was the first sign."""
+"""Seconds after a broken connection within which an end of the server's process counts as the cause."""
 _LAST_WORDS_SECONDS = 3.0
-"""After a server told of its engine's death: how long it may take to end, with what it prints then."""
+"""Seconds to wait for the server's process to end after its engine has died, so that its last output is in the log."""
 
 
 class ServerConnection:
@@ -72,7 +72,7 @@ class ServerConnection:
         self._http = httpx2.AsyncClient(
             base_url=url,
             headers={"authorization": f"Bearer {token}"} if token else {},
-            # Answers take as long as generation takes; the watch finds out who will never answer.
+            # No read time-out, since an answer takes as long as generation. `_watch_over` detects a dead server.
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_keepalive_connections=8, keepalive_expiry=30.0),
             trust_env=False,
@@ -164,7 +164,7 @@ class ServerConnection:
                             f"the {self.engine} server at {self.url} answered {path} with status "
                             f"{response.status_code}: {_message(response)}"
                         )
-                    # Its own `aiter_lines` ends a line at U+2028, too, which JSON has in texts.
+                    # httpx2's `aiter_lines` would also split at U+2028, which may occur in JSON strings.
                     rest = b""
                     async for piece in response.aiter_bytes():
                         *lines, rest = (rest + piece).split(b"\n")
@@ -218,10 +218,10 @@ class ServerConnection:
         if self._death is not None:
             raise self._dead()
 
-    # Life and death
+    # Detection of a dead server
 
     async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a piece of work, which ends with an error if the server dies meanwhile."""
+        """Await a coroutine and return its result; raise an error if the server dies meanwhile."""
         if self._death is not None:
             work.close()
             self.refuse_dead()
@@ -230,7 +230,7 @@ class ServerConnection:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_over())
         try:
-            # Shielded, so that `_die`, which cancels the task, differs from a cancelled caller.
+            # With the shield, a cancelled caller does not cancel the task; a cancelled task therefore means `_die`.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
@@ -241,7 +241,7 @@ class ServerConnection:
             self._running.discard(task)
 
     async def _watch_over(self) -> None:
-        """Look after the server as long as anything runs."""
+        """Check the server's process and health periodically while requests run."""
         import httpx2
 
         silent_since: float | None = None
@@ -275,12 +275,12 @@ class ServerConnection:
             task.cancel()
 
     def _dead(self) -> RolloutError:
-        """An exception of its own for each who is to raise it."""
+        """Return a new exception with the reason of the server's death, since each request raises its own."""
         assert self._death is not None
         return RolloutError(self._death.message, hint=self._death.hint)
 
     async def _broken(self, error: Exception) -> RolloutError:
-        """What a broken connection means: the server's death, or this request's alone."""
+        """Return the error for a broken connection, after finding out whether the server died or only this request failed."""
         import httpx2
 
         deadline = time.monotonic() + _END_SECONDS
@@ -311,18 +311,18 @@ class ServerConnection:
         self.refuse_dead()
 
     async def _refused(self, error: Exception) -> None:
-        """The sockets of a process that is killed close before its exit status can be read."""
+        """Handle a refused connection. A killed process closes its sockets before its exit status is known, so wait for the status."""
         self._die(await self._process_end() or f"refuses connections ({error})")
 
     async def _process_end(self) -> str | None:
-        """Wait a short time for the end of the server's process; return how it ended, None where it runs or Dovetail did not start it."""
+        """Wait briefly for the end of the server's process; return how it ended, None if it runs or was not started by Dovetail."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while (how := self._ended()) is None and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
         return how
 
     def _failure(self, response: httpx2.Response, name: str) -> RolloutError:
-        """The error that an answer without frames is, whoever gave it."""
+        """Return the error for an answer without frames, from Dovetail's server or from any other."""
         try:
             answer = json.loads(response.content)
             error = error_of(answer)
@@ -342,7 +342,7 @@ def _has_frames(response: httpx2.Response) -> bool:
 
 
 def _message(response: httpx2.Response) -> str:
-    """The message of an OpenAI-compatible server's error; the beginning of its text where it has another form."""
+    """Return the message of an OpenAI-compatible server's error; the beginning of the text if the form is another."""
     try:
         found = json.loads(response.content)
         return str(found.get("message") or found["error"])

@@ -1,4 +1,4 @@
-"""CounterDelta: figures since the last look, from a server's totals since its start."""
+"""CounterDelta: increments since the last reading, computed from a server's totals since its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a replica's ranks divide a model's heads and experts, checked before an engine spends minutes on its start."""
+"""Checks that a replica's ranks divide a model's heads and experts, before an engine takes minutes to start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dovetail.errors import ConfigError
 from dovetail.sections import ModelSection
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What models call the number of their experts."""
+"""Keys for the number of experts in the configs of models."""
 
 
 def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
@@ -55,7 +55,7 @@ def _refuse_heads(text: object, path: str, ranks: int) -> None:
 
 
 def _share(heads: int, ranks: int) -> bool:
-    """Whether every rank has as many whole heads, or as many ranks share each."""
+    """Return whether every rank gets the same number of whole heads, or every head is shared by the same number of ranks."""
     return heads % ranks == 0 or ranks % heads == 0
 
 

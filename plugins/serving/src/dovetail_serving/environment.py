@@ -1,4 +1,4 @@
-"""Where an engine's processes start: the file that they print to, the accelerators that they see, and what is free there."""
+"""The environment of an engine's processes: log file, visible accelerators, and free memory."""
 
 from __future__ import annotations
 

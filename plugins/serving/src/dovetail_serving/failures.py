@@ -1,4 +1,4 @@
-"""Why an engine did not start, or died: one error of Dovetail from the engine's exception and output."""
+"""Makes an error of Dovetail from an engine's exception and output, if the engine did not start or has died."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Frames between a rollout and its server: a JSON header, and arrays as they lie in memory.
+"""Frames between a rollout and its server: a JSON header, and arrays as raw bytes.
 
 A frame is `b"DVT1"`, two little-endian uint32 (bytes of the header, bytes of the arrays), the header and the arrays, one after
-the other. The header's `arrays` names each one's dtype and length. Engines' own endpoints write JSON for
-every token where log-probabilities are asked for; here a response of T tokens is 8 T bytes and costs no work per token.
+the other. The header's key `arrays` has the dtype and length of each array. With log-probabilities, engines' own endpoints write
+JSON for every token; in a frame, a response of T tokens takes 8 T bytes and no work per token.
 """
 
 from __future__ import annotations

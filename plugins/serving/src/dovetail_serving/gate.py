@@ -57,7 +57,7 @@ class Gate:
                 opened = self._waiting[sample.call_id] = Future()
                 self._samples[sample.call_id] = sample
             try:
-                # Shielded: a cancelled future would make `set_result` fail where the gate opens.
+                # Without the shield, a cancelled caller would cancel the future, and `set_result` in `open` would raise.
                 await asyncio.shield(asyncio.wrap_future(opened))
             finally:
                 with self._lock:

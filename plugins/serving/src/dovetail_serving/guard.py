@@ -1,12 +1,11 @@
-"""A small program between a rollout and the server that it starts: when the rollout is gone, so is the server.
+"""A small program between a rollout and the server that it starts: it ends the server when the rollout ends.
 
-Run as `python guard.py COMMAND…` with a pipe as standard input. The command runs in a process group of its own. When
-the pipe closes (the rollout closed it, or died in whatever way), or a signal asks for it, the whole group is ended: first by SIGTERM, then
-by SIGKILL. When the command ends first, the rest of its group is ended too. Nothing but the standard
-library is imported, so that it starts at once.
+Run as `python guard.py COMMAND…` with a pipe as standard input. The command runs in its own process group. The guard ends the whole
+group, first by SIGTERM, then by SIGKILL, when the pipe closes or a signal arrives. The pipe closes when the rollout closes it or dies.
+If the command ends first, the guard ends the rest of the group. The guard imports only the standard library, to start at once.
 
-Two processes do it. The one that the rollout starts hands signals on and reports how the command ended; its child does
-the guarding. So whoever kills a dying rollout's children, as Ray does, leaves the guarding one to its work.
+The guard consists of two processes. The process that the rollout starts passes signals on and reports how the command ended; its child
+watches the pipe and the command. If Ray kills a dying rollout's children, the watching process is not among them and can do its work.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def keep(command: list[str]) -> int:
 
     for number in _ASKING:
         signal.signal(number, ask)
-    # A handler, if an empty one: ignored signals wake nobody.
+    # Even an empty handler makes SIGCHLD write to the wake-up descriptor; an ignored signal would not.
     signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
     child = subprocess.Popen(  # noqa: S603 - our parent's words
         command,
@@ -90,7 +89,7 @@ def keep(command: list[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """In the command's process: be killed should the guarding one be killed before it can end the group."""
+    """Have the kernel kill the command if the watching process is killed; runs in the command's process."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Whether the model of a server that a run joins is the run's."""
+"""Checks that a server that a run joins serves the run's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joining a server that was started by hand: checks that it answers, and errors where it does not or does not fit."""
+"""Joins a server that was started by hand: checks that it answers and fits the run."""
 
 from __future__ import annotations
 

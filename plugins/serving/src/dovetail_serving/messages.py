@@ -22,7 +22,7 @@ DRAINING = "dovetail-draining"
 ENGINE_DIED = "EngineDeadError"
 """The error kind that a server reports if its engine has died."""
 _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_versions": np.int64}
-"""Arrays that a sample may have beside its tokens."""
+"""Optional arrays of a sample besides its tokens, with their dtypes."""
 
 
 def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:

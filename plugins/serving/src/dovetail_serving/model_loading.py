@@ -1,4 +1,4 @@
-"""A model inside an engine while an update is loaded into it: without its room for adapters, and refused where tensors are missing."""
+"""Helpers for loading an update into an engine's model: hide the adapter layers, and refuse an update that lacks tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from dovetail.errors import WeightSyncError
 
 _NAMED = 3
-"""How many of the missing tensors an error names."""
+"""Number of missing tensors that an error names."""
 
 
 @contextmanager

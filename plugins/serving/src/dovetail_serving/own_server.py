@@ -1,4 +1,4 @@
-"""OwnServer: a server that a replica starts for itself, from its command to its health."""
+"""OwnServer: a server that a replica starts for itself; this module starts the process and waits until it is healthy."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class OwnServer:
                     await (connection.ask("describe") if prove is None else prove())
                     return
             except httpx2.HTTPError:
-                pass  # it does not listen yet
+                pass  # the server does not listen yet
             await asyncio.sleep(_LOOK_SECONDS)
         raise self._failure(
             TimeoutError(

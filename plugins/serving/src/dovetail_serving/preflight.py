@@ -1,4 +1,4 @@
-"""Rules about serving engines."""
+"""A preflight rule: checks the release of the installed serving engine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def engine_release(config: Any, plan: Any) -> Iterator[Finding]:
     if engine is None or (plan is not None and not plan.generates):
         return
     if (release := engine.installed()) is None:
-        return  # a need of the plugin says so
+        return  # the plugin's needs report a missing engine
     if gone := engine.missing_names():
         yield Finding.error(
             f"{release} is installed, and has no {', no '.join(gone)}; {engine.tried}",

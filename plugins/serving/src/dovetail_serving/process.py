@@ -1,4 +1,4 @@
-"""A server that a replica starts: a process on the loopback interface, its log, and its sure end."""
+"""ServerProcess: the process of a server that a replica starts, with its log; it ends in any case when the replica ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_used(port: int, engine: str) -> None:
         RolloutError: another process listens at the port.
     """
     with socket.socket() as probe:
-        # Connections of an earlier server that linger (TIME_WAIT) do not make the port used.
+        # With SO_REUSEADDR, connections of an earlier server in TIME_WAIT do not count as a port in use.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -69,7 +69,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C is the trainer's affair
+                start_new_session=True,  # no Ctrl-C here; the trainer handles it
             )
 
     @property
@@ -91,7 +91,7 @@ class ServerProcess:
 
 
 def _kept(log: Path) -> Path:
-    """Where an earlier log goes: the first of several failures often says more than the last."""
+    """Return the new path of an earlier log, which is kept, since the first of several failures is often the most informative."""
     return next(
         path
         for number in itertools.count(1)

@@ -1,4 +1,4 @@
-"""DrivenEngine: the releases of an engine that a plugin supports, and whether the installed one is among them."""
+"""DrivenEngine: the releases of an engine that a plugin supports, and checks of the installed release."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _directory(package: str) -> Path:
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
-    """Each import of a package in a module, functions included: the module's name, and the name in it or an empty string."""
+    """Yield every import of a package in a module, also inside functions: the imported module, and the name in it or an empty string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found = [(node.module, alias.name) for alias in node.names]
@@ -156,7 +156,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
 
 
 def _defines(root: Path, module: str, name: str) -> bool:
-    """Whether the sources below a directory have a module, and the module a name."""
+    """Return whether the sources below a directory contain a module, and the module defines a name."""
     path = root.joinpath(*module.split("."))
     package = path / "__init__.py"
     file = package if package.is_file() else path.with_suffix(".py")

@@ -1,4 +1,4 @@
-"""Requests and their samples: refusals, calls to the engine, and completions from its results."""
+"""Checks requests, converts samples to calls of the engine, and results of the engine to completions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _log_probs_problem(
     sampling: SamplingParams, engine: str, given: Literal["processed", "raw"]
 ) -> str | None:
     if sampling.top_p == 1 and sampling.top_k <= 0:
-        return None  # both are the same
+        return None  # without top-p and top-k, both log-probabilities are equal
     if given == "processed" and sampling.raw_log_probs:
         return f"{engine} gives log-probabilities after top_p and top_k, not before (raw_log_probs)"
     if given == "raw" and sampling.log_probs and sampling.top_k <= 0:
@@ -140,7 +140,7 @@ def completion_of(
             else result.weight_versions
         ),
         log_probs=result.log_probs if sampling.log_probs else None,
-        # Without truncation the two are the same numbers.
+        # Without top-p and top-k, raw and processed log-probabilities are equal.
         raw_log_probs=_raw_of(result) if sampling.raw_log_probs else None,
     )
     return part if earlier is None else part.after(earlier)

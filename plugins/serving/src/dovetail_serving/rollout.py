@@ -1,4 +1,4 @@
-"""ServingRollout: a replica on an engine that serves: samples, interruptions by updates, what is refused, and sleep."""
+"""ServingRollout: a rollout replica on a serving engine, with its samples, interruptions by weight updates, refusals, and sleep."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dovetail_serving.requests import (
 from dovetail_serving.weight_state import WeightState
 
 _AGAIN_SECONDS = 0.1
-"""How soon samples are aborted anew that have not come back."""
+"""Seconds after which samples that have not returned are aborted again."""
 
 
 class ServingRollout(BaseRollout):
@@ -67,7 +67,7 @@ class ServingRollout(BaseRollout):
         self._frozen = False
         self._weight_state = WeightState()
 
-    # -- what a plugin says ----------------------------------------------------------------------
+    # -- implemented by plugins ----------------------------------------------------------------------
 
     @abstractmethod
     def make_backend(self) -> Backend:
@@ -127,7 +127,7 @@ class ServingRollout(BaseRollout):
             for finished in asyncio.as_completed(tasks):
                 yield await finished
         finally:
-            # Whoever stops listening early, and whoever fails, ends the other samples.
+            # If the caller stops early or a sample fails, cancel the other samples.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -143,17 +143,17 @@ class ServingRollout(BaseRollout):
             return
         emptied = asyncio.wrap_future(self._gate.empty())
         while running and mode is not PauseMode.WAIT and not emptied.done():
-            # Again and again: the engine does not know of a call yet that is on its way there.
+            # Repeat the abort, since the engine may not have received a call yet.
             await self._running().abort(running)
             await asyncio.wait({emptied}, timeout=_AGAIN_SECONDS)
             running = self._gate.kept_out()
-        # Shielded: a cancelled future would make `set_result` fail in the last sample that leaves.
+        # Without the shield, a cancelled caller would cancel the future, and `set_result` in `Gate.leave` would raise.
         await asyncio.shield(emptied)
 
     async def resume(self) -> None:
         if self._frozen:
             if not self._weight_state.fit:
-                await self.pause(PauseMode.KEEP)  # none goes on under torn weights: each is refused
+                await self.pause(PauseMode.KEEP)  # incomplete weights: refuse frozen samples
             self._frozen = False
             await self._running().thaw()
         self._gate.open()
@@ -194,7 +194,7 @@ class ServingRollout(BaseRollout):
         self._weight_state.refuse_update(version, manifest)
         was_open = not self._gate.closed
         if not self._frozen or manifest.kind == "adapter":
-            # Running calls would keep the adapter that they began with.
+            # Running calls would continue with the old adapter, so they must be interrupted even if frozen.
             self._interrupt(version)
         try:
             backend.load(version, manifest)
@@ -221,7 +221,7 @@ class ServingRollout(BaseRollout):
         backend = self._running()
         if self._gate.running:
             raise RolloutError("requests are running", hint="pause the rollout before sleep")
-        # An adapter is not a whole update: what lies below it has to stay, also before the first one has come.
+        # Updates with adapters do not contain the base weights, which must therefore be kept, even before the first update.
         keep = keep_weights or self._weight_state.adapted or self._adapter_room is not None
         freed = backend.sleep(tags - self._weight_state.asleep, keep_weights=keep)
         self._weight_state.slept(tags, kept_weights=keep)
@@ -241,7 +241,7 @@ class ServingRollout(BaseRollout):
     async def _sample(
         self, request: RolloutRequest, index: int, prompt_ids: list[int], sampling: SamplingParams
     ) -> Completion:
-        """Generate a sample, over as many interruptions as there are."""
+        """Generate a sample; continue it after each interruption."""
         sample = RunningSample(f"{request.request_id}/{index}", request.request_id)
         stream = request.streams[index]
         earlier: Completion | None = None
@@ -269,7 +269,7 @@ class ServingRollout(BaseRollout):
         return cut_short(request, index, earlier)
 
     def _interrupt(self, version: int) -> None:
-        """Let no sample run while weights change; those that run come back with what they have."""
+        """Interrupt all running samples before a weight update; they return their tokens so far."""
         running = self._gate.close()
         if not running:
             return
@@ -284,7 +284,7 @@ class ServingRollout(BaseRollout):
             hint="pause the rollout first, or call receive_weights in another thread",
         )
 
-    # -- the pieces ----------------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------
 
     @property
     def _adapter_room(self) -> int | None:
@@ -296,7 +296,7 @@ class ServingRollout(BaseRollout):
         return self._backend
 
     def _refuse(self, request: RolloutRequest) -> None:
-        """Refuse what can't be generated, in words, before it reaches the engine."""
+        """Refuse a request that can't be generated, before it reaches the engine."""
         self._running()
         what = f"request {request.request_id!r} can't be generated"
         self._weight_state.refuse_use(what)

@@ -1,4 +1,4 @@
-"""What a server answers for Dovetail beside its engine's own paths: an ASGI middleware over one host of the engine."""
+"""An ASGI middleware that adds Dovetail's paths to an engine's server; a Host connects the paths to the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_BODY_BYTES = 1 << 30
 """Maximum size of a request's body in bytes, far more than the tokens of a batch or a manifest take."""
 
 _QUIET_SECONDS = 5.0
-"""How long nothing is generated before a server says that it is drained: its rollout looks every other second."""
+"""Seconds without generation after which a server counts as drained; its rollout checks the health every two seconds."""
 
 _ANSWERED = frozenset(
     {
@@ -155,7 +155,7 @@ class Routes(ABC):
             await _answer(send, 413, {"error": message, "kind": "RequestRefusedError"})
             return
         if body is None:
-            # Web pages can send other types to a server on the loopback interface without being asked who they are.
+            # A web page in a browser can send other content types to the loopback interface without a CORS preflight.
             message = f"a body here is of type {MEDIA_TYPE}"
             await _answer(send, 415, {"error": message, "kind": "RolloutError"})
             return
@@ -180,7 +180,7 @@ class Routes(ABC):
         return hmac.compare_digest(given, f"Bearer {self._token}".encode())
 
     async def _drain(self, _: Frame) -> Frame:
-        """The server will be ended: have its rollout send it nothing more, and answer when it has nothing left to generate."""
+        """Announce the server's shutdown to its rollout, and answer when no generation is left."""
         self._draining = True
         quiet_since = time.monotonic()
         while time.monotonic() - quiet_since < _QUIET_SECONDS:
@@ -190,7 +190,7 @@ class Routes(ABC):
         return Frame(header={})
 
     async def _connect(self, frame: Frame) -> Frame:
-        """Refuse a transport that is a file, whose code would run here, where whoever asks has shown no token."""
+        """Connect the weight transport; without a token, refuse a transport in a file, whose code this process would run."""
         assert self._host is not None
         path = frame.header["info"]["transport"]["path"]
         if path is not None and not self._token:
@@ -202,7 +202,7 @@ class Routes(ABC):
 
 
 async def _generate(host: Host, body: bytes, receive: Receive, send: Send) -> None:
-    """Generate all calls of a request together; each goes back as a frame once it is finished."""
+    """Generate all calls of a request concurrently, and send each result as a frame when it is finished."""
     try:
         calls = calls_of(unpack(body))
     except DovetailError as error:
@@ -234,7 +234,7 @@ async def _generate(host: Host, body: bytes, receive: Receive, send: Send) -> No
             await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
-        # Who is gone wants nothing any more: cancelling a call aborts it in the engine.
+        # If the client has disconnected, cancelling the calls aborts them in the engine.
         for task in (*tasks, gone):
             task.cancel()
 
@@ -275,7 +275,7 @@ def _start(status: int, media_type: str) -> Message:
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:
-    """Read a body; None where it has more than `most` bytes, and the rest is not read."""
+    """Read a request's body; return None, without reading the rest, if it has more than `most` bytes."""
     pieces = []
     while True:
         message = await receive()

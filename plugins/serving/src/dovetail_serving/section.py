@@ -1,4 +1,4 @@
-"""ServingSection and AdaptedSection: what the configs of rollouts on serving engines have in common. Nothing here imports torch."""
+"""ServingSection and AdaptedSection: base classes of the configs of rollouts on serving engines. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_serving.releases import DrivenEngine
 
 
 def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
-    """Refuse what is not the address of a server, and servers where none is asked for."""
+    """Refuse a text that is not a server's address, and addresses in a mode without servers."""
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise ValueError(
@@ -31,7 +31,7 @@ def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -
 
 
 def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
-    """Refuse a port where no server is started that could listen on it."""
+    """Refuse a port if the run starts no server to listen on it."""
     mode = getattr(section, "mode", "server")
     if port is not None and (mode != "server" or section.urls):
         why = "joins servers (rollout.urls)" if section.urls else f"has mode {mode!r}"

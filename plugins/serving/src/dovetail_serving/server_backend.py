@@ -1,4 +1,4 @@
-"""ServerBackend: an engine behind HTTP, a server of the replica's own or one that was started by hand."""
+"""ServerBackend: an engine behind HTTP, on a server that the replica starts or that was started by hand."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ServerBackend(Backend):
             try:
                 self._wait(self._own.ready(self._reach()))
             except PortTakenError:
-                # A free port was found and let go, so that the server could take it: another process was first.
+                # Another process took the port between the search for a free port and the server's start.
                 if not left:
                     raise
                 self._wait(self._reach().close())
@@ -176,7 +176,7 @@ class ServerBackend(Backend):
         if own is not None:
             own.close()
 
-    # -- the pieces ------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------
 
     def _connect(self, token: str) -> None:
         own = self._own
@@ -226,7 +226,7 @@ class ServerBackend(Backend):
 
 
 def _url_of(urls: Sequence[str], rank: int) -> str:
-    if len(urls) == 1:  # also of a replica that is added to others while a run is under way
+    if len(urls) == 1:  # also for a replica that is added during the run
         return urls[0].rstrip("/")
     if rank >= len(urls):
         raise RolloutError(

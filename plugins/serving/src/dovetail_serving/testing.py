@@ -1,4 +1,4 @@
-"""For tests of engines on servers: what a fake server answers."""
+"""Helpers for tests of engines on servers: the answers of a fake server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WeightState: whether an engine's weights allow it to generate, and which updates they allow."""
+"""WeightState: tracks whether an engine's weights are complete enough to generate, and which updates are allowed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WeightState:
         self.asleep: frozenset[str] = frozenset()
         self._unfit: str | None = None
         self._baseless = False
-        """Whether it is unfit in what lies below adapters."""
+        """Whether the base weights, to which adapters are applied, are missing or incomplete."""
 
     def began_empty(self) -> None:
         """Record that the engine has started without the model's weights."""

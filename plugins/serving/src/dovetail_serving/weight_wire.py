@@ -1,4 +1,4 @@
-"""JSON for an engine's processes: the transport to create, the manifest of an update, and its outcome."""
+"""Messages to and from an engine's processes, as JSON: the transport to create, the manifest of an update, and the outcome."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tools that a policy can call, and parsers of its calls."""
+"""Tools that a policy can call, and parsers of tool calls."""

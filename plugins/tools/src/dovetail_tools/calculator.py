@@ -1,4 +1,4 @@
-"""Calculator: arithmetic, parsed as a Python expression and evaluated without running it."""
+"""Calculator: arithmetic, parsed as a Python expression and evaluated without executing code."""
 
 from __future__ import annotations
 
@@ -122,14 +122,14 @@ def _value(node: ast.AST) -> _Number:
 
 
 def _round(value: _Number, digits: int | None) -> _Number:
-    """Round, unless to so many digits that it would take long."""
+    """Round a number; refuse a number of digits that would take long."""
     if isinstance(digits, int) and abs(digits) > MAX_BITS:
         raise ToolError(f"{str(digits)[:20]} digits are too many to round to")
     return round(value, digits)
 
 
 def _power(base: _Number, exponent: _Number) -> _Number:
-    """Base ** exponent, unless it would take long."""
+    """Compute base ** exponent; refuse a result that would take long."""
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
         bits = base.bit_length() * abs(exponent)
         if bits > 2 * MAX_BITS:

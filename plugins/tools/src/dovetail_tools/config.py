@@ -1,4 +1,4 @@
-"""Settings of tools."""
+"""Config classes of the tools."""
 
 from __future__ import annotations
 

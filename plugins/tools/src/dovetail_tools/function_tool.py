@@ -1,4 +1,4 @@
-"""FunctionTool: a Python function as a tool, with the schema that its types and its docstring give."""
+"""FunctionTool: makes a Python function a tool, with a schema from the function's types and docstring."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FunctionTool(Tool):
         except (TypeError, ValueError) as error:
             if isinstance(
                 found, int
-            ):  # what the policy asked for has more digits than Python writes
+            ):  # more digits than Python writes: the policy's fault, not the function's
                 raise ToolError(f"the result of {name!r} can't be written: {error}") from error
             raise TypeError(
                 f"function {name!r} returned {type(found).__name__}; expected text, a ToolResult or a JSON value"
@@ -80,15 +80,15 @@ def tool_of_function(function: Callable[..., Any], name: str) -> type[FunctionTo
 
 
 async def _in_thread(call: Callable[[], Any], name: str) -> Any:
-    """Run a call in a thread of its own.
+    """Run a call in a new daemon thread.
 
-    The threads of `asyncio.to_thread` are few and joined at exit: a call that hangs would take one for ever and stop the exit.
+    `asyncio.to_thread` has few threads and joins them at exit, so a call that hangs would occupy a thread forever and block the exit.
     """
     outcome: Future[Any] = Future()
 
     def run() -> None:
         found = outcome_of(call)
-        with contextlib.suppress(InvalidStateError):  # cancelled; nothing waits for it
+        with contextlib.suppress(InvalidStateError):  # the awaiting task was cancelled
             outcome.set_result(found)
 
     threading.Thread(target=run, name=f"tool-{name}", daemon=True).start()

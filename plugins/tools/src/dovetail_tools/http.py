@@ -1,4 +1,4 @@
-"""Http: requests to hosts that the config allows."""
+"""Http: a tool that sends requests to the hosts that the config allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_REDIRECTS = 5
 MAX_URL = 8000
 """Maximum characters of a URL; hosts close the connection at longer URLs."""
 FIRST_PAUSE = 0.5
-"""Seconds before the first retry; doubles with each."""
+"""Seconds before the first retry. The wait doubles with each retry."""
 LONGEST_PAUSE = 30.0
 """Maximum seconds of `Retry-After`; a host that asks for more counts as down."""
 REFUSED = (425, 429, 503)
@@ -57,7 +57,7 @@ class Http(Tool):
         return ({"type": "function", "function": function},)
 
     async def open(self, episode: EpisodeInfo) -> httpx2.AsyncClient:
-        # No time limit of its own: the caller's holds.
+        # No time-out here, since the caller limits the time of the whole call.
         return httpx2.AsyncClient(
             headers=self.config.headers, verify=self._ssl or True, timeout=None, trust_env=False
         )
@@ -94,12 +94,12 @@ class Http(Tool):
     async def _asked(
         self, client: httpx2.AsyncClient, method: str, url: str, content: Mapping[str, Any]
     ) -> ToolResult:
-        """Send a request, and follow its redirects.
+        """Send a request, and follow redirects.
 
         Raises:
-            ToolError: the policy asked for what there is not, or what it may not have.
+            ToolError: the policy's address is invalid, does not exist or is not allowed.
             HTTPStatusError: the host is busy, or failed.
-            RequestError: it can't be reached, or what it answers can't be read.
+            RequestError: the host can't be reached, or its answer can't be read.
         """
         try:
             request = client.build_request(method, url, **content)
@@ -121,7 +121,7 @@ class Http(Tool):
         raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
     def _made_up(self, host: str, error: BaseException) -> bool:
-        """Whether a host has no address since its name is the policy's own: the config has a pattern in its place."""
+        """Return whether the name of an unknown host comes from the policy: the config allows the host by a pattern only."""
         found = next((one for one in causes(error) if isinstance(one, socket.gaierror)), None)
         named = {
             one.partition(":")[0].lower() for one in self.config.hosts if not set("*?[") & set(one)
@@ -129,7 +129,7 @@ class Http(Tool):
         return found is not None and found.errno != socket.EAI_AGAIN and host not in named
 
     def _check(self, url: httpx2.URL) -> None:
-        """Refuse a host that is not in the list; asked for every redirect too."""
+        """Refuse a host that the config does not allow; called for every redirect too."""
         host = url.host.rstrip(".").lower()
         port = url.port or {"http": 80, "https": 443}.get(url.scheme)
         names = (f"{host}:{port}", host) if port in (80, 443) else (f"{host}:{port}",)
@@ -156,16 +156,16 @@ class Http(Tool):
                 break
         try:
             text = bytes(data[:most]).decode(response.charset_encoding or "utf-8", "replace")
-        except (LookupError, UnicodeError):  # the host may name any
+        except (LookupError, UnicodeError):  # the host named an unknown encoding
             text = bytes(data[:most]).decode("utf-8", "replace")
         cut = f"\n(cut after {self.config.max_kb} KiB)" if len(data) > most else ""
         return ToolResult(content=f"{status}\n{text}{cut}")
 
 
 def _asked_pause(error: httpx2.TransportError | httpx2.HTTPStatusError, method: str) -> float:
-    """Return the seconds that a host asks to wait before another try; raise the error where none may do.
+    """Return the seconds that a host asks to wait before a retry; raise the error if a retry is useless or unsafe.
 
-    A POST is sent again only where the host did nothing: it may have acted on one that it did not answer.
+    A POST is sent again only if the host did not process it, since the host may have acted on a request that it did not answer.
     """
     status, header = None, ""
     if isinstance(error, httpx2.HTTPStatusError):
@@ -175,7 +175,7 @@ def _asked_pause(error: httpx2.TransportError | httpx2.HTTPStatusError, method: 
         raise error
     try:
         pause = float(header or 0.0)
-    except ValueError:  # a date
+    except ValueError:  # Retry-After may be a date, which is ignored
         pause = 0.0
     if not pause <= LONGEST_PAUSE:
         raise error

@@ -19,7 +19,7 @@ from dovetail_tools.config import McpConfig
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 20.0
-"""For all servers to end; the SDK kills one that does not within 6 s."""
+"""Time limit for closing all servers; the SDK kills a server that does not end within 6 s."""
 
 
 class Mcp(Tool):
@@ -123,7 +123,7 @@ class Mcp(Tool):
 
     async def release(self, state: _Connection | None) -> None:
         if state is not None:
-            # The episode does not wait for its server's end; the place is free after it.
+            # The episode does not wait for its server to end. Its slot of `max_connections` is free afterwards.
             ending = asyncio.ensure_future(self._end(state))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
@@ -136,7 +136,7 @@ class Mcp(Tool):
             self._places.release()
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine on the loop of connections."""
+        """Await a coroutine on the event loop that holds the connections."""
         assert self._loop is not None
         return await self._loop.run(work)
 
@@ -156,7 +156,7 @@ class Mcp(Tool):
         return ToolResult(content=content)
 
     async def _asked(self, connection: _Connection, name: str, arguments: dict[str, Any]) -> Any:
-        """The server's answer to a call, on the loop of connections."""
+        """Call a tool of the server and return the answer; runs on the event loop of the connections."""
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
 
@@ -168,7 +168,7 @@ class Mcp(Tool):
         for again in (not connection.once, False):
             client = await connection.client()
             try:
-                # Where this is cancelled, the server is told so.
+                # If this is cancelled, the SDK notifies the server.
                 return await client.call_tool(name, arguments)
             except MCPError as error:
                 if error.code == INVALID_PARAMS:
@@ -181,7 +181,7 @@ class Mcp(Tool):
         raise AssertionError
 
     async def _list(self) -> list[Any]:
-        """All pages of the server's list of tools."""
+        """Return the server's tools, from all pages of its list."""
         found: list[Any] = []
         cursor = None
         client = await self._shared.client()
@@ -223,13 +223,13 @@ class Mcp(Tool):
 
 
 class _Connection:
-    """A connection to a server, made where it is asked for, and held by a task of its own. Its methods run on one event loop.
+    """A connection to a server, made on first use and held by its own task. All methods run on one event loop.
 
     Args:
-        server: makes what a client connects to.
-        limit: seconds to connect.
-        starting: bounds those that connect at once.
-        once: whether it is not made again after its end, by which the server has lost what it knew.
+        server: a function that returns the address or transport for the SDK's client.
+        limit: seconds that connecting may take.
+        starting: a semaphore that bounds concurrent attempts to connect.
+        once: whether to stay closed after the server has ended, since the server's state is lost.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class _Connection:
         self._held: set[asyncio.Task[None]] = set()
 
     async def client(self) -> Any:
-        """Return the client; those that ask at the same time wait for one attempt to connect."""
+        """Return the client; concurrent callers share one attempt to connect."""
         if self._ready is None:
             self._ready, self._end = asyncio.get_running_loop().create_future(), asyncio.Event()
             held = asyncio.create_task(self._hold(self._ready, self._end))
@@ -251,33 +251,33 @@ class _Connection:
         return await asyncio.shield(self._ready)
 
     def drop(self, client: Any) -> None:
-        """Disconnect from what has ended; the next one to ask connects anew."""
+        """Discard a client whose server has ended, so that the next call of `client` connects again."""
         ready = self._ready
         if not self.once and ready is not None and ready.done() and ready.result() is client:
             self._end.set()
             self._ready = None
 
     async def close(self) -> None:
-        """Disconnect, and end a server that was started."""
+        """Disconnect, and end the server if the client started it."""
         self._end.set()
         if self._held:
             await asyncio.wait(self._held)
 
     async def _hold(self, ready: asyncio.Future[Any], end: asyncio.Event) -> None:
-        """Connect, and stay connected: the task that enters a client's scopes has to leave them."""
+        """Connect, and hold the connection until `end` is set. One task does both, since a task must leave the scopes that it enters."""
         from mcp import Client
 
         try:
             async with AsyncExitStack() as stack:
                 async with self._starting, asyncio.timeout(self._limit):
-                    # Not anyio's scope of a time limit: the client opens scopes that outlive it.
+                    # anyio's cancel scopes must nest, and the client opens scopes that outlive the time limit.
                     client = await stack.enter_async_context(Client(self._server()))
                 ready.set_result(client)
                 await end.wait()
         except Exception as error:  # noqa: BLE001 - raised where a client is asked for
-            if not ready.done():  # else calls that wait for an answer learn of it
+            if not ready.done():  # otherwise the SDK raises in the waiting calls
                 ready.set_exception(_cause(error))
-                ready.exception()  # it may be that nothing waits for it any more
+                ready.exception()  # mark as retrieved: the waiting task may be gone
         finally:
             if self._ready is ready and not self.once:
                 self._ready = None
@@ -288,13 +288,13 @@ async def _closed(connections: Collection[_Connection]) -> None:
 
 
 def _crashed(name: str, text: str) -> bool:
-    """Whether a tool raised what its server did not expect: servers of the Python SDK then say no more than its name."""
+    """Return whether a tool raised an unexpected exception: servers of the Python SDK then answer with the tool's name only."""
     inner = r"(: Error (executing tool|reading resource) \S+)*"
     return re.fullmatch(f"Error executing tool {re.escape(name)}{inner}", text) is not None
 
 
 def _content(answer: Any) -> Any:
-    """Text where all parts are text; else parts."""
+    """Return an answer as text if all parts are text, else as parts."""
     parts = []
     for block in answer.content:
         if block.type == "text":
@@ -311,7 +311,7 @@ def _content(answer: Any) -> Any:
 
 
 def _cause(error: Exception) -> Exception:
-    """The first error of a group."""
+    """Return the first error of an exception group, or the error itself."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""Search: BM25 over documents of a file."""
+"""Search: a tool that ranks the documents of a file by BM25."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Search(Tool):
         return ({"type": "function", "function": function},)
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        # A search takes milliseconds, and longer where there are millions of documents.
+        # Search in a thread: with millions of documents, a search takes long enough to delay the event loop.
         found = await asyncio.to_thread(self._search, arguments["query"])
         return ToolResult(content="\n\n".join(found) or "No document has any of these words.")
 
@@ -87,10 +87,10 @@ class Search(Tool):
 
 
 def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
-    """The rows of a file.
+    """Return the rows of a file.
 
     Raises:
-        DataError: it is missing, of another format, or broken.
+        DataError: the file is missing, of another format, or damaged.
     """
     try:
         if file.suffix == ".parquet":

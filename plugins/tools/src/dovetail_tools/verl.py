@@ -1,4 +1,4 @@
-"""Verl: tools that were written for verl, loaded from its YAML file, also where verl is not installed."""
+"""Verl: tools written for verl, loaded from verl's YAML file, even if verl is not installed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Verl(Tool):
         for name, tool in self._tools.items():
             own = given.get(name) or {}
             create = own.get("create_kwargs") or {}
-            # verl's versions pass them apart or together.
+            # Some versions of verl pass these as keyword arguments, others as one `create_kwargs`.
             made = await _call(tool.create, str(uuid.uuid4()), {"create_kwargs": create, **create})
             state[name] = (
                 made[0] if isinstance(made, tuple) else made,
@@ -85,7 +85,7 @@ class Verl(Tool):
 
 
 def _tool(entry: Any, file: Path) -> Any:
-    """One tool of the file, made."""
+    """Make one tool of the YAML file."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
         raise PluginBrokenError(
             f"{file}: a tool is {entry!r:.100}; expected a mapping with class_name"
@@ -109,7 +109,7 @@ def _tool(entry: Any, file: Path) -> Any:
 
 
 def _unmade(which: str, error: Exception) -> DovetailError:
-    """The error about a tool that can't be made, with what to install."""
+    """Return the error for a tool that can't be made, with a hint on what to install."""
     missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if missing == "verl":
         return PluginNeedsError(
@@ -132,7 +132,7 @@ def _unmade(which: str, error: Exception) -> DovetailError:
 
 
 async def _call(method: Callable[..., Any], first: str, keywords: Mapping[str, Any]) -> Any:
-    """Await a method with those keywords that it takes."""
+    """Await a method with only those keyword arguments that the method takes."""
     parameters = inspect.signature(method).parameters
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         keywords = {key: value for key, value in keywords.items() if key in parameters}
@@ -140,14 +140,14 @@ async def _call(method: Callable[..., Any], first: str, keywords: Mapping[str, A
 
 
 def _plain(schema: Any) -> ToolSchema:
-    """A schema as containers; models of pydantic are dumped."""
+    """Return a schema as plain containers, converted from a pydantic model if necessary."""
     if isinstance(schema, Mapping):
         return schema
     return schema.model_dump(exclude_unset=True, exclude_none=True)
 
 
 def _content(response: Any) -> Any:
-    """Text, or parts where there are images."""
+    """Return a response as text, or as parts if it has images."""
     if isinstance(response, str):
         return response
     fields = response if isinstance(response, Mapping) else response.model_dump(exclude_none=True)

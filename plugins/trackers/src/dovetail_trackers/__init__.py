@@ -1,1 +1,1 @@
-"""Trackers of services and programs that people use: W&B, MLflow, TensorBoard, SwanLab, trackio, OpenTelemetry."""
+"""Trackers for W&B, MLflow, TensorBoard, SwanLab, trackio and OpenTelemetry, and alerts."""

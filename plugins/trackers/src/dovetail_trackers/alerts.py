@@ -1,4 +1,4 @@
-"""AlertsTracker: tells somebody that a run stopped, failed, stalls, no longer learns, was started again, or is not."""
+"""AlertsTracker: sends an alert if a run stops, fails, stalls, no longer learns, is restarted, or is given up."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class AlertsTracker(Tracker):
         self._deadline = math.inf
         self._thread: threading.Thread | None = None
         self._seen = math.inf
-        """When the run was last seen at work, in seconds of `monotonic`; infinity where its silence is not a stall."""
+        """Time of the run's last activity, in seconds of `monotonic`; infinity if silence is not a stall."""
         self._warned = False
 
-    # ── hooks, in the thread of training ──
+    # ── hooks, called in the training thread ──
 
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
@@ -113,7 +113,7 @@ class AlertsTracker(Tracker):
         self._end()
         thread, self._thread = self._thread, None
         if thread is not None:
-            # A thread that hangs in a call can't be ended; it ends with the process.
+            # Limit the wait, since a thread that hangs in a call can't be ended; the daemon thread ends with the process.
             thread.join(max(0.0, self._deadline - monotonic()))
             if self._queue or thread.is_alive():
                 self._warn("alerts were not sent before the end of the run")
@@ -155,7 +155,7 @@ class AlertsTracker(Tracker):
             self._queue.append(alert)
             self._ready.notify_all()
 
-    # ── the tracker's thread ──
+    # ── run in the tracker's thread ──
 
     def _work(self) -> None:
         stalled_since = math.inf
@@ -188,7 +188,7 @@ class AlertsTracker(Tracker):
                     send(body)
                     break
                 except Exception as error:  # noqa: BLE001 - whatever is wrong with an alert, the run goes on
-                    # The address may be a secret, and errors of urllib may hold it.
+                    # The address may be a secret, and urllib's errors may contain it.
                     text = f"{type(error).__name__}: {error}".replace(
                         self._address or "\0", "ADDRESS"
                     )
@@ -215,7 +215,7 @@ class AlertsTracker(Tracker):
                 process.communicate(body, timeout=self.config.timeout)
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and what it started
+                    os.killpg(process.pid, signal.SIGKILL)  # also kills the command's children
             if process.returncode:
                 raise RuntimeError(f"{self.config.command[0]} ended with {process.returncode}")
 

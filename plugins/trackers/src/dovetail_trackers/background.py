@@ -1,4 +1,4 @@
-"""BackgroundTracker: a tracker whose library runs in a thread of its own, behind a bounded queue."""
+"""BackgroundTracker: base class of trackers whose library runs in a separate thread, behind a bounded queue."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class BackgroundTracker(Tracker):
     @classmethod
     def installed(cls) -> bool:
         """Return whether the library is installed."""
-        with suppress(ModuleNotFoundError):  # a package above the module
+        with suppress(ModuleNotFoundError):  # a parent package of the module is missing
             return importlib.util.find_spec(cls.module) is not None
         return False
 
-    # ── what a library does, in the tracker's thread ──
+    # ── implemented for each library, run in the tracker's thread ──
 
     @abstractmethod
     def open_run(self, run: TrackedRun) -> str:
@@ -121,7 +121,7 @@ class BackgroundTracker(Tracker):
     def end_run(self, status: str) -> None:
         """Write buffered calls and close the run with a status: `completed`, `stopped` or `failed`."""
 
-    # ── hooks, in the thread of training ──
+    # ── hooks, called in the training thread ──
 
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
@@ -167,7 +167,7 @@ class BackgroundTracker(Tracker):
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        # Its own time, since a thread that hangs in the library can't be ended.
+        # Limit the wait, since a thread that hangs in the library can't be ended.
         thread.join(max(0.0, self._deadline - monotonic()))
         waiting = len(self._entries) + (thread.is_alive() and self._busy_since < math.inf)
         if waiting or self._dropped or self._lost:
@@ -197,12 +197,12 @@ class BackgroundTracker(Tracker):
             self._report("failed", f"has {len(self._entries)} log calls waiting; training goes on")
 
     def _report(self, kind: str, text: str, error: BaseException | None = None) -> None:
-        """Warn, once for each kind of trouble."""
+        """Log a warning, once for each kind of problem."""
         if kind not in self._reported:
             self._reported.add(kind)
             self.context.logger.warning(f"tracker {self.name}: {text}", exc_info=error)
 
-    # ── the tracker's thread ──
+    # ── run in the tracker's thread ──
 
     def _work(self, directory: Path, start_step: int) -> None:
         if not self._try("the run could not be opened", lambda: self._open(directory, start_step)):
@@ -221,7 +221,7 @@ class BackgroundTracker(Tracker):
             self._keep_state(monotonic() - self.settle_seconds)
 
     def _try(self, what: str, call: Callable[[], None], tries: float = math.inf) -> bool:
-        """Whether a call succeeds, now or later. Once the run has ended nothing is waited for."""
+        """Make a call, with retries, and return whether it succeeded. After the run's end, there is only one more try, without waiting."""
         tried = 0
         while tried < tries:
             last = self._ending.is_set()
@@ -275,7 +275,7 @@ class BackgroundTracker(Tracker):
         self._keep_state()
 
     def _read_state(self, place: Path) -> dict[str, Any]:
-        """What an earlier sitting kept; nothing where it is damaged."""
+        """Return the state that an earlier start of the run saved; empty if there is none or it is damaged."""
         try:
             state = json.loads(place.read_text()) if place.exists() else {}
             if not state or state.keys() >= {"run_id", "project", "last_steps"}:
@@ -293,7 +293,7 @@ class BackgroundTracker(Tracker):
             self._keep_state(monotonic() - self.settle_seconds)
 
     def _keep_state(self, until: float = 0.0) -> None:
-        """Write id and last steps, of what was logged until then."""
+        """Save run id and last steps, counting only calls logged up to `until`, which the library has stored by now."""
         while self._settling and self._settling[0][0] <= until:
             self._logged |= self._settling.popleft()[1]
         run = self._run
@@ -312,7 +312,7 @@ class BackgroundTracker(Tracker):
 
 
 def _number(value: object) -> float | None:
-    """A metric as a float; None for what is not a number."""
+    """Return a metric as a float; None if it is not a number."""
     if isinstance(value, str):
         return None
     try:
@@ -322,7 +322,7 @@ def _number(value: object) -> float | None:
 
 
 def _described(error: BaseException) -> str:
-    """The first lines of an error; those of services may be pages."""
+    """Return the beginning of an error's text, since a service's error may be a whole page."""
     text = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
     return text[:500]
 

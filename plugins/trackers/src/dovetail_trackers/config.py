@@ -1,4 +1,4 @@
-"""Settings of the trackers."""
+"""Config classes of the trackers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class _Suite(TrackerConformance):
         monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
 
     def make(self, **context: Any) -> Any:
-        """A plugin that has not been started; the test is skipped where its library is not installed."""
+        """Make a plugin without starting it; skip the test if the library is not installed."""
         if not self.plugin.installed():
             pytest.skip(f"{self.plugin.module} is not installed")
         return super().make(**context)

@@ -1,4 +1,4 @@
-"""MlflowTracker: MLflow."""
+"""MlflowTracker: logs to MLflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_trackers.config import MlflowConfig
 
 _ENDS = {"completed": "FINISHED", "failed": "FAILED"}
 _LONGEST = 6000
-"""Characters of a parameter that MLflow takes."""
+"""Maximum length of a parameter in MLflow, in characters."""
 
 
 class MlflowTracker(BackgroundTracker):
@@ -34,7 +34,7 @@ class MlflowTracker(BackgroundTracker):
             store = (run.directory.parent.parent / "mlruns").resolve().as_uri()
         self._separator = "." if store.startswith("file:") else "/"
         if self._separator == ".":
-            # MLflow takes folders only where this says so; mlflow-skinny has no other local store.
+            # MLflow accepts a folder as store only with this variable; mlflow-skinny has no other local store.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -83,12 +83,12 @@ class MlflowTracker(BackgroundTracker):
 
 
 def _name(name: str) -> str:
-    """A name that MLflow takes."""
+    """Return a name with only those characters that MLflow accepts."""
     return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by their key paths."""
+    """Yield the values of nested mappings with their key paths."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{key}.")

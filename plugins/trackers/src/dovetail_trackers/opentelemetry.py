@@ -1,4 +1,4 @@
-"""OpentelemetryTracker: OpenTelemetry, over OTLP/HTTP."""
+"""OpentelemetryTracker: sends metrics and traces to OpenTelemetry, over OTLP/HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail_trackers.config import OpentelemetryConfig
 
 @attrs.frozen
 class _Span:
-    """A span that has ended, times in nanoseconds since 1970."""
+    """A span that has ended, with times in nanoseconds since 1970."""
 
     name: str
     start: int
@@ -41,7 +41,7 @@ class OpentelemetryTracker(BackgroundTracker):
     name = "opentelemetry"
     Config = OpentelemetryConfig
     module = "opentelemetry.exporter.otlp.proto.http"
-    rewinds = True  # values have the time at which they were logged
+    rewinds = True  # a repeated step does no harm, since values have time stamps
 
     def __init__(self, config: OpentelemetryConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -50,7 +50,7 @@ class OpentelemetryTracker(BackgroundTracker):
         self._episodes: list[_Span] = []
         self._exporters: dict[str, Any] = {}
 
-    # ── hooks, in the thread of training ──
+    # ── hooks, called in the training thread ──
 
     def step_started(self, step: int) -> None:
         self._put_spans(step - 1)
@@ -72,14 +72,14 @@ class OpentelemetryTracker(BackgroundTracker):
     def run_finished(self, summary: Mapping[str, Any]) -> None:
         self._put_spans(int(summary.get("steps", 0)))
         super().run_finished(summary)
-        if self._failed:  # a collector that is away is not waited for: what is sent is given up
+        if self._failed:  # don't wait for an unreachable collector: end the export in progress
             for exporter in self._exporters.values():
                 exporter.shutdown()
 
     def _put_spans(
         self, step: int, metrics: Mapping[str, float] | None = None, error: str | None = None
     ) -> None:
-        """Send the step that ends now, or what came since the last one ended."""
+        """Send the spans of the step that ends now, or of the phases since the last step."""
         now, began = time_ns(), self._step_began
         phases = [*self._ended_phases(now, metrics or {}, step), *self._episodes]
         root = _Span("step", began, now, {"dovetail.step": step}, error) if began else None
@@ -88,14 +88,14 @@ class OpentelemetryTracker(BackgroundTracker):
             self._put(lambda: self._write_spans(root, phases))
 
     def _ended_phases(self, now: int, metrics: Mapping[str, float], step: int) -> Iterator[_Span]:
-        """Yield the spans of phases: one ends after the seconds that the step measured, or where the next begins."""
+        """Yield the spans of phases. A phase ends after the seconds of its metric `time/NAME`, or when the next phase begins."""
         names = [name for name, _ in self._phases]
         for (name, start), (_, following) in pairwise([*self._phases, ("", now)]):
             seconds = metrics.get(f"time/{name}", math.inf) if names.count(name) == 1 else math.inf
             end = int(min(following - start, seconds * 1e9)) + start
             yield _Span(name, start, end, {"dovetail.step": step})
 
-    # ── the tracker's thread ──
+    # ── run in the tracker's thread ──
 
     def open_run(self, run: TrackedRun) -> str:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -111,14 +111,14 @@ class OpentelemetryTracker(BackgroundTracker):
             "dovetail.tags": self.config.tags,
             "dovetail.notes": self.config.notes,
         }
-        # What the environment says comes first.
+        # Attributes in OTEL_RESOURCE_ATTRIBUTES take precedence.
         resource = Resource.create(about).merge(OTELResourceDetector().detect())
         self._metrics = InMemoryMetricReader()
         tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
         meters = MeterProvider([self._metrics], resource, shutdown_on_exit=False)
         self._tracer = tracers.get_tracer("dovetail")
         self._gauge = functools.cache(meters.get_meter("dovetail").create_gauge)
-        # The exporters log each try; the tracker reports the first failure.
+        # The exporters log every failed try. Keep these records for the tracker's own warning instead.
         logger, self._said = logging.getLogger("opentelemetry.exporter.otlp"), BufferingHandler(99)
         logger.handlers, logger.propagate = [self._said], False
         makes = {"TRACES": OTLPSpanExporter, "METRICS": OTLPMetricExporter}
@@ -149,7 +149,7 @@ class OpentelemetryTracker(BackgroundTracker):
             about = {"attributes": span.attributes, "start_time": span.start}
             made = self._tracer.start_span(span.name, context, **about)
             context = set_span_in_context(made) if span is root else context
-            recorded += [made] if made.is_recording() else []  # a sampler may leave it out
+            recorded += [made] if made.is_recording() else []  # a trace sampler may drop spans
             if span.error:
                 made.set_status(Status(StatusCode.ERROR, span.error))
             made.end(span.end)

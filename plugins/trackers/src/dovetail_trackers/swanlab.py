@@ -1,4 +1,4 @@
-"""SwanlabTracker: SwanLab."""
+"""SwanlabTracker: logs to SwanLab."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class SwanlabTracker(BackgroundTracker):
             id=run.run_id or uuid.uuid4().hex[:21],
             resume="allow",
             config=dict(run.config),
-            # No prompt for a login, and no copy of what the training prints.
+            # Don't ask for a login, and don't capture the terminal's output.
             settings=swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}),
         )
         for file in run.files:
             if file.name == "config.yaml":
-                continue  # a file of SwanLab's own has this name, and holds the config
+                continue  # SwanLab writes its own file of this name
             self._logged_to.save(str(file), base_path=str(run.directory), policy="now")
         return str(self._logged_to.id)
 

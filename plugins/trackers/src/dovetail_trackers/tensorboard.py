@@ -1,4 +1,4 @@
-"""TensorboardTracker: event files for TensorBoard."""
+"""TensorboardTracker: writes event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TensorboardTracker(BackgroundTracker):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.directory / "tensorboard"
-        # What a validation before the first step logged has the step 0.
+        # A run that starts anew purges step 0 too, which a validation before the first step may have logged.
         purge = run.start_step + 1 if run.start_step else 0
         self._writer = SummaryWriter(str(folder), purge_step=purge if folder.exists() else None)
         texts = {file.name: _as_code(file.read_text(encoding="utf-8")) for file in run.files}
@@ -38,7 +38,7 @@ class TensorboardTracker(BackgroundTracker):
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
-        # A killed run loses nothing that was logged before its checkpoint.
+        # Flush now, so that a killed run loses nothing that it logged before its last checkpoint.
         self._writer.flush()
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -49,5 +49,5 @@ class TensorboardTracker(BackgroundTracker):
 
 
 def _as_code(text: str) -> str:
-    """Text that TensorBoard shows as it stands: in Markdown, lines with four spaces."""
+    """Return a text as a Markdown code block (lines with four spaces), which TensorBoard shows unchanged."""
     return "\n".join(f"    {line}" for line in text.splitlines())

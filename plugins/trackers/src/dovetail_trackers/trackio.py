@@ -1,4 +1,4 @@
-"""TrackioTracker: trackio."""
+"""TrackioTracker: logs to trackio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrackioTracker(BackgroundTracker):
         return str(self._logged_to.id)
 
     def logged_steps(self, run: TrackedRun) -> Mapping[str, int] | None:
-        # The store, since trackio writes what it is given half a second later: a killed process has lost that.
+        # Read the steps from trackio's store: trackio writes half a second late, so a killed process has lost the last values.
         if self.config.space_id is not None:
             return None
         from trackio.sqlite_storage import SQLiteStorage

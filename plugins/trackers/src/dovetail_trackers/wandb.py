@@ -1,4 +1,4 @@
-"""WandbTracker: Weights & Biases."""
+"""WandbTracker: logs to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WandbTracker(BackgroundTracker):
         if "x_transaction_log_flush_interval" in wandb.Settings.model_fields:
             settings["x_transaction_log_flush_interval"] = FLUSH_SECONDS
         online = self.config.mode == "online"
-        # Asked without a prompt: one would wait for an answer on the terminal of the training.
+        # Without `prompt=False`, W&B would ask for a login on the terminal and block the tracker.
         if online and not wandb.login(prompt=False):
             raise TrackerError(
                 "W&B has no login on this machine",
@@ -78,7 +78,7 @@ class WandbTracker(BackgroundTracker):
 
 
 def _cell(value: object) -> object:
-    """A value of one type a column: a table refuses a column of several."""
+    """Return a value as text, since a table's columns must each have one type."""
     if value is None or isinstance(value, float | int | str):
         return value if isinstance(value, str) else json.dumps(value)
     return json.dumps(value, default=str)

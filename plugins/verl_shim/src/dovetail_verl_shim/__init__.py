@@ -1,1 +1,1 @@
-"""Stand-ins for what files written for verl import, and a dataset source for verl's dataset classes."""
+"""Stand-ins for the modules that files written for verl import, and a dataset source for verl's dataset classes."""

@@ -1,4 +1,4 @@
-"""Config class of the dataset. Nothing here imports more than the config sections."""
+"""Config class of the dataset source. This module imports nothing but config sections."""
 
 from __future__ import annotations
 

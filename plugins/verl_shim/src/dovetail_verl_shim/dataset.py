@@ -1,4 +1,4 @@
-"""VerlDataset: the rows that a dataset class of verl makes of files."""
+"""VerlDataset: reads rows through a dataset class written for verl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail.interfaces import DatasetSource
 from dovetail_verl_shim.config import VerlDatasetConfig
 
 _COLUMNS = ("prompt", "data_source", "reward_model", "extra_info", "ability", "images", "tools")
-"""What becomes of a row; all else of it is `extra_info`'s, where that has no such key."""
+"""Keys of an item that become columns of the row. All other keys go to `extra_info`, whose own keys take precedence."""
 
 
 class VerlDataset(DatasetSource):
@@ -48,7 +48,7 @@ class VerlDataset(DatasetSource):
             made = cls(**given)
             items = made if _makes_rows(cls) else made.dataframe
             return [self._row(dict(items[index])) for index in range(len(items))]
-        except Exception as error:  # the user's own code
+        except Exception as error:  # the user's class may raise anything
             raise DataError(
                 f"{self._where} failed on {', '.join(paths)}: {type(error).__name__}: {error}"
             ) from error
@@ -82,6 +82,6 @@ class VerlDataset(DatasetSource):
 
 
 def _makes_rows(cls: type) -> bool:
-    """Whether a class says itself what a row is, and does not leave that to verl's base class."""
+    """Return whether a class has its own `__getitem__`, instead of the one of verl's base class."""
     owner = next((base for base in inspect.getmro(cls) if "__getitem__" in vars(base)), object)
     return owner.__name__ != "RLHFDataset"

@@ -1,1 +1,1 @@
-"""Config classes, a module for each kind of plugin. Nothing here imports torch."""
+"""Config classes, a module for each kind of plugin. None of the modules imports torch."""

@@ -1,6 +1,6 @@
 """Config classes of the rollout corrections: one set of keys, and a table of presets with different defaults.
 
-Nothing here imports more than the config sections.
+This module imports nothing but config sections.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ _KEEPS = {
 
 
 def _described(name: str, settings: Mapping[str, Any]) -> str:
-    """What a preset does, in one line."""
+    """Return the docstring of a preset's config class, a summary of its settings in one line."""
     mode = next(text for start, text in _MODES.items() if name.startswith(start))
     parts = [_KEEPS[section] for section in settings.get("reject", ())]
     if "weights" in settings:
@@ -164,7 +164,7 @@ def _described(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _preset_config(name: str) -> type[RolloutCorrectionConfig]:
-    """The config class of a preset: `RolloutCorrectionConfig` with its defaults."""
+    """Make a subclass of `RolloutCorrectionConfig` with the defaults of a preset."""
     base = attrs.fields_dict(RolloutCorrectionConfig)
     body = {"__doc__": _described(name, PRESETS[name]), "__module__": __name__}
     cls = type(f"{name.title().replace('_', '')}Config", (RolloutCorrectionConfig,), body)
@@ -179,5 +179,5 @@ CONFIGS: Mapping[str, type[RolloutCorrectionConfig]] = {
     name: _preset_config(name) for name in PRESETS
 }
 """The config class of each preset, by its name."""
-# A manifest names a config class by its module and name.
+# The plugin manifest finds a config class by module and name, so the generated classes must be globals.
 globals().update({cls.__name__: cls for cls in CONFIGS.values()})

@@ -1,4 +1,4 @@
-"""Config classes of the advantage estimators. Nothing here imports more than the config sections."""
+"""Config classes of the advantage estimators. This module imports nothing but config sections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from dovetail.sections import PluginSection, Validator
 
 _SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
-"""A discount: between 0 and 1, both included."""
+"""Validators of a discount: between 0 and 1, both included."""
 
 
 @attrs.frozen(kw_only=True)
@@ -21,7 +21,7 @@ class GaeConfig(PluginSection):
     turn_gamma: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
     )
-    """Discount from one turn of an episode to the next; `gamma` where absent."""
+    """Discount from one turn of an episode to the next; absent: `gamma`."""
     lam: float = attrs.field(default=1.0, validator=_SHARE)
     """Weight λ of later temporal differences: 0 trusts the value model, 1 the rewards."""
     whiten: bool = True
@@ -85,7 +85,7 @@ class ReinforcePlusPlusConfig(PluginSection):
     turn_gamma: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
     )
-    """Discount from one turn of an episode to the next; `gamma` where absent."""
+    """Discount from one turn of an episode to the next; absent: `gamma`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +97,7 @@ class GrpoPasskConfig(PluginSection):
 
 
 def _as_many_as_components(config: Any, _attribute: Any, weights: tuple[float, ...]) -> None:
-    """Weights stand for components by position, which only a list of names fixes."""
+    """Refuse weights without as many named components: weights go by position, and only `components` fixes the order of components."""
     if weights and len(weights) != len(config.components):
         names = ", ".join(config.components) or "none named"
         raise ValueError(

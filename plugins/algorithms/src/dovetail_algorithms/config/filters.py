@@ -1,4 +1,4 @@
-"""Config classes of the sample filters. Nothing here imports more than the config sections."""
+"""Config classes of the sample filters. This module imports nothing but config sections."""
 
 from __future__ import annotations
 

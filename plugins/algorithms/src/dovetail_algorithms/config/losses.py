@@ -1,4 +1,4 @@
-"""Config classes of the policy losses. Nothing here imports more than the config sections."""
+"""Config classes of the policy losses. This module imports nothing but config sections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PpoClipConfig(PluginSection):
     clip_high: float = attrs.field(default=0.2, validator=_NOT_NEGATIVE)
     """How far above 1 the probability ratio may rise before its gradient is cut."""
     dual_clip: float | None = attrs.field(default=3.0, validator=_absent_or_above_one)
-    """Cap of the ratio where the advantage is negative (dual clip); None for no cap, as in the papers of PPO, GRPO and DAPO."""
+    """Cap of the ratio if the advantage is negative (dual clip); None for no cap, as in the papers of PPO, GRPO and DAPO."""
 
 
 @attrs.frozen(kw_only=True)
@@ -60,9 +60,9 @@ class SapoConfig(PluginSection):
     """A soft gate on the ratio in place of PPO's clip."""
 
     tau_positive: float = attrs.field(default=1.0, validator=_POSITIVE)
-    """Steepness of the gate around a ratio of 1 where the advantage is positive."""
+    """Steepness of the gate around a ratio of 1 if the advantage is positive."""
     tau_negative: float = attrs.field(default=1.05, validator=_POSITIVE)
-    """Steepness of the gate around a ratio of 1 where the advantage is 0 or negative."""
+    """Steepness of the gate around a ratio of 1 if the advantage is 0 or negative."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,9 +70,9 @@ class GmpoConfig(PluginSection):
     """The geometric mean of a sequence's clipped ratios."""
 
     clip_low: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
-    """How far below 0 a token's log-ratio may fall where the advantage is negative, in nats."""
+    """How far below 0 a token's log-ratio may fall if the advantage is negative, in nats."""
     clip_high: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
-    """How far above 0 a token's log-ratio may rise where the advantage is not negative, in nats."""
+    """How far above 0 a token's log-ratio may rise if the advantage is not negative, in nats."""
 
 
 @attrs.frozen(kw_only=True)

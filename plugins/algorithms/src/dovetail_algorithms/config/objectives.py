@@ -1,4 +1,4 @@
-"""Config classes of the objectives. Nothing here imports more than the config sections."""
+"""Config classes of the objectives. This module imports nothing but config sections."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class NllConfig(PluginSection):
 
 
 _MARGIN_LOSSES = ("logistic", "hinge", "exo", "discopop")
-"""Losses of how far a pair's chosen response is ahead of the rejected one, whatever measures that."""
+"""Losses that depend only on the difference of a pair's two rewards, so that any f-divergence may define the rewards."""
 
 
 def _fitting(config: Any, _attribute: Any, loss: str) -> None:
-    """Refuse settings beside a loss that does not read them."""
+    """Refuse settings that the selected loss does not read."""
     if loss == "exo" and not config.label_smoothing:
         raise ValueError("exo needs label_smoothing above 0; its paper takes 0.001")
     if config.label_smoothing and loss not in ("logistic", "exo"):

@@ -1,4 +1,4 @@
-"""Config classes of the presets, and the settings of each. Nothing here imports more than the config sections.
+"""Config classes of the presets, and the settings of each. This module imports nothing but config sections.
 
 Presets set no learning rates, batch sizes or lengths.
 """
@@ -18,7 +18,7 @@ _PPO_CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2}
 _NO_KL = {"in_loss": None, "in_reward": None}
 _KL_IN_LOSS = {"in_loss": {"estimator": "k3", "coef": 0.001}, "in_reward": None}
 _KL_IN_REWARD = {"in_loss": None, "in_reward": {"estimator": "k1", "coef": 0.001}}
-"""The coefficients are those that the field uses; papers, whose rewards are on other scales, have 0.01 to 0.1."""
+"""KL sections of presets. The coefficient 0.001 is common in practice; papers use 0.01 to 0.1, for rewards of other scales."""
 
 
 def _algorithm(
@@ -33,7 +33,7 @@ def _algorithm(
 
 
 class _WithoutOptions(PresetSection):
-    """Base of the presets whose settings are always the same."""
+    """Base class of presets without options, whose settings are constant."""
 
     ALGORITHM: ClassVar[Mapping[str, Any]]
     OTHERS: ClassVar[Mapping[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Config classes of the stages. Nothing here imports more than the config sections."""
+"""Config classes of the stages. This module imports nothing but config sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance suites of these plugins, with the configs under which estimators, losses and objectives are checked."""
+"""Conformance suites of this package's plugins, with the configs under which estimators, losses and objectives are checked."""
 
 from dovetail_algorithms.conformance.estimators import *  # noqa: F403 - every suite
 from dovetail_algorithms.conformance.losses import *  # noqa: F403

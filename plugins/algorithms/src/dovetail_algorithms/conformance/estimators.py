@@ -1,4 +1,4 @@
-"""The suites of the estimators."""
+"""Conformance suites of the advantage estimators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suites of the policy losses."""
+"""Conformance suites of the policy losses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TestCispoBoundedBelow = PolicyLossConformance.of(
 TestSapo = PolicyLossConformance.of(SapoLoss, smooth=True)
 TestGpgLoss = PolicyLossConformance.of(GpgLoss, smooth=True)
 TestGmpo = PolicyLossConformance.of(GmpoLoss, smooth=True)
-# So that several of few tokens are chosen, and not all that could be.
+# These settings select several of a test batch's few tokens, but not every token within the bounds.
 TestClipCov = PolicyLossConformance.of(
     ClipCovLoss,
     ClipCovConfig(name="clip_cov", share=0.2, cov_low=-0.5, cov_high=2.0),

@@ -1,4 +1,4 @@
-"""The suites of the objectives."""
+"""Conformance suites of the objectives, those of preference pairs excepted."""
 
 from __future__ import annotations
 

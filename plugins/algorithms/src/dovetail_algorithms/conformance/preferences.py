@@ -1,4 +1,4 @@
-"""The suites of the objectives of preference pairs."""
+"""Conformance suites of the objectives of preference pairs."""
 
 from __future__ import annotations
 

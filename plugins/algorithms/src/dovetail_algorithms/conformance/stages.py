@@ -1,4 +1,4 @@
-"""The suites of the stages."""
+"""Conformance suites of the stages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Advantage estimators, one a module."""
+"""Advantage estimators, one per module."""

@@ -66,10 +66,10 @@ class GdpoEstimator(GroupBaseline):
 
 
 def _all_names(rows: Sequence[Mapping[str, Any] | None]) -> list[str]:
-    """Every component that any sample has, sorted.
+    """Return the names of all reward components that any sample has, sorted.
 
     Raises:
-        ColumnError: there is none.
+        ColumnError: no sample has a component.
     """
     names = sorted({name for row in rows for name in row or ()})
     if rows and not names:
@@ -83,10 +83,10 @@ def _all_names(rows: Sequence[Mapping[str, Any] | None]) -> list[str]:
 
 
 def _values(rows: Sequence[Mapping[str, Any] | None], name: str) -> Float64[np.ndarray, "N"]:
-    """float64 [N]: one component of every sample.
+    """Return one reward component of every sample, float64 [N].
 
     Raises:
-        ColumnError: a sample lacks it, or it is not a number.
+        ColumnError: a sample lacks the component, or a value is not a number.
     """
     try:
         return np.fromiter((row[name] for row in rows), np.float64, len(rows))  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""GiGPO: episodes are compared within their group, and turns with those that began in the same state (arXiv 2505.10978)."""
+"""GiGPO: compares episodes within their group, and turns with the group's turns that began in the same state (arXiv 2505.10978)."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np
     return np.where(
         comparable_G(scores_N, groups)[groups.index_N],
         scores_N - groups.mean_N(scores_N),
-        scores_N - scores_N,  # 0, but what is not finite stays so
+        scores_N - scores_N,  # 0; NaN for a score that is not finite
     )
 
 

@@ -40,7 +40,7 @@ class GrpoPasskEstimator(ScoreBaseline):
 def _lead_of_the_best(
     scores_N: Float64[np.ndarray, "N"], groups: Groups
 ) -> Float64[np.ndarray, "N"]:
-    """float64 [N]: r_max − r_second for the best trajectory of each group, 0 for the others."""
+    """Return r_max − r_second for the best trajectory of each group and 0 for the other trajectories, float64 [N]."""
     means_N = groups.trajectory_mean_N(scores_N)
     if groups.trajectory_N is None:
         first_J = trajectory_N = np.arange(len(scores_N))
@@ -48,11 +48,11 @@ def _lead_of_the_best(
         _, first_J, trajectory_N = np.unique(
             groups.trajectory_N, return_index=True, return_inverse=True
         )
-    # J trajectories, by group, the best of each group last.
+    # The J trajectories sorted by group, and within a group by reward: the best stands last.
     order_J = np.lexsort((means_N[first_J], groups.index_N[first_J]))
     sizes_G = groups.sizes_G
     last_G = (np.cumsum(sizes_G) - 1)[sizes_G > 1]
     best_G, second_G = first_J[order_J[last_G]], first_J[order_J[last_G - 1]]
-    lead_J = means_N[first_J] - means_N[first_J]  # 0, but what is not finite stays so
+    lead_J = means_N[first_J] - means_N[first_J]  # 0; NaN for a score that is not finite
     lead_J[order_J[last_G]] = means_N[best_G] - means_N[second_G]
     return lead_J[trajectory_N]

@@ -1,4 +1,4 @@
-"""MT-GRPO: every turn has the outcome's advantage plus its own (arXiv 2505.11821)."""
+"""MT-GRPO: adds the advantage of the episode's outcome to each turn's own advantage (arXiv 2505.11821)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MtGrpoEstimator(TurnEstimator):
         last_U = index_U == counts_J[episode_U] - 1
         outcome_J = np.zeros(len(counts_J))
         outcome_J[episode_U[last_U]] = rewards_U[last_U]
-        # An episode without a token of the policy has no turn that could hold its reward.
+        # An episode without policy tokens has no turn to hold its reward, so its outcome is the score.
         scores_N = np.asarray(columns["scores"], np.float64)
         outcome_N = np.where((counts_J > 0)[turns.episode_N], outcome_J[turns.episode_N], scores_N)
         by_std = self.config.norm_by_std

@@ -1,4 +1,4 @@
-"""OPO: rewards relative to the mean of the group weighted by length (arXiv 2505.23585)."""
+"""OPO: rewards relative to the group's mean reward, weighted by response length (arXiv 2505.23585)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class OpoEstimator(GroupBaseline):
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
         scores_N = np.asarray(columns["scores"], np.float64)
         lengths_N = columns["response_mask"].sum()
-        # Sums over sequences, not over trajectories: their lengths add up.
+        # Summing over sequences is enough: a trajectory's length is the sum of its sequences' lengths.
         tokens_G = _sum_G(lengths_N, groups)
-        # Rewards relative to the plain mean lose no precision where all of them are large.
+        # Subtracting the plain mean first avoids the loss of precision that a weighted sum of large rewards has.
         mean_N = groups.mean_N(scores_N)
         weighted_G = _sum_G(lengths_N * (scores_N - mean_N), groups)
         shift_G = weighted_G / np.maximum(tokens_G, 1)
         return np.where(
             comparable_G(scores_N, groups)[groups.index_N],
             scores_N - mean_N - shift_G[groups.index_N],
-            scores_N - scores_N,  # 0, but what is not finite stays so
+            scores_N - scores_N,  # 0; NaN for a score that is not finite
         )
 
 
 def _sum_G(values_N: np.ndarray, groups: Groups) -> Float64[np.ndarray, "G"]:
     sums_G = np.bincount(groups.index_N, weights=values_N, minlength=groups.count)
-    return sums_G.astype(np.float64, copy=False)  # without any value bincount gives integers
+    return sums_G.astype(np.float64, copy=False)  # bincount of an empty array returns int64

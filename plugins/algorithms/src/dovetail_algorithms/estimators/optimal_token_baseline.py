@@ -18,7 +18,7 @@ from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstima
 EPSILON = 1e-8
 """Constant added to the sum of energies at a position."""
 ROUNDING = 1e-6
-"""A negative energy this small is the rounding error of a probability near 1."""
+"""Size of a negative energy up to which it counts as the rounding error of a probability near 1."""
 
 
 class OptimalTokenBaselineEstimator(TokenEstimator):
@@ -55,7 +55,7 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
         if groups.weights_N is not None:
             energies_K = energies_K * np.repeat(groups.weights_N, own.lengths_N)
         baseline_K = self._baselines(own, groups, returns_K, energies_K)
-        # A group of one trajectory has nothing to compare with.
+        # A group of one trajectory has nothing to compare with, so its advantages are 0.
         compared_K = np.repeat((groups.sizes_G > 1)[groups.index_N], own.lengths_N)
         advantages = own.column(np.where(compared_K, returns_K - baseline_K, 0.0))
         signal_N = advantages.with_values(np.abs(advantages.values)).sum()
@@ -72,7 +72,7 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
         returns_K: Float64[np.ndarray, "K"],
         energies_K: Float64[np.ndarray, "K"],
     ) -> Float64[np.ndarray, "K"]:
-        """Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8) at each token, over the tokens at its position in its group."""
+        """Return the baseline Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8) at each token, float64 [K]; j runs over the group's samples."""
         if self.positions_among_own:
             position_K = np.arange(len(returns_K)) - np.repeat(
                 own.last_N + 1 - own.lengths_N, own.lengths_N
@@ -85,7 +85,7 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
         reach_G = np.zeros(groups.count, np.int64)
         np.maximum.at(reach_G, groups.index_N, reach_N)
         group_K = np.repeat(groups.index_N, own.lengths_N)
-        # A cell for every position of every group, as far as its longest response reaches.
+        # `cell_K` numbers the pairs of group and position; a group has as many positions as its longest response.
         cell_K = (np.cumsum(reach_G) - reach_G)[group_K] + position_K
         weighted = np.bincount(cell_K, weights=returns_K * energies_K)
         baselines = weighted / (np.bincount(cell_K, weights=energies_K) + EPSILON)
@@ -108,7 +108,7 @@ class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):
 
 
 def _energies(columns: Batch, own: PolicyTokens) -> Float64[np.ndarray, "K"]:
-    """ρ² (1 − 2π + Σπ²) of each token, float64 [K]."""
+    """Return the energy ρ² (1 − 2π + Σπ²) of each token, float64 [K]."""
     pi_K = np.exp(own.take(columns["old_log_probs"]))
     energies_K: np.ndarray = 1 - 2 * pi_K + own.take(columns["sum_pi_squared"])
     energies_K[(energies_K < 0) & (energies_K > -ROUNDING)] = 0

@@ -1,4 +1,4 @@
-"""PRIME: implicit process rewards and outcomes, each against the group's other samples (arXiv 2502.01456)."""
+"""PRIME: implicit process rewards and outcomes, each relative to the group's other samples (arXiv 2502.01456)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PrimeEstimator(TokenEstimator):
         row_K = np.repeat(np.arange(len(own.lengths_N)), own.lengths_N)
         sums_N = np.bincount(row_K, weights=rewards_K, minlength=len(own.lengths_N))
         means_N = sums_N / np.maximum(own.lengths_N, 1)
-        # A sample's own mean less its distance from the others' is the others' mean.
+        # `leave_one_out` returns a sample's mean minus the mean of the others, so this is the mean of the others.
         baselines_N = means_N - leave_one_out(means_N, groups)
         outcomes_N = leave_one_out(np.asarray(columns["scores"], np.float64), groups)
         process_K = own.discounted_sums(rewards_K - baselines_N[row_K], self.config.gamma)

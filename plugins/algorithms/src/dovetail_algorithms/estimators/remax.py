@@ -1,4 +1,4 @@
-"""ReMax: rewards relative to that of the greedy response (arXiv 2310.10505)."""
+"""ReMax: rewards relative to the greedy response's reward (arXiv 2310.10505)."""
 
 from __future__ import annotations
 

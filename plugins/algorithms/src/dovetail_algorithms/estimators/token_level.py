@@ -28,7 +28,7 @@ def discounted_sums(
     """Compute S_k = x_k + decay_k · S_{k+1} within runs of `lengths_N` values, float64 [K]; the decay is a scalar or [K]."""
     sums_K = values_K.copy()
     decay_K = np.broadcast_to(decay, sums_K.shape)
-    # One step back at a time, in all runs at once that are long enough: the longest stand first.
+    # Each iteration goes one value back in all runs that are long enough. With the longest runs first, these are a prefix.
     order_N = np.argsort(-lengths_N, kind="stable")
     last_N, steps = np.cumsum(lengths_N)[order_N] - 1, np.arange(1, lengths_N.max(initial=1))
     counts = np.searchsorted(-lengths_N[order_N], -steps)

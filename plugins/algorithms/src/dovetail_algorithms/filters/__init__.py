@@ -1,1 +1,1 @@
-"""Sample filters, one a module."""
+"""Sample filters, one per module."""

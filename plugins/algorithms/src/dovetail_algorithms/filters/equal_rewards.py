@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: groups whose rewards are all equal have no gradient (arXiv 2503.14476, section 3.2)."""
+"""DAPO's dynamic sampling: drops groups whose rewards are all equal, since they have no gradient (arXiv 2503.14476, section 3.2)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EqualRewards(SampleFilter):
         rewards_N = judged_rewards(columns, self.config.component, "sample filter 'equal_rewards'")
         smallest_G = np.full(groups.count, np.inf)
         largest_G = np.full(groups.count, -np.inf)
-        # A reward that is not finite is kept, so that the step stops at it instead of losing it here.
+        # Keep rewards that are not finite, so that a later check stops the step instead of this filter hiding them.
         with np.errstate(invalid="ignore"):
             np.minimum.at(smallest_G, groups.index_N, rewards_N)
             np.maximum.at(largest_G, groups.index_N, rewards_N)

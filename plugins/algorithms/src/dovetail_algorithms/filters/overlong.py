@@ -1,4 +1,4 @@
-"""Overlong filtering: truncated responses have no loss (DAPO, arXiv 2503.14476, section 3.4)."""
+"""Overlong filtering: masks the loss of truncated responses (DAPO, arXiv 2503.14476, section 3.4)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dovetail.batch import Batch
 from dovetail.errors import ColumnError, nearest
 
 _SHOWN = 3
-"""Samples without a component that an error lists."""
+"""Number of samples without the component that an error lists."""
 
 
 def rewards_column(component: str | None) -> str:

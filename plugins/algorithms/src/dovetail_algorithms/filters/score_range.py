@@ -1,4 +1,4 @@
-"""The accuracy filter: prompts that are too hard or too easy are left out (PRIME, arXiv 2502.01456)."""
+"""The accuracy filter: leaves out prompts that are too hard or too easy (PRIME, arXiv 2502.01456)."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class ScoreRange(SampleFilter):
         judged_N = groups.mean_N(rewards_N) if whole_groups else groups.trajectory_mean_N(rewards_N)
         lower = -np.inf if self.config.lower is None else self.config.lower - ROUNDING
         upper = np.inf if self.config.upper is None else self.config.upper + ROUNDING
-        # A reward that is not finite is kept, so that the step stops at it instead of losing it here.
+        # Keep rewards that are not finite, so that a later check stops the step instead of this filter hiding them.
         within_N = (judged_N >= lower) & (judged_N <= upper)
         return within_N | ~np.isfinite(judged_N)

@@ -1,1 +1,1 @@
-"""Policy losses, one a module."""
+"""Policy losses, one per module."""

@@ -1,6 +1,6 @@
-"""The covariance of a token's advantage with its log-probability, over a mini-batch, and choosing tokens by it.
+"""Covariances of each token's advantage with its log-probability over a mini-batch, and the selection of tokens by covariance.
 
-Tokens with a high covariance are what lowers the entropy (arXiv 2505.22617). The covariance is taken from `old_log_probs`, before the
+Tokens with a high covariance lower the entropy most (arXiv 2505.22617). Covariances are computed from `old_log_probs` before the
 mini-batch is split, so that micro-batches, ranks and order change nothing. N samples and T tokens of this rank.
 """
 
@@ -95,7 +95,7 @@ def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) ->
             ]
         )
     )
-    # Means in float32: the last digits of a float64 sum depend on the order of adding, a float32 of it does not.
+    # The last digits of a float64 sum depend on the order of addition. Rounding the means to float32 removes these digits.
     advantage, log_prob = (sums[1:] / max(sums[0], 1)).astype(np.float32)
     values_T = (advantages_T - advantage) * (log_probs_T - log_prob)
     return Covariances(

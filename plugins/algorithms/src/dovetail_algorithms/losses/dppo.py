@@ -1,4 +1,4 @@
-"""DPPO: a trust region by the divergence of probabilities instead of their ratio (arXiv 2602.04879)."""
+"""DPPO: a trust region that bounds the divergence of probabilities instead of their ratio (arXiv 2602.04879)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DppoLoss(RatioLoss):
         bound = THRESHOLDS[divergence] if bound is None else bound
         if divergence == "total_variation":
             return (log_probs_T.exp() - anchor_T.exp()).abs() > bound
-        # 1 − p from the log-probability keeps its digits where p is near 1.
+        # expm1 computes 1 − p without cancellation if p is near 1.
         rest_T, anchor_rest_T = -log_probs_T.expm1(), -anchor_T.expm1()
         kl_T = anchor_T.exp() * (anchor_T - log_probs_T) + torch.xlogy(
             anchor_rest_T, anchor_rest_T.clamp(min=SMALLEST) / rest_T.clamp(min=SMALLEST)

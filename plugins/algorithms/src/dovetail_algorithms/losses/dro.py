@@ -23,7 +23,7 @@ class DroLoss(RatioLoss):
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
         """Return losses [T], and metrics: ratio statistics."""
-        # Not clamped as a ratio is: the pull grows with the distance, and nothing overflows.
+        # The log-ratio is not clamped: the penalty should grow with the distance, and without exp nothing overflows.
         log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
         penalty_T = 0.5 * self.config.beta * log_ratio_T.square()
         losses_T = -(inputs.columns["advantages"] * inputs.log_probs_T - penalty_T)

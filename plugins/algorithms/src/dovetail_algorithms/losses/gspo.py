@@ -1,4 +1,4 @@
-"""GSPO: one ratio a sequence, clipped as a whole (arXiv 2507.18071)."""
+"""GSPO: one clipped ratio per sequence (arXiv 2507.18071)."""
 
 from __future__ import annotations
 

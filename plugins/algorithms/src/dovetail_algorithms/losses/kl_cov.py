@@ -15,7 +15,7 @@ from dovetail_stages import share_metric
 CHOSEN = "kl_cov_penalised"
 
 ROUNDING = 1e-5
-"""Largest difference, in nats, between two passes over one policy."""
+"""Largest rounding difference, in nats, between log-probabilities of two forward passes of the same policy."""
 
 
 class KlCovLoss(RatioLoss):
@@ -52,9 +52,9 @@ class KlCovLoss(RatioLoss):
         old_T, chosen_T = inputs.columns["old_log_probs"], inputs.columns[CHOSEN]
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, old_T)
         plain_T = -inputs.columns["advantages"] * log_ratio_T.exp()
-        # The distance is not clamped as the ratio is, so that the penalty never lets go.
+        # Unlike the ratio, the distance is not clamped, so that the penalty keeps its gradient at any distance.
         distance_T = (inputs.log_probs_T - old_T).abs()
-        # In a step's first update π is π_old: the sign of a rounding error must not become a pull of full strength.
+        # In a step's first update π is π_old, and the distance is a rounding error, whose gradient ±1 would be noise.
         penalty_T = self.config.coef * distance_T * chosen_T * (distance_T > ROUNDING)
         metrics = ratio_metrics(inputs.mask_T, log_ratio_T)
         metrics["actor/kl_cov_frac"] = share_metric(chosen_T, inputs.mask_T.count_nonzero())

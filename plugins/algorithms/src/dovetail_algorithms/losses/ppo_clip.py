@@ -39,7 +39,7 @@ class PpoClipLoss(RatioLoss):
         )
         metrics = ratio_metrics(inputs.mask_T, log_ratio_T, upper_T=upper_T, lower_T=lower_T)
         if dual is not None:
-            # Where A ≥ 0 the cap is 0, and the loss not above it.
+            # If A ≥ 0, the cap is 0 and has no effect, since the loss is at most 0.
             caps_T = dual * (-advantages_T).clamp(min=0)
             tokens = inputs.mask_T.count_nonzero()
             metrics["actor/dual_clip_frac"] = share_metric(losses_T > caps_T, tokens)

@@ -1,4 +1,4 @@
-"""The probability ratio of the policy to an older one, PPO's loss of it, and their metrics.
+"""The probability ratio of the policy to an older policy, PPO's clipped loss of this ratio, and metrics.
 
 Masked tokens hold 0 in all inputs of a loss, so that their log-ratio and advantage are 0. T tokens, N samples.
 """
@@ -56,7 +56,7 @@ def sequence_ratio(
     Returns:
         The ratios, float [T], in the log-ratios' dtype.
     """
-    # In float64, because in a float32 sum with one large log-ratio the small ones lose their last digits.
+    # Sum in float64: in a float32 sum, one large log-ratio would cost the small ones their last digits.
     sums_N = sum_by_sample(log_ratio_T.detach().double(), offsets_N1)
     means_N = sums_N / sum_by_sample(mask_T.double(), offsets_N1).clamp(min=1)
     means_T = means_N.repeat_interleave(offsets_N1.diff(), output_size=log_ratio_T.shape[0])
@@ -110,7 +110,7 @@ def ratio_metrics(
     """
     log_ratio_T = log_ratio_T.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     token_ratio_T = log_ratio_T.exp()
-    # Subtracted token by token: in a difference of sums the KL would drown in their rounding.
+    # Subtract token by token: the rounding error of a difference of sums can exceed the KL.
     kl_T = token_ratio_T - log_ratio_T - 1
     used_T = (token_ratio_T if ratio_T is None else ratio_T.detach()) * mask_T
     largest = used_T.amax() if len(used_T) else used_T.sum()

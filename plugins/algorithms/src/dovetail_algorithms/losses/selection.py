@@ -92,7 +92,7 @@ def ordered_keys(
         values_T: the values, float32 [T], without NaN.
         ties_T: numbers that break ties, uint64 [T].
     """
-    # Adding 0 turns −0 into 0. The bits of positive floats rise with them, those of negative ones fall.
+    # Adding 0 turns −0 into 0. The bit patterns of positive floats rise with the value, those of negative floats fall.
     bits_T = (values_T + np.float32(0)).view(np.uint32)
     negative_T = bits_T >> np.uint32(31) != 0
     rising_T = np.where(negative_T, ~bits_T, bits_T | np.uint32(1 << 31)).astype(np.uint64)

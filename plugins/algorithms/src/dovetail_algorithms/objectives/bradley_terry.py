@@ -2,9 +2,10 @@
 
     L = 1/P Σ_p −log σ(r_w − r_l − m) + c (r_w + r_l)²
 
-(Bradley and Terry, 1952; arXiv 2203.02155, equation 1) where r_w is the score of a pair's chosen response, r_l that of its
-rejected one. m is the pair's margin (arXiv 2307.09288, equation 2), or 0. c draws scores to a mean of 0, which the first term leaves
-open (arXiv 2312.09244, equation 2). Legend: N = 2P samples, P pairs, T response tokens, packed end to end.
+(Bradley and Terry, 1952; arXiv 2203.02155, equation 1) where r_w is the score of a pair's chosen response, r_l the score of its
+rejected response. m is the pair's margin (arXiv 2307.09288, equation 2), or 0. The second term, with weight c, pulls the mean score to
+0, since the first term depends only on differences (arXiv 2312.09244, equation 2). Legend: N = 2P samples, P pairs,
+T response tokens, packed end to end.
 """
 
 from __future__ import annotations

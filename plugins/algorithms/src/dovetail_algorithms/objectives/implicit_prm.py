@@ -2,8 +2,8 @@
 
     L = −1/N Σ_i [ o_i log σ(r_i) + (1 − o_i) log(1 − σ(r_i)) ],   r_i = β Σ_t m_t log(π_φ(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-(the reward's form is that of arXiv 2412.01981) where o_i in [0, 1] is the outcome of sample i and m the response mask. The terms of r_i
-are rewards of single tokens.
+where o_i in [0, 1] is the outcome of sample i, m the response mask, and r_i the reward of arXiv 2412.01981. The terms of r_i are rewards
+of single tokens.
 Legend: N samples, T response tokens, packed end to end.
 """
 

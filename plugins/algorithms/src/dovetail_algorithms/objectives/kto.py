@@ -4,8 +4,8 @@
 
     ℓ = λ_D (1 − σ(β (r − z))) for a desirable response,  λ_U (1 − σ(β (z − r))) for another one        L = 1/N Σ ℓ
 
-(arXiv 2402.01306, equations 7 and 8). z estimates the policy's divergence from the reference over the whole mini-batch, from responses
-that the stage `mismatched_responses` has scored under another sample's prompt; it has no gradient. Legend: N samples, T response tokens,
+(arXiv 2402.01306, equations 7 and 8). z estimates the policy's divergence from the reference over the whole mini-batch, without
+gradient. The stage `mismatched_responses` scores each response under another sample's prompt for z. Legend: N samples, T response tokens,
 packed end to end.
 """
 

@@ -20,7 +20,7 @@ Losses: TypeAlias = Callable[
     [Float[Tensor, "P"], Float[Tensor, "P"], DpoConfig], Float[Tensor, "P"]
 ]
 _LARGEST_EXPONENT = 80.0
-"""float32 holds e to this power; TRL's bound."""
+"""Bound of exponents, the same as in TRL: exp(80) is finite in float32."""
 
 
 def logistic(margins_P: Float[Tensor, "P"], label_smoothing: float = 0.0) -> Float[Tensor, "P"]:

@@ -57,7 +57,7 @@ OF_THE_ENGINE = frozenset({"log_probs", "entropies"})
 
 @attrs.frozen(eq=False)
 class _Tokens:
-    """The response tokens of a micro-batch: where its columns are read from and what they must line up with."""
+    """The response tokens of a micro-batch, with the mask and offsets that every column must match."""
 
     batch: Batch
     mask: Ragged
@@ -88,7 +88,7 @@ class PolicyObjective(Objective):
         self._loss_columns = wanted - OF_THE_ENGINE - {"response_mask"}
         mode = "disabled" if correction is None else correction.mode(correction.config)
         self._correction = None if mode == "disabled" else correction
-        # A loss with a ratio to the rollout policy corrects for it itself; in bypass mode the old policy is that one.
+        # A loss with a ratio to the rollout policy needs no importance weights. In bypass mode, the old policy is the rollout policy.
         anchors = {"rollout_log_probs"} | ({"old_log_probs"} if mode == "bypass" else set())
         self._weighs = not wanted & anchors
 
@@ -200,7 +200,7 @@ class PolicyObjective(Objective):
     def _policy_losses(
         self, tokens: _Tokens, outputs: Mapping[str, Float[Tensor, "T"]]
     ) -> tuple[Float[Tensor, "T"], dict[str, Metric]]:
-        """The loss's own, corrected for a rollout policy that is not the training policy."""
+        """Return the policy loss's token losses [T] and metrics, with the rollout correction applied."""
         inputs = LossInputs(
             log_probs_T=outputs["log_probs"],
             mask_T=tokens.mask_T,
@@ -213,7 +213,7 @@ class PolicyObjective(Objective):
         if self.config.weighted:
             losses_T = losses_T * tokens.column("rollout_is_weights")
         if self._correction is not None:
-            # Over the batch nothing can be summed here: ranks may have different numbers of micro-batches.
+            # Ranks may have different numbers of micro-batches, so a sum over ranks would deadlock.
             corrected = self._correction.correct(
                 CorrectionInputs(
                     train_log_probs_T=inputs.log_probs_T.detach(),
@@ -234,7 +234,7 @@ class PolicyObjective(Objective):
     def _columns(
         self, tokens: _Tokens, outputs: Mapping[str, Float[Tensor, "T"]]
     ) -> dict[str, Float[Tensor, "T *inner"]]:
-        """What the loss reads besides log-probabilities: of the batch, of the engine, and of its own making."""
+        """Return the columns that the policy loss reads, from the batch, from the engine, and from the loss's own `prepare`."""
         names, current = set(self._loss_columns), {}
         if self.config.old_log_probs_from_current and "old_log_probs" in names:
             names.remove("old_log_probs")

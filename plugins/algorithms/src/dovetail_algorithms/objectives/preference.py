@@ -1,10 +1,10 @@
 """Objectives of preference pairs: DPO, IPO, SimPO, CPO and ORPO.
 
-Each gives a response the implicit reward r of the policy, and minimises a loss of the two rewards of every pair:
+Each objective computes an implicit reward r of every response, and minimises a loss of the two rewards of every pair:
 
     L = 1/P Σ_p ℓ(r_w, r_l) + c/T_w Σ_t∈w −log π(y_t | x, y_<t)
 
-where w is a pair's chosen response, l its rejected one. The second term, the negative log-likelihood of the chosen responses, has a
+where w is a pair's chosen response, l its rejected response. The second term, the negative log-likelihood of the chosen responses, has a
 weight c, which is 0 unless stated. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen
 responses.
 """
@@ -315,7 +315,7 @@ class Orpo(PreferenceObjective):
 
     def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
         mean_N = responses.log_probs_N / responses.lengths_N
-        # log(1 − p) is −inf where a response is certain in float32.
+        # The clamp keeps log(1 − p) finite if p is 1 in float32.
         return mean_N - torch.log(-torch.expm1(mean_N.clamp(max=-1e-7)))
 
     def losses(

@@ -1,4 +1,4 @@
-"""ResponseObjective: what objectives of single whole responses share. Legend: N samples, T response tokens, packed end to end."""
+"""ResponseObjective: the base class of objectives of single whole responses. Legend: N samples, T response tokens, packed end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sppo: what self-play preference optimization minimises (SPPO, arXiv 2405.00675).
+"""Sppo: the objective of self-play preference optimization (SPPO, arXiv 2405.00675).
 
     L = 1/N Σ_i ( Σ_t m_t log(π(y_it | x, y_<t) / π_k(y_it | x, y_<t)) − η A_i )²,   A_i = P̂(y_i ≻ π_k | x) − ½
 

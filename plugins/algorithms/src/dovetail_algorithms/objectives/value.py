@@ -1,9 +1,9 @@
-"""ValueObjective: what a critic minimises, the clipped value loss of PPO (arXiv 1707.06347).
+"""ValueObjective: the objective of a critic, the clipped value loss of PPO (arXiv 1707.06347).
 
     loss = Σ ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²) / D
 
-where V is the value of the state before each token, V_old the one before the step's updates, R its target, and Σ and D
-are the loss aggregation's. Legend: N samples, T response tokens, packed end to end.
+where V is the value of the state before each token, V_old this value before the step's updates, and R the target of V. Σ and D are
+the loss aggregation's total and denominator. Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations

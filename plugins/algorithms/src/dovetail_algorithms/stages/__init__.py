@@ -1,1 +1,1 @@
-"""Stages of a step: what an algorithm computes between the rollout and its estimator."""
+"""Stages of a step that compute columns between the rollout and the estimator or update."""

@@ -1,4 +1,4 @@
-"""BestWorstPairs: preference pairs of a rollout, for an objective of pairs such as `dpo` (online DPO, arXiv 2402.04792). N samples, G groups, P pairs."""
+"""BestWorstPairs: preference pairs from a rollout, for online DPO (arXiv 2402.04792). N samples, G groups, P pairs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BestWorstPairs(Stage):
 
 
 def _first(group_N: np.ndarray, order_N: np.ndarray) -> np.ndarray:
-    """The first row of each group in an order that keeps groups together, int64 [G], by ascending group."""
+    """Return the first row of each group in an order that keeps groups together, int64 [G], by ascending group."""
     sorted_N = group_N[order_N]
     begins_N = np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]])
     return order_N[begins_N]

@@ -2,7 +2,7 @@
 
     r_φ(y_t) = β log(π_φ(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-where π_φ is the process reward model as it was before this step's updates, and π_ref what it started from. Legend: T response tokens.
+where π_φ is the process reward model before this step's updates, and π_ref its initial model. Legend: T response tokens.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class ImplicitProcessRewards(Stage):
 
 
 def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
-    """See that the config has the model, its objective and its reference.
+    """Check that the config has the process reward model, its objective and its reference.
 
     Raises:
-        PlanError: one is missing, or the reference is another model than the one that the role starts from.
+        PlanError: one of these is missing, or the reference is not the model that the role starts from.
     """
     role, roles = config.role, facts.config.roles
     if role not in roles:
@@ -136,11 +136,11 @@ def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
 
 
 def _objective(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> Any:
-    """The config of what the model minimises; None where it is not trained."""
+    """Return the config of the process reward model's objective; None if the model is not trained."""
     selected = facts.plugins.get(f"roles.{config.role}.objective")
     return selected and selected.config
 
 
 def _has_adapter(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> bool:
-    """Whether the engine scores the model without its adapter, too."""
+    """Return whether the engine also scores the model with the adapter turned off."""
     return RUNS_OWN in facts.engine(config.role).provides()

@@ -1,4 +1,4 @@
-"""SpinPairs: the dataset's responses against the policy's own (SPIN, arXiv 2401.01335). N samples, P pairs, T response tokens, packed end to end."""
+"""SpinPairs: pairs of a dataset's response and the policy's own (SPIN, arXiv 2401.01335). N samples, P pairs, T response tokens, packed."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class SpinPairs(Stage):
         )
 
     def _responses(self, batch: Batch, step: StepContext) -> list[list[int]]:
-        """The dataset's response to each sample's prompt, as tokens."""
+        """Return the token ids of the dataset's response to each sample's prompt."""
         prompts = {sample.prompt.key: sample.prompt for sample in step.experience.samples}
         keys = list(
             zip(*(batch[name].tolist() for name in ("epoch", "prompt_id", "attempt")), strict=True)
         )
         section = step.config.data
-        # A raw prompt's response is raw, too.
+        # If prompts are raw text, responses are raw text too: control tokens in them are allowed.
         raw = section.plain_prompts == "raw"
         encoder = TextEncoder(self.context.tokenizer, "allow" if raw else section.control_tokens)
         tokens = {key: self._tokens(prompts[key], encoder) for key in set(keys)}
@@ -94,7 +94,7 @@ class SpinPairs(Stage):
 
 
 def _answered(own: Batch, responses: list[list[int]]) -> Batch:
-    """The same prompts with these responses, which the rollout did not generate: weight version −1, and 0 in what it says of tokens."""
+    """Return the samples with other responses. As the rollout did not generate these, weight versions are −1 and token columns 0."""
     ids = Ragged.from_list(responses, np.int64)
     tokens = len(ids.values)
     columns: dict[str, Any] = {

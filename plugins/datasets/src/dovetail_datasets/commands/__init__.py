@@ -1,1 +1,1 @@
-"""`dovetail data`: `look` and `check`."""
+"""The commands `dovetail data look` and `dovetail data check`."""

@@ -1,4 +1,4 @@
-"""The commands of `dovetail data`."""
+"""The command-line interface of `dovetail data`."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
 
 
 def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
-    """Rows beyond the limits, and texts that spell control tokens."""
+    """Yield the counts of rows beyond the limits, and of control tokens that texts spell."""
     if rows.filtered_overlong:
         yield f"{rows.filtered_overlong:,} {named} are longer than {limits} and left out"
     if rows.truncated.rows:
@@ -49,7 +49,7 @@ def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
 
 
 def _refused(opened: OpenedData) -> Iterator[str]:
-    """Reference answers that do not get the best score of those that were scored."""
+    """Yield the reference answers whose score is not positive, or is below the best score of any reference answer."""
     try:
         verdicts = [*opened.verdicts(islice(opened.rows(0), SCORED))]
     except DovetailError as error:
@@ -76,7 +76,7 @@ def _duplicates(prompts: Iterator[Prompt]) -> list[str]:
 
 
 def _digest(prompt: Prompt, *, whole: bool) -> bytes:
-    """Digest of a row's tokens and images, with its answers (`whole`) or without."""
+    """Return the digest of a row's tokens and images; `whole` includes its answers."""
     digest = hashlib.blake2b(prompt.prompt_ids.tobytes(), digest_size=16)
     for reference in prompt.media:
         digest.update(reference.digest.encode())

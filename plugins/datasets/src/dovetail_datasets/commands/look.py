@@ -87,7 +87,7 @@ def _seen(opened: OpenedData, row: NumberedRow, verdicts: dict[int, str]) -> See
 
 
 def _pieces(opened: OpenedData, ids_T: Any, mask_T: Any | None) -> tuple[tuple[str, str], ...]:
-    """The text of tokens, int64 [T], where the mask, bool [T], says what is trained on."""
+    """Return the text of tokens, int64 [T], in pieces of a kind and a text; the mask, bool [T], is True on trained tokens."""
     tokenizer: Any = opened.data.tokenizer
     special = {*tokenizer.all_special_ids}
     kinds = [
@@ -115,7 +115,7 @@ def _thumbnails(prompt: Prompt) -> Iterator[bytes]:
 
 
 def _verdicts(opened: OpenedData, rows: Sequence[NumberedRow]) -> dict[int, str]:
-    """What is made of the reference answer of each row, by row; of several answers, of the first."""
+    """Return the reward's verdict on each row's first reference answer, by row number."""
     try:
         found = [*opened.verdicts(rows)]
     except DovetailError as error:
@@ -141,7 +141,7 @@ def as_text(row: SeenRow) -> Iterator[str]:
 def _styled(kind: str, text: str) -> str:
     text = "\n".join(map(visible, text.split("\n")))
     if kind == "trained":
-        # Without colour, too, it is seen what is trained on.
+        # The brackets show the trained text on terminals without colour.
         return click.style(f"⟦{text}⟧", fg="green")
     return click.style(text, fg="cyan") if kind == "special" else text
 

@@ -1,4 +1,4 @@
-"""OpenedData: the data of a config, or of a file alone, for reading."""
+"""OpenedData: the data of a config, or of a single file, for the commands `look` and `check`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
     frozenset({"prompt", "response"}): (),
     frozenset({"prompt", "completion"}): (),
 }
-"""Columns of files with examples, the first of which say what they are, and the settings of their kind."""
+"""Columns that identify a kind of example → the settings that train on this kind. The first entry that matches counts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,7 +104,7 @@ def examples_of(rows: RowSet) -> Iterator[Prompt]:
 
 
 def _kind(config: RunConfig) -> tuple[str, ...]:
-    """What the columns of the first rows say of all rows."""
+    """Return the settings for the kind of example that the columns of the first rows identify; empty for prompts."""
     groups = CheckedGroups(
         configured_dataset(config, read_tokenizer(config)), config.data.train_files
     )

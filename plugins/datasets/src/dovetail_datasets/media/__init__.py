@@ -1,1 +1,1 @@
-"""Images: read, kept in files, and prepared for models that take them."""
+"""Reads images and prepares them for vision-language models."""

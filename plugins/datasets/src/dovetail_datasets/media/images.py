@@ -1,4 +1,4 @@
-"""An image file's bytes as an RGB picture: the same in the process that counts its tokens and in every engine."""
+"""Decodes an image file to RGB, so that the process that counts the image's tokens and every engine get the same pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BROKEN = (
     EOFError,
     struct.error,
 )
-"""What Pillow's decoders, and its reader and writer of EXIF, raise for bytes that are not as they should be."""
+"""Errors that Pillow's decoders, and its reader and writer of EXIF, raise for damaged files."""
 
 
 def open_image(data: bytes, name: str) -> Any:
@@ -42,7 +42,7 @@ def open_image(data: bytes, name: str) -> Any:
         raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
     try:
         with warnings.catch_warnings():
-            # Pillow only warns of what is large beyond reason, up to twice its limit.
+            # Up to twice its limit, Pillow only warns of an image that is too large.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data)) as image:
                 return ImageOps.exif_transpose(image).convert("RGB")

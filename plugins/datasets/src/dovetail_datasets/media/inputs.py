@@ -1,6 +1,6 @@
-"""ImageInputs: the images of some prompts as the tensors that a transformers model takes beside their tokens.
+"""ImageInputs: converts the images of prompts to the tensors that a transformers model takes beside the token ids.
 
-Legend: B sequences, L tokens of each, padding included.
+Legend: B sequences of L tokens, padding included.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dovetail_datasets.media.processor import load_image_processor
 from dovetail_datasets.models.classes import image_token_of, takes_images
 
 KEPT_BYTES = 1 << 30
-"""Most bytes of pixels that are kept for the next pass over the same images, in the memory of the host."""
+"""Maximum bytes of pixels that are kept in host memory for the next pass over the same images."""
 _TYPES = ("mm_token_type_ids", "token_type_ids")
-"""How models are told which tokens stand for images: 1 there, 0 elsewhere."""
+"""Names of the model inputs that mark image placeholders by 1 and other tokens by 0."""
 
 
 class ImageInputs:

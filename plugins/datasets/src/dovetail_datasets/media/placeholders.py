@@ -1,6 +1,6 @@
-"""Placeholder tokens that the policy itself produced, which stand for no image.
+"""Keeps a model from treating placeholder tokens that the policy itself produced as images.
 
-Legend: B sequences, L tokens of each.
+Legend: B sequences of L tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processors of a vision-language model: for images alone, and for prompts whose placeholders they expand."""
+"""Loads the processors of a vision-language model: the image processor, and the processor that expands placeholders in prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLOADABLE = (
     TypeError,
     AttributeError,
 )
-"""What transformers raises for processors that can't be loaded."""
+"""Errors that transformers raises for processors that can't be loaded."""
 
 
 def load_image_processor(section: ModelSection) -> Any:
@@ -30,7 +30,7 @@ def load_image_processor(section: ModelSection) -> Any:
     Raises:
         ModelError: the model has no image processor, or it can't be loaded.
     """
-    # transformers 5.17 hides it behind torchvision at the top level, which it does not need itself.
+    # transformers 5.17 exports this class at the top level only if torchvision is installed, which the class does not need.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     path = str(Path(section.path).expanduser())
@@ -65,10 +65,10 @@ class ImagePrompts:
                 hint="set model.path to a vision-language model, or leave the rows with images out",
             )
         self.image_token = image_token_of(config)
-        """int: the token that stands for a part of an image."""
+        """Id of the placeholder token, int; an image has one placeholder for each of its embeddings."""
         self._processor = _processor_of(section, config, tokenizer)
         self._apart = False
-        """Whether the model tells images apart by what stands between them; known once a prompt was made."""
+        """Whether the model separates images by the tokens between them; set when the first prompt is made."""
 
     @property
     def placeholder(self) -> str:
@@ -169,10 +169,10 @@ def _config_of(section: ModelSection) -> Any:
 
 
 def _processor_of(section: ModelSection, config: object, tokenizer: object) -> Any:
-    """The model's processor around our tokenizer and image processor.
+    """Make the model's processor with the run's tokenizer and image processor.
 
-    transformers' own way makes the video processor too, which needs torchvision; images need none. So it is made
-    without, and not asked to check that all of its parts are there.
+    `from_pretrained` would also make the video processor, which needs torchvision. The processor is therefore constructed without
+    it, by a subclass that does not check that all parts are given.
     """
     from transformers import AutoProcessor, ProcessorMixin
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING

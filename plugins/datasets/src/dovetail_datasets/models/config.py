@@ -1,4 +1,4 @@
-"""The config of a model: the one in its files, with the overrides of the run's config."""
+"""Reads the config of a model from its files, and applies the overrides of the run's config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError, nearest
 from dovetail.sections import ModelSection
 
 _ROPE_KEYS = ("rope_theta", "rope_scaling")
-"""Keys of a file that transformers moves to `rope_parameters` when it reads it."""
+"""Keys that transformers moves to `rope_parameters` when it reads a config file."""
 
 
 def read_config(section: ModelSection, **options: Any) -> Any:
@@ -66,7 +66,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tu
 def _apply(
     config: Any, values: dict[str, Any], overrides: Mapping[str, Any], prefix: str = ""
 ) -> None:
-    """Put overrides into the values of a config or of a part of it, in place."""
+    """Apply overrides, in place, to the values of a config or of one of its sub-configs."""
     own_names = config.attribute_map
     for key, value in overrides.items():
         name = own_names.get(key, key)
@@ -103,10 +103,10 @@ def _unknown(config: Any, values: Mapping[str, Any], prefix: str, key: str) -> C
 def _refuse_ignored(
     made: Mapping[str, Any], asked: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> None:
-    """Refuse values that a config does not have once it is made: its class sets them by itself.
+    """Refuse overrides that the config class replaced by values of its own.
 
     Raises:
-        ConfigError: names the first.
+        ConfigError: the class ignores an override; the error names the first.
     """
     for key in overrides:
         name = key if key in asked else "rope_parameters"

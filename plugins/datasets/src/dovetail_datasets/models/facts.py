@@ -1,4 +1,4 @@
-"""ModelFacts: vocabulary, positions, and the tokens that end a sequence; and paths that hold no model."""
+"""ModelFacts: vocabulary size, context length and end-of-sequence tokens of a model; and checks of model paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModelFacts:
 
     vocab_size: int
     max_positions: int | None
-    """Longest prompt and response together, in tokens; None where the model names no limit."""
+    """Maximum length of prompt and response together, in tokens; None if the model has no limit."""
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens of the tokenizer, the model's config and its generation config, sorted."""
 
@@ -48,7 +48,7 @@ class ModelFacts:
         try:
             generation = GenerationConfig.from_pretrained(model.path, revision=model.revision)
         except OSError:
-            generation = None  # many models have none
+            generation = None  # generation_config.json is optional
         except ValueError as error:
             raise ModelError(
                 f"generation_config.json of {model.path!r} is not valid: {error}",
@@ -77,7 +77,7 @@ def max_positions(text: object) -> int | None:
     if not stated:
         return None
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    # Some models have one rope a kind of layer.
+    # Some models have separate rope settings for each kind of layer.
     ropes = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
     scaled = [
         (part.get("original_max_position_embeddings") or stated) * (part.get("factor") or 1)
@@ -108,7 +108,7 @@ def refuse_missing_model(path: str) -> None:
 
 def model_directory(path: str, section: ModelSection) -> Path | None:
     """Return the local directory of a model or a tokenizer: its path, or its folder in the hub's cache; None if there is none."""
-    # What is wrong with a path is said where it is read.
+    # A bad path raises a better error when the model is loaded.
     with suppress(OSError, RuntimeError, ValueError):
         directory = Path(path).expanduser()
         if directory.is_dir():

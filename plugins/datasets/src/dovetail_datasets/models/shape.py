@@ -1,4 +1,4 @@
-"""The shape of a model, from its config alone: it is built on the meta device, and takes no memory."""
+"""Determines the shape of a model from its config, by building the model on torch's meta device, which takes no memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_shape(section: ModelSection) -> ModelShape:
         ModelError: transformers can't read the model, or can't construct it from its config.
     """
     changed = 0
-    with suppress(OSError, RuntimeError):  # what is wrong with it is said where it is read
+    with suppress(OSError, RuntimeError):  # `read_config` raises the error
         changed = (Path(section.path).expanduser() / "config.json").stat().st_mtime_ns
     overrides = json.dumps(section.override_config, sort_keys=True)
     return _read(section.path, section.revision, section.trust_remote_code, overrides, changed)
@@ -52,7 +52,7 @@ def _read(
     try:
         config = read_config(section)
         with torch.device("meta"):
-            # Kernels of attention change no shape, and need not be here.
+            # Attention kernels do not change shapes, and the model's own may not be installed here.
             model = model_class(config).from_config(
                 config, attn_implementation="eager", trust_remote_code=trusted
             )
@@ -76,7 +76,7 @@ def _shape(config: Any, model: Any) -> ModelShape:
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     own_head = head is not None and head.weight is not embedding.weight
-    # A model without attention keeps no keys and values.
+    # A model without attention caches no keys and values.
     heads = getattr(text, "num_attention_heads", None) or 0
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -110,7 +110,7 @@ def _weights(config: Any, model: Any) -> Iterator[Weight]:
     optional = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     for parameter in parameters:
         own = names[id(parameter)]
-        # Checkpoints of the base alone have names without its prefix, and a base reads those with it.
+        # Checkpoints of the base model have names without its prefix. A base model also reads checkpoints whose names have it.
         spellings = [n for name in own for n in (name, f"{base}{name}", name.removeprefix(base))]
         left_out = any(re.search(pattern, name) for pattern in optional for name in own)
         yield Weight(

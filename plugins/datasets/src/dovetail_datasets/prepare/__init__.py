@@ -1,1 +1,1 @@
-"""`dovetail data prepare`: public datasets as rows, by recipes."""
+"""`dovetail data prepare`: converts public datasets to rows that train, by recipes."""

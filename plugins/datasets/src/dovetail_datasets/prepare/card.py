@@ -1,4 +1,4 @@
-"""The card of a prepared dataset: the origin of its rows, and the changes."""
+"""Writes the card (README.md) of a prepared dataset: the origin of its rows, and the changes."""
 
 from __future__ import annotations
 

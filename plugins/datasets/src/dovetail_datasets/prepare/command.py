@@ -1,4 +1,4 @@
-"""`dovetail data prepare`: a public dataset as Parquet files that train as they are, with a card."""
+"""`dovetail data prepare`: writes a public dataset as Parquet files that can be trained on directly, with a card."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def prepare(
 def _prepared(
     recipe: DataRecipe, folder: Path | None, revision: str | None, output: Path, command: str
 ) -> WrittenSplits:
-    """Write files and card into a folder, which appears when both are complete.
+    """Write files and card into a folder, which is created only when both are complete.
 
     Raises:
-        DataError: the folder exists; and see `download` and `RecipeWriter.write`.
+        DataError: the folder already exists; and see `download` and `RecipeWriter.write`.
     """
     from dovetail.errors import DataError
     from dovetail_datasets.prepare.card import Origin, card
@@ -123,11 +123,11 @@ _TRAINING = {
         "actor.objective=kto",
     ),
 }  # fmt: skip
-"""Settings that train on rows, by what they are."""
+"""Settings that train on rows, by kind of example."""
 
 
 def _tell(recipe: DataRecipe, output: Path, written: WrittenSplits) -> None:
-    """Print what was written, and the next commands."""
+    """Print the files that were written, and suggested next commands."""
     for split, rows in written.rows.items():
         click.echo(visible(f"{output / f'{split}.parquet'}: {rows:,} rows"))
     for reason, rows in written.left_out.items():

@@ -1,4 +1,4 @@
-"""Settings of the recipes."""
+"""Config classes of the recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a dataset from the hub, into its cache."""
+"""Downloads files of a dataset from the Hugging Face hub into the hub's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`reasoning_gym`: the score of a task's own scorer."""
+"""The reward function `reasoning_gym`: scores a response by the scorer of its Reasoning Gym task."""
 
 from __future__ import annotations
 

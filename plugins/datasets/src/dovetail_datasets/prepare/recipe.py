@@ -1,4 +1,4 @@
-"""DataRecipe: turns the rows of a public dataset into rows that train as they are."""
+"""DataRecipe: converts the rows of a public dataset to rows that can be trained on directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe and settings of a command line, `NAME:ARGUMENT` and `KEY=VALUE`; and the list of installed recipes, without importing them."""
+"""Parses a command line's recipe (`NAME:ARGUMENT`) and settings (`KEY=VALUE`), and lists installed recipes without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the rows of a recipe as Parquet files, in two passes: the first finds types, overlap and what to hold out."""
+"""Writes the rows of a recipe as Parquet files in two passes. The first pass finds column types, overlap and the rows to hold out."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dovetail_datasets.prepare.recipe import DataRecipe, Split, UnusedRow
 
 T = TypeVar("T")
 _AT_ONCE = 1000
-"""Rows of a row group."""
+"""Number of rows of a Parquet row group."""
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "prompts": ("prompt", "data_source", "reward_model"),
     "preferences": ("prompt", "chosen", "rejected"),
     "unpaired_preferences": ("prompt", "response", "label"),
     "conversations": ("messages",),
 }
-"""Columns that rows must have, by what they are."""
+"""Columns that rows must have, by kind of example."""
 _ORDER: tuple[Split, ...] = ("test", "validation", "train")
-"""Training rows come last: the others are known then."""
+"""Order of reading. Training rows come last, since they are compared with the rows of the other splits."""
 
 
 @attrs.define
@@ -90,7 +90,7 @@ class RecipeWriter:
         return "; ".join(f"{reason}: {n:,}" for reason, n in self._left_out.items()) or "no rows"
 
     def _survey(self, split: Split) -> dict[int, tuple[int, str]]:
-        """Digest of the prompt, and place, of each row that is kept, by its number; notes types and what is left out."""
+        """Return prompt digest and location of each kept row, by row number; record column types and the reasons of rows left out."""
         kept: dict[int, tuple[int, str]] = {}
         seen: set[int] = set()
         for lot in _lots(self._converted(split)):
@@ -111,7 +111,7 @@ class RecipeWriter:
         return kept
 
     def _converted(self, split: Split) -> Iterator[tuple[int, str, dict[str, Any] | UnusedRow]]:
-        """Number, place and result of every row of a split."""
+        """Yield number, location and converted row for every row of a split."""
         recipe = self._recipe
         for number, (where, given) in enumerate(recipe.read(split, self._folder)):
             if isinstance(given, DataError):
@@ -132,7 +132,7 @@ class RecipeWriter:
             yield number, where, row
 
     def _check_overlap(self, kept: dict[Split, dict[int, tuple[int, str]]]) -> None:
-        """Refuse training rows with the prompt of another split's row, or drop them."""
+        """Refuse or drop training rows whose prompt is also in another split."""
         others = {
             digest: where
             for split, rows in kept.items()
@@ -154,7 +154,7 @@ class RecipeWriter:
             del kept["train"][number]
 
     def _held_out(self, kept: dict[int, tuple[int, str]]) -> set[int]:
-        """Digests of the prompts that become validation rows: those with the smallest digests under the seed."""
+        """Return the digests of the prompts to hold out for validation, chosen by a hash of seed and prompt digest."""
         config = self._recipe.config
         prompts = {digest for digest, _ in kept.values()}
         if len(prompts) < 2:
@@ -174,7 +174,7 @@ class RecipeWriter:
         of: set[int] | None = None,
         without: AbstractSet[int] = frozenset(),
     ) -> Iterator[pa.Table]:
-        """The rows of a split as tables, all of one schema."""
+        """Yield the rows of a split as tables of the same schema; `of` and `without` select by prompt digest."""
         chosen = (
             row
             for number, _, row in self._converted(split)
@@ -202,7 +202,7 @@ def _array(rows: list[dict[str, Any]], where: str) -> pa.StructArray:
 
 
 def _write(path: Path, tables: Iterator[pa.Table]) -> int:
-    """Write tables as one file, none where there is no row; return the rows."""
+    """Write tables to one file, which is not created without tables, and return the number of rows."""
     count, writer = 0, None
     try:
         for table in tables:
@@ -216,7 +216,7 @@ def _write(path: Path, tables: Iterator[pa.Table]) -> int:
 
 
 def _digest(row: Mapping[str, Any]) -> int:
-    """Digest of a row's prompt (or its messages but the last) and its images."""
+    """Return the digest of a row's prompt and images; without a prompt, of its messages before the last."""
     asked = row["prompt"] if "prompt" in row else row["messages"][:-1]
     images = [repr(image) for image in row.get("images", ())]
     return _hash(json.dumps([asked, images], sort_keys=True, default=repr).encode())

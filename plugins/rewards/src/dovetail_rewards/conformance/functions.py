@@ -1,4 +1,4 @@
-"""The suites of the reward functions: right and wrong answers."""
+"""Conformance suites of the reward functions, with right and wrong answers."""
 
 from __future__ import annotations
 

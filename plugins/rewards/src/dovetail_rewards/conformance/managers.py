@@ -1,4 +1,4 @@
-"""The suites of the reward managers. Those that ask a service run one of the SDK's doubles."""
+"""Conformance suites of the reward managers. Managers that call a service get one of the SDK's stand-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suites of the reward models, on tiny random classifiers whose scores transformers gives too."""
+"""Conformance suites of the reward models, on tiny random classifiers; scores are compared with those of transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %
 
 @functools.cache
 def _kept() -> tempfile.TemporaryDirectory[str]:
-    """A folder that is there as long as the process."""
+    """Return a temporary folder that exists as long as the process."""
     return tempfile.TemporaryDirectory(prefix="dovetail-reward-model-")
 
 

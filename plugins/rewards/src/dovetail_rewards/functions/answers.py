@@ -1,6 +1,6 @@
-r"""Extraction of a response's answer: from its last box, after its last label, or from its last tag.
+r"""Extracts a response's answer: from the last box, after the last label, or from the last tag.
 
-Every search reads the text once: even a response of 100 kB of braces takes milliseconds.
+Every search reads the text once, so that even a response of 100 kB of braces takes milliseconds.
 """
 
 from __future__ import annotations

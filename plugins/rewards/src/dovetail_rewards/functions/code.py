@@ -1,4 +1,4 @@
-"""`code`: the response's program passes the row's test cases."""
+"""The reward function `code`: runs the response's program on the row's test cases."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Code(RewardFunction):
         return only_in_process(_first(tests, config.max_tests))
 
     def _source(self, response: str) -> str | None:
-        """The program in a response; None where there is none."""
+        """Return the program in a response; None if there is none."""
         if self.config.extract == "whole":
             return response if response.strip() else None
         blocks = _FENCED.findall(response)
@@ -113,7 +113,7 @@ def _count(tests: Tests) -> int:
 
 
 def _first(tests: Tests, most: int | None) -> Tests:
-    """Only the first so many tests."""
+    """Return the first `most` tests; all if `most` is None."""
     if most is None:
         return tests
     parts = {

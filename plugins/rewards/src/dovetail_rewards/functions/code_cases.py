@@ -24,9 +24,9 @@ from dovetail_rewards.sandbox import Program, ProgramLimits, ProgramVerdict, Res
 
 _SHOWN = 200
 _LEAST_S = 0.05
-"""Seconds of a run whose response has used up its time: too few to pass a test."""
+"""Time limit, in seconds, of a run if the response has used up its time; too short to pass a test."""
 _CALL_OUTPUT = 8 << 20
-"""Bytes that all calls of one run may return together."""
+"""Maximum total size, in bytes, of the values that all calls of one run return."""
 
 
 @attrs.frozen(kw_only=True)
@@ -93,10 +93,10 @@ class CaseRunner:
         yield from map(one, pairs)
 
     def _driven_cases(self, source: str, tests: CallTests | AssertTests) -> Iterator[Case]:
-        """All cases in one process; after one that ended it, the rest in another."""
+        """Yield the results of all cases, run in one process. If a case ends the process, another process runs the rest."""
         texts: Sequence[Any] = tests.inputs if isinstance(tests, CallTests) else tests.tests
         begin = 0
-        # all processes of a response together: twice what its tests may take, since each may load the code anew
+        # Limit of all processes of a response together: twice the time of its tests, since each process loads the code again.
         left = ProgramLimits(cpu_s=2 * self._config.time_limit * (len(texts) + 1))
         while begin < len(texts):
             driver = self._driver(source, tests, begin)
@@ -119,7 +119,8 @@ class CaseRunner:
                 begin += 1
                 if number not in told:
                     yield _ended(result)
-                    if not told:  # the code itself fails: it would in each further process
+                    # Without any result, the code itself fails, and would fail in every further process.
+                    if not told:
                         yield from (_ended(result) for _ in range(count - 1))
                         return
                     break
@@ -128,7 +129,7 @@ class CaseRunner:
                 yield self._judged(tests, begin - 1, told[number], result)
 
     def _result(self, driver: Driver, limits: ProgramLimits) -> Result:
-        """What came of a driver; of two processes that of the response's, unless only the tests' own failed."""
+        """Return the result of a driver. With two processes, it is the response's result, unless only the tests' process failed."""
         if driver.answer is None:
             return self._runner.run(driver.program, limits)
         with ThreadPoolExecutor(1) as thread:
@@ -169,7 +170,7 @@ class CaseRunner:
 
 
 def _accepted(expected: object) -> Iterator[Any]:
-    """The values that an expected one stands for: itself, the JSON that it holds, the one element of its list."""
+    """Yield the values that count as an expected value: the value, its JSON content if it is a text, and the element of a list of one."""
     for one in (expected, value_of(expected) if isinstance(expected, str) else expected):
         yield one
         if isinstance(one, (list, tuple)) and len(one) == 1:
@@ -177,7 +178,7 @@ def _accepted(expected: object) -> Iterator[Any]:
 
 
 def _ended(result: Result) -> Case:
-    """A case during which the program ended, other than by giving an answer."""
+    """Return the result of a case during which the program ended without an answer."""
     why = str(result.verdict)
     if result.verdict is ProgramVerdict.OK:
         why = "the program ended before the test did"

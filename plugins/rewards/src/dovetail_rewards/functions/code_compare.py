@@ -1,4 +1,4 @@
-"""Comparison of a program's results with those that a test expects."""
+"""Compares a program's results with the expected results of a test."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def same_value(returned: object, expected: object, tolerance: float) -> bool:
 
 
 def _lines(text: str) -> list[list[str]]:
-    """The words of each line, without empty lines at the end or the beginning."""
+    """Return the words of each line, without empty lines at the beginning and end."""
     return [line.split() for line in text.strip().splitlines()]
 
 
@@ -59,5 +59,5 @@ def _same_word(ours: str, theirs: str, tolerance: float) -> bool:
 def _close(ours: float, theirs: float, tolerance: float) -> bool:
     try:
         return math.isclose(ours, theirs, rel_tol=0.0, abs_tol=tolerance * max(1.0, abs(theirs)))
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer is too large for a float
         return False

@@ -1,8 +1,8 @@
 """Programs that call a response's code inside the sandbox and report the result of each case.
 
-Expected return values stay outside the sandbox, and the reports are checked there too: a response that writes to the drivers' channel
-only produces an unreadable line. Assertions run in a separate sandbox (`sandbox.helper.evaluation`). Where they run in the response's
-process instead, a token marks each assertion that held; code that searches its own process can find the token.
+Expected return values stay outside the sandbox, and reports are checked outside too. A response that writes to the drivers' channel
+only produces an unreadable line. Assertions run in a separate sandbox (`sandbox.helper.evaluation`). If they run in the response's
+process instead, a token marks each assertion that held; code that searches the memory of its process can find the token.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from itertools import *
 from typing import *
 from math import ceil, floor, gcd, inf, sqrt
 """
-"""Names that solutions of such problems take for granted, as their sites provide them."""
+"""Imports that programming sites provide, so that solutions from these sites rely on them."""
 
 
 @attrs.frozen(kw_only=True)

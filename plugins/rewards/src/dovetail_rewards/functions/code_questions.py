@@ -18,7 +18,7 @@ _PATCHES = frozenset(
     {"patch", "monkeypatch", "redirect_stdout", "redirect_stderr", "stdin", "stdout", "stderr"}
 )
 _HOMES_OF_PATCHES = frozenset({"sys", "mock", "contextlib"})
-"""Names by which tests change or read what is global to the response's process."""
+"""Modules through which tests change or read global state of the response's process."""
 
 
 def names_used(tests: Iterable[str]) -> list[str]:
@@ -92,7 +92,7 @@ def only_in_process(tests: Tests) -> str | None:
 
 
 def _is_of(node: ast.expr, names: set[str]) -> bool:
-    """Whether this is a name of the response's, or a call or an attribute of one."""
+    """Return whether a node is one of the response's names, or a call or attribute of such a name."""
     while isinstance(node, (ast.Call, ast.Attribute)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return isinstance(node, ast.Name) and node.id in names
@@ -107,7 +107,7 @@ def _compares_identity(node: ast.Compare) -> bool:
 
 
 def _is_same_in_copies(node: ast.expr) -> bool:
-    """Whether this is the same object in every process: a singleton, or a type, of which `TypeOfCopy` gives no wrong one."""
+    """Return whether a node is the same object in every process: a singleton, or a type, since `TypeOfCopy` refuses types of copies."""
     if isinstance(node, ast.Constant):
         return node.value is None or node.value is ... or isinstance(node.value, bool)
     if isinstance(node, ast.Call):

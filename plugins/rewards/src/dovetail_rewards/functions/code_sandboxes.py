@@ -1,4 +1,4 @@
-"""One sandbox per process and set of options: reward functions with equal options share it."""
+"""Sandboxes by options: in one process, reward functions with equal options share a sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ground truths of code: test cases in the forms of common datasets."""
+"""Parses ground truths of code: test cases in the formats of common datasets."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def parse_truth(ground_truth: GroundTruth) -> Tests:
 
 
 def _from_list(cases: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
-    """`inputs` and `outputs` from a list of cases, or tests from a list of texts."""
+    """Return `inputs` and `outputs` from a list of cases, or `tests` from a list of texts."""
     if cases and all(isinstance(case, str) for case in cases):
         return {"tests": list(cases)}
     if not all(isinstance(case, Mapping) and {"input", "output"} <= set(case) for case in cases):
@@ -127,12 +127,12 @@ def _assert_tests(truth: Mapping[Any, Any]) -> AssertTests:
 
 
 def _split(text: str) -> list[str]:
-    """One test for each assertion at the top, with the statements before it."""
+    """Split tests into one test per top-level assertion, each with the statements before it."""
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
         raise ValueError(f"its tests are not Python: {error}") from error
-    # Lines as Python counts them: not ended by a form feed or U+2028.
+    # Split lines as Python's parser does: `str.splitlines` would also split at form feeds and U+2028.
     tests, lines, begin = [], [*io.StringIO(text, newline="")], 0
     for statement in statements:
         if isinstance(statement, ast.Assert):
@@ -147,16 +147,16 @@ def _split(text: str) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """An input or output as text: a list is its lines, a number its digits."""
+    """Return an input or output as text: a list as lines, other values as JSON."""
     if isinstance(value, (list, tuple)):
         return "\n".join(map(_text, value))
     text = value if isinstance(value, str) else json.dumps(value)
-    text.encode()  # a ValueError: no program can read or print half of a surrogate pair
+    text.encode()  # raises ValueError for lone surrogates, which programs can't read or print
     return text
 
 
 def _arguments(value: object) -> list[Any]:
-    """Arguments of a call: a list of them, or a text with JSON of one argument a line."""
+    """Return the arguments of a call, given as a list or as a text with one JSON value per line."""
     if isinstance(value, str):
         return [value_of(line.removesuffix("\r")) for line in value.split("\n") if line.strip()]
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,4 @@
-"""`dapo_math`: the answer after `Answer:` near the end of the response, +1 or −1."""
+"""The reward function `dapo_math`: +1 if the answer after `Answer:` near the end of the response is right, else −1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`exact_match`: the response, or the part that a pattern matches, equals the ground truth."""
+"""The reward function `exact_match`: whether the response, or the part that a pattern matches, equals the ground truth."""
 
 from __future__ import annotations
 

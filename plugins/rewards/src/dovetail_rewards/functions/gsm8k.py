@@ -1,4 +1,4 @@
-"""`gsm8k`: the number after the last `####` is the answer."""
+"""The reward function `gsm8k`: compares the number after the last `####` with the ground truth."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from dovetail.interfaces import GroundTruth, PluginConfig, RewardFunction
 from dovetail_rewards.config import Gsm8kConfig
 
-# A sign counts only where it does not join two words or numbers: `3-5` ends with 5, `= -5` with -5.
+# A minus between two words or numbers is not a sign: the last number of `3-5` is 5, that of `= -5` is -5.
 _SIGN = r"(?:(?<![\w)])[-+−]\$?|\$ ?[-+−]?)?"
 _NUMBER = rf"{_SIGN}(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
 _LONGEST = 1000
-"""Characters beyond which digits are not a number."""
+"""Maximum length of a number, in characters; longer digit strings are not read as numbers."""
 _STRICT = re.compile(rf"####\s*({_NUMBER})")
 _FLEXIBLE = re.compile(rf"({_NUMBER})")
 
@@ -65,7 +65,7 @@ def _answer(text: str, *, strict: bool) -> Decimal | None:
 
 
 def _number(value: object) -> Decimal | None:
-    """The value as a number; None where it is none, or is not finite."""
+    """Return a value as a number; None if it is not a finite number."""
     text = str(value).strip().removesuffix(".")
     for noise, plain in ((",", ""), ("$", ""), ("−", "-"), (" ", "")):
         text = text.replace(noise, plain)

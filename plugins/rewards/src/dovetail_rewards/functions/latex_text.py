@@ -1,6 +1,6 @@
-r"""Normal forms of answers, equal where only the notation differs: `\dfrac12`, `\frac{1}{2}` and `$\frac 12$`.
+r"""Normal forms of answers, which are equal if only the notation differs: `\dfrac12`, `\frac{1}{2}` and `$\frac 12$`.
 
-No mathematics is done beyond decimal numbers and fractions of them; `math_processes` decides mathematical equality.
+This module only compares decimal numbers and their fractions; `math_processes` decides mathematical equality.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 LONGEST = 1000
 """Maximum length, in characters, of answers that are normalised; longer answers are compared unchanged."""
 _DIGITS = 100
-"""Digits beyond which a number is compared as text."""
+"""Maximum length of a number, in characters; longer numbers are compared as text."""
 
 _CHARACTERS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | str.maketrans(
     {
@@ -30,7 +30,7 @@ _CHARACTERS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | str.make
     | {"∅": r"\emptyset ", "∞": r"\infty ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac12"}
     | dict.fromkeys("€£¥￥", "")
 )
-"""Full-width forms (U+FF01 to U+FF5E), Chinese punctuation and signs, as LaTeX writes them."""
+"""Full-width forms (U+FF01 to U+FF5E), Chinese punctuation and Unicode signs → ASCII or LaTeX."""
 _ROOT = re.compile(r"√\s?(\d+|[A-Za-z])")
 _EMPTY_SET = re.compile(r"\\varnothing(?![A-Za-z])")
 _MIXED = re.compile(
@@ -52,7 +52,7 @@ _SHORT_FRACTION = re.compile(r"\\frac\s?(\d|\{[^{}]*\})\s?(\d|\{[^{}]*\})")
 _SHORT_ROOT = re.compile(r"\\sqrt\s?([0-9A-Za-z])")
 _SHORT_INDEX = re.compile(r"([\^_])\{(\w)\}(?!\w)")
 _PLAIN_FRACTION = re.compile(r"(?<![\w.^}\])!/])\\frac\{(-?\d+)\}\{(-?\d+)\}(?![\d.^!])")
-"""A fraction that can be written `1/2` without running into its neighbours: `x\\frac{-1}{2}` is not `x-1/2`."""
+"""A fraction that can be rewritten as `1/2` without changing its neighbours: `x\\frac{-1}{2}` is not `x-1/2`."""
 _GROUPED = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
 _BRACKET = re.compile(r"[(\[]|\\\{")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
@@ -62,7 +62,7 @@ _SIGNS = (
     (re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|\\degree"), " degrees"),
     (re.compile(r"\\?%"), " percent"),
     (re.compile(r"\\\$"), " dollars"),
-    (re.compile(r"\\(?:text|mathrm)\{\s*m\}"), " meters"),  # a plain m may be a variable
+    (re.compile(r"\\(?:text|mathrm)\{\s*m\}"), " meters"),  # without \text, m may be a variable
 )
 _UNITS = (
     "degrees?", "percent", "dollars?", "cents?", "inch(?:es)?", "feet|foot|ft", "miles?", "yards?", "met(?:er|re)s?",
@@ -72,18 +72,18 @@ _UNITS = (
 _UNIT = re.compile(rf"(?<=[\d}}])\s*({'|'.join(_UNITS)})(?:\^\{{?([23])\}}?)?$")
 
 _EQUALS = re.compile(r":?=(?![^({\[]*[)}])")
-"""`=` outside of brackets, unlike those of `P(X=3)` and `\\sum_{k=1}`."""
+"""`=` outside brackets, so that `P(X=3)` and `\\sum_{k=1}` don't match."""
 _RELATION = re.compile(r"[<>]|\\(?:[lgn]eq?|approx)(?![A-Za-z])")
 _LIST = re.compile(r"[,;&]|\\\\|\b(?:or|and)\b|\\(?:lor|vee|land|wedge|q?quad)(?![A-Za-z])")
 _OPERATION = re.compile(
     r"\\?(?:sqrt|ln|log|lg|exp|abs)(?![a-z])|e\s*(?=\^)"
     r"|\\(?:[dtc]?frac|cdot|times|div|pi|binom|mid|[lr]?[vV]ert|[lr]floor|[lr]ceil)(?![A-Za-z])"
 )
-"""Letters that name nothing in the left side of an equation."""
+"""Letters that are an operation or constant, not a name, in the left side of an equation."""
 _NAME = re.compile(
     r"(?P<name>(?:\s*\\?[A-Za-z]++(?:_(?:\\?[A-Za-z]++|\w|\{[^{}]*\}))?'*)++)\s*(?:(?:\^\{?-1\}?)?\((?:(?!(?P=name))[^()])*\))?"
 )
-"""`x`, `x_1`, `AB`, `\\angle ABC`, `f(3)`; not `x(x+1)`."""
+"""Pattern of a name: `x`, `x_1`, `AB`, `\\angle ABC`, `f(3)`; not `x(x+1)`."""
 
 
 def readable(text: str) -> str:
@@ -116,10 +116,10 @@ def stated(answer: str, truth: str) -> tuple[str, str] | None:
         if _kind(theirs[0]) != "name":
             return answer, truth
     elif len(_EQUALS.split(answer)) > 2 and as_number(normal_answer(truth)) is not None:
-        return None  # several equations for one number
+        return None  # an answer of several equations is not one number
     numbers = {number for side in ours if (number := as_number(side)) is not None}
     if sum(number.denominator == 1 for number in numbers) > 1:
-        return None  # x = 2 = 3
+        return None  # contradictory, such as x = 2 = 3
     return ours[-1], theirs[-1]
 
 
@@ -151,7 +151,7 @@ def same_text(answer: str, truth: str) -> bool | None:
         return False if min(len(first), len(second)) > 3 else None
     numbers = (as_number(first), as_number(second))
     whole = all(number is not None and number.denominator == 1 for number in numbers)
-    return False if whole and "percent" not in unit + other_unit else None  # 100% may mean 1
+    return False if whole and "percent" not in unit + other_unit else None  # 100% may be meant as 1
 
 
 def as_number(text: str) -> Fraction | None:
@@ -169,7 +169,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def _without_unit(text: str) -> tuple[str, tuple[str, ...]]:
-    """The normal form of a text; and its unit and the unit's power, nothing where it has none."""
+    """Return the normal form of a text, and its unit with the unit's power; an empty tuple without a unit."""
     text = text.strip()
     if len(text) > LONGEST:
         return text, ()
@@ -194,7 +194,7 @@ def _without_unit(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _sides(text: str) -> list[str]:
-    """The sides of an equation, or of a chain of them, with a name first where an end is one; the text alone where it is none."""
+    """Return the sides of an equation or chain of equations, a name first if either end is a name; for other texts, the text alone."""
     sides = _EQUALS.split(_DROPPED.sub("", text)) if len(text) <= LONGEST else [text]
     if len(sides) == 1 or _RELATION.search(text) or any(map(_LIST.search, sides[:-1])):
         return [text]
@@ -203,7 +203,7 @@ def _sides(text: str) -> list[str]:
 
 
 def _kind(side: str) -> Literal["name", "unknown", "term"]:
-    """What the side of an equation is: a name, an operation on a single one, or another term."""
+    """Classify the side of an equation: a name, a term with a single unknown, or another term."""
     side = _WRAPPED.sub(r"\1", side).strip()
     if _NAME.fullmatch(side) and not _OPERATION.search(side):
         return "name"
@@ -220,7 +220,7 @@ def _improper(mixed: re.Match[str]) -> str:
 
 
 def _least(text: str) -> str:
-    """A number as `3`, or as `1/3` in lowest terms; all else as it is."""
+    """Return a number as `3`, or as `1/3` in lowest terms; other texts unchanged."""
     number = as_number(text)
     return text if number is None else str(number)
 

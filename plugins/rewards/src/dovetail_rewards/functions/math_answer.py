@@ -1,4 +1,4 @@
-r"""`math`: the MATH family. The boxed answer equals the ground truth mathematically."""
+r"""The reward function `math`, for MATH and similar datasets: whether the boxed answer equals the ground truth mathematically."""
 
 from __future__ import annotations
 

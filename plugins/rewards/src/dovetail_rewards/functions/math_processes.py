@@ -1,4 +1,4 @@
-"""Mathematical equality by math-verify, in processes that can be killed: safe in any thread."""
+"""Decides mathematical equality by math-verify, in processes that can be killed at a time limit; usable from any thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dovetail_rewards.process_pool import (
 )
 
 MEMORY = 2 << 30
-"""Bytes of address space of one process."""
+"""Maximum address space of one process, in bytes."""
 _PROGRAM = Path(__file__).with_name("math_worker.py")
 
 
@@ -73,11 +73,11 @@ class MathProcesses:
         return bool(reply["equal"])
 
     def _compare(self, truths: Sequence[str], answer: str, limit: float) -> Reply:
-        """A process's reply: `equal`, or `error`: the signal that ended the comparison, or what sympy raised."""
-        if self._owner != os.getpid():  # after a fork the processes belong to the parent
+        """Return a process's reply: `equal`; or `error`, the signal that ended the comparison or the exception of sympy."""
+        if self._owner != os.getpid():  # after a fork, the pool's processes are the parent's
             self._reset()
         request = {"truths": list(truths), "answer": answer, "limit": limit}
-        # The process ends the comparison itself; the pool's limit is for one that is stopped.
+        # The process limits the comparison itself. The pool's longer limit kills a process that fails to, such as a stopped one.
         future = self._pool.submit(request, 2 * limit)
         try:
             return future.result()

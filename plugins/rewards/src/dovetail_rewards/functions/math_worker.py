@@ -1,8 +1,8 @@
 """The program of a process that compares mathematical answers with math-verify, for a ProcessPool.
 
-It is started by path and imports nothing of Dovetail. A forked child compares; if the child is killed at its limit or crashes, the next
-one is forked within milliseconds, with math-verify loaded. Both end when the standard input closes, so that no process outlives the run
-even where sympy hangs.
+The process is started by path and imports nothing of Dovetail. A forked child does the comparisons. If the child is killed at the time
+limit or crashes, another child is forked within milliseconds, with math-verify loaded. Both processes end when standard input closes, so
+that none outlives the run, even if sympy hangs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def compare(truths: Sequence[str], answer: str) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    """What math-verify reads in a text, as if boxed; empty where it reads nothing that it can compare: `3:00` is not division by zero."""
+    """Parse a text as a boxed answer; empty if nothing comparable is found. `3:00`, which sympy reads as division by zero, is left out."""
     from math_verify import parse
     from sympy import nan, zoo
 
-    # Without its own time-outs, which are signals and end as a wrong answer: a limit here ends as an error.
+    # math-verify's own time-outs would turn into a wrong answer; the limit of `_limited` ends the process, which is an error.
     try:
         found = parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)
         return [one for one in found if one not in (nan, zoo)]
@@ -52,17 +52,18 @@ def serve(memory: int) -> None:
     """Answer the requests of a ProcessPool until standard input ends, within `memory` bytes of address space."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)  # no library's print may look like a reply
+    os.dup2(silent, 1)  # keep the prints of libraries out of the replies
     os.dup2(silent, 2)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a child even inside one long operation
+    # Unlike a Python handler, the default action ends the child even inside one long C call.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    compare(["1"], "x")  # imports, and builds the grammar's tables
-    number = mmap.mmap(-1, 8)  # of the request that the child works on
+    compare(["1"], "x")  # import math-verify and build its grammar before forking
+    number = mmap.mmap(-1, 8)  # shared: number of the request that the child works on
     while (child := os.fork()) != 0:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code >= 0:  # the input ended
+        if code >= 0:  # the child exited because the input ended
             sys.exit(code)
         _reply(replies, int.from_bytes(number[:], "big"), {"error": signal.Signals(-code).name})
     for line in sys.stdin:
@@ -77,7 +78,7 @@ def _reply(replies: TextIO, number: int, reply: dict[str, Any]) -> None:
 
 
 def _limited(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to a request; its limit ends the process."""
+    """Return the reply to a request; at the request's time limit, SIGALRM ends this process."""
     signal.setitimer(signal.ITIMER_REAL, request["limit"])
     try:
         return {"equal": compare(request["truths"], request["answer"])}

@@ -1,4 +1,4 @@
-"""Equality of an answer with an accepted one: first as numbers and as texts in one notation, which is cheap, then by math-verify."""
+"""Compares an answer with accepted answers: first as numbers and as texts in normal form, which is cheap, then by math-verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`batch`: one call on lists. Samples gather while others still generate."""
+"""The reward manager `batch`: calls functions on lists of samples, which it collects while other samples are still generated."""
 
 from __future__ import annotations
 

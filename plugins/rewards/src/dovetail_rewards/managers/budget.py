@@ -87,7 +87,7 @@ class Budget:
         return self._tokens is None or held + tokens <= self._tokens
 
     def _queue(self) -> asyncio.Lock:
-        """The queue's lock, on the running loop."""
+        """Return the lock of the queue, a new one if the running event loop is another."""
         loop = asyncio.get_running_loop()
         if self._turn is None or self._loop is not loop:
             self._turn, self._loop = asyncio.Lock(), loop

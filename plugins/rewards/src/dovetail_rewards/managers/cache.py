@@ -1,4 +1,4 @@
-"""A cache for scores of pure functions, keyed by the content that the function saw."""
+"""A cache for scores of pure functions, keyed by the content of the arguments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OutcomeCache:
 
 
 def _plain(value: object) -> Any:
-    """Arrays by their content; nothing else, since a repr may be the same for different things."""
+    """Return an array's content for the key; refuse other types, since different objects may have equal reprs."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return [str(value.dtype), value.tolist()]
     if isinstance(value, np.generic):

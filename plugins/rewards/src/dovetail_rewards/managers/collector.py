@@ -56,7 +56,7 @@ class BatchQueue(Generic[Item]):
         A batch's call is cancelled when no caller waits for it any longer.
         """
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # what an abandoned loop left behind can't be finished
+        if loop is not self._loop:  # futures and tasks of an abandoned loop can't complete
             self._loop = loop
             self._begin()
         entry = _Entry(sample, self._weigh(sample), loop.create_future(), loop.create_future())
@@ -76,7 +76,7 @@ class BatchQueue(Generic[Item]):
         self._due = False
 
     def _look(self) -> None:
-        """Start what may start: full batches, and what has waited long enough."""
+        """Start every batch that is full or has waited long enough, as far as the limit of calls allows."""
         while len(self._running) < self._calls and self._waiting:
             batch = self._next()
             if len(batch) < self._size and len(batch) == len(self._waiting) and not self._due:
@@ -92,7 +92,7 @@ class BatchQueue(Generic[Item]):
             self._timer = asyncio.get_running_loop().call_later(self._wait, self._ring)
 
     def _next(self) -> list[_Entry[Item]]:
-        """The batch that the waiting ones make; the sort is stable, so that the first of them leads it."""
+        """Return the next batch of waiting samples. With a budget, it consists of the oldest sample and those nearest in weight."""
         if self._budget is None:
             return self._waiting[: self._size]
         first = self._waiting[0]
@@ -137,13 +137,13 @@ class BatchQueue(Generic[Item]):
                 entry.outcome.set_result(outcome)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        """Its place is free: also where it was cancelled before it began."""
+        """Free the slot of a finished call, even of a call that was cancelled before it began."""
         self._running.discard(task)
         if not task.get_loop().is_closed() and task.get_loop() is self._loop:
             self._look()
 
     def _leave(self, entry: _Entry[Item]) -> None:
-        """Nobody waits for this sample any more."""
+        """Remove a sample whose caller has stopped waiting; cancel its batch if no caller waits for the batch."""
         if entry in self._waiting:
             self._waiting.remove(entry)
         batch = entry.batch
@@ -155,7 +155,7 @@ class BatchQueue(Generic[Item]):
 
 @attrs.define(eq=False)
 class _Batch:
-    """A call that runs, and how many wait for it."""
+    """A running call, with the number of callers that wait for it."""
 
     task: asyncio.Task[None]
     waiters: int
@@ -163,7 +163,7 @@ class _Batch:
 
 @attrs.define(eq=False)
 class _Entry(Generic[Item]):
-    """One sample, and who waits for it."""
+    """A sample with its weight, and the futures of its start and its outcome."""
 
     sample: Item
     weight: int

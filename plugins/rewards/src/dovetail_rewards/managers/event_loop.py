@@ -34,7 +34,7 @@ class AsyncLane:
             TooManyHungError: the limit of hung calls is reached.
         """
         if self._loop is not None and self._loop.blocked:
-            self._loop.retire()  # ends it, should it ever come back
+            self._loop.retire()  # end the loop if it ever unblocks
             self._replaced = [one for one in self._replaced if not one.loop.is_closed()]
             self._replaced.append(self._loop)
             self._loop = None
@@ -60,7 +60,7 @@ class AsyncLane:
 
 
 class _LoopThread:
-    """A running event loop, and whether it still answers."""
+    """An event loop on its own thread, with a check whether it still responds."""
 
     def __init__(self, hung: HungCalls) -> None:
         self.loop = asyncio.new_event_loop()
@@ -73,12 +73,12 @@ class _LoopThread:
 
     @property
     def blocked(self) -> bool:
-        """It was asked for a sign of life and has not given one in time."""
+        """Whether the loop has not answered a ping in time."""
         asked = self._asked
         return asked is not None and time.monotonic() - asked > BLOCKED_AFTER
 
     def ask(self) -> None:
-        """Ask for a sign of life, after a call was given up; counts as hung until it comes."""
+        """Ping the loop after a call was cancelled; counts as a hung call until the loop answers."""
         with self._lock:
             if self._asked is not None or self.loop.is_closed():
                 return
@@ -87,15 +87,15 @@ class _LoopThread:
         self.loop.call_soon_threadsafe(self._answer)
 
     def stop(self) -> None:
-        """End the loop once it is free, with all that still runs on it."""
+        """End the loop when it is free, and cancel its tasks."""
         self._soon(self.loop.stop)
 
     def retire(self) -> None:
-        """End the loop once it is free and has nothing left to run: one that was only slow fails no call."""
+        """End the loop when it is free and its tasks have ended, so that a loop that was only slow fails no call."""
         self._soon(self._stop_after_all)
 
     def _soon(self, act: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended already
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(act)
 
     def _stop_after_all(self) -> None:
@@ -121,7 +121,7 @@ class _LoopThread:
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Outcome:
-    """Result or error, as a value: on its way through futures an error may lose its type or traceback."""
+    """Return result and error as values, since futures may change an error's type or traceback."""
     try:
         return await contained(awaitable), None
     except Exception as error:  # noqa: BLE001 - handed to the waiter, whatever it is

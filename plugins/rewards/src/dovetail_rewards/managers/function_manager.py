@@ -1,4 +1,4 @@
-"""The common part of managers that call reward functions: finding the function, the cache, converting errors to failures."""
+"""Common parts of managers that call reward functions: selection of the function, the cache, and conversion of errors to failures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FunctionManager(RewardManager):
         return await self._cached(call, sample, time)
 
     async def _cached(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
-        """Return the outcome of a call on one sample: the one in the cache, where there is one."""
+        """Return the outcome of a call on one sample, from the cache if possible."""
         key = self.cache.key(call, sample)
         outcome: Outcome | None = self.cache.get(key)
         if outcome is None:
@@ -71,7 +71,7 @@ class FunctionManager(RewardManager):
 
     @abstractmethod
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
-        """Call the function. Raises nothing for a failing sample."""
+        """Call the function; a failing sample gives a Failure, not an exception."""
 
 
 class InProcessCalls:
@@ -108,7 +108,7 @@ class InProcessCalls:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return failure_from(error, call)  # the function's own, not ours
+            return failure_from(error, call)  # the function raised it; this task was not cancelled
         except TooManyHungError as error:
             return Failure(kind=FailureKind.CRASH, message=f"{call.name} was not called: {error}")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything

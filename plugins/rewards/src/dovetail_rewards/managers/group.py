@@ -1,4 +1,4 @@
-"""`group`: whole groups at once, for functions whose scores depend on the other responses to a prompt."""
+"""The reward manager `group`: scores whole groups, for functions whose scores depend on the other responses to a prompt."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class GroupManager(FunctionManager):
         ]
 
     async def _preference(self, call: RewardCall, first: Sample, second: Sample) -> float | Failure:
-        """How far the first is the better one, from 0 to 1."""
+        """Return the preference for the first sample over the second, from 0 to 1."""
         outcome = await self._calls.outcome(call, partial(call.on_pair, first, second))
         if isinstance(outcome, Failure):
             return outcome

@@ -20,7 +20,7 @@ MAX_ANSWER_BYTES = 64 << 20
 """Maximum size of an answer, in bytes."""
 _CONNECT_TIMEOUT = 10.0
 _CLOSE = 2.0
-"""Seconds to close connections in."""
+"""Seconds that closing the connections may take."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class HttpPost:
         import httpx2
 
         if self._client is None:
-            # a server may send a byte now and then: time is limited here as a whole
+            # httpx2's time-outs apply to each read, so a slow server could exceed them; `asyncio.timeout` limits the whole request.
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT)
             )
@@ -103,7 +103,7 @@ class HttpPost:
         """Close the open connections; safe to call twice."""
         client, self._client = self._client, None
         if client is not None and self._loop is not None:
-            with suppress(Exception):  # what can't be closed ends with the process
+            with suppress(Exception):  # an open connection ends with the process anyway
                 self._loop.wait(client.aclose(), _CLOSE)
             self._loop.close()
 

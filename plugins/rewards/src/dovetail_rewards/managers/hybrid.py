@@ -1,4 +1,4 @@
-"""`hybrid`: a reward made of several scorers, each with its weight, its gate and a manager of its own."""
+"""The reward manager `hybrid`: a reward of several scorers, each with a weight, an optional gate and its own manager."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class HybridManager(RewardManager):
         return self._sum(sample, scores, gated=gated)
 
     def _stages(self) -> Iterator[list[_Part]]:
-        """The scorers in order, cut after each gate."""
+        """Yield the scorers in order, in lists that each end with a gate."""
         stage: list[_Part] = []
         for part in self._parts:
             stage.append(part)
@@ -159,7 +159,7 @@ class HybridManager(RewardManager):
     def _token_rewards(
         self, sample: Sample, scores: Mapping[str, Score], value: float
     ) -> np.ndarray | None:
-        """float32 [T]: the weighted token rewards, and the rest of the value on the last token; None where nobody gave any."""
+        """Return the weighted token rewards, float32 [T], with the rest of the value on the last token; None if no scorer gave any."""
         weights = {part.name: part.section.weight for part in self._parts}
         given = [
             weights[name] * np.asarray(given_T, np.float64)
@@ -186,7 +186,7 @@ class HybridManager(RewardManager):
 
 @attrs.frozen(eq=False)
 class _Part:
-    """One scorer."""
+    """A scorer with its name, section and manager."""
 
     name: str
     section: ScorerSection

@@ -1,4 +1,4 @@
-"""InnerManager: a reward manager inside another one, whose invalid answers become failures."""
+"""InnerManager: a reward manager inside another manager; its invalid answers become failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail_rewards.managers.places import Places
 from dovetail_rollouts import finite_float
 
 NAIVE = PluginSection(name="naive")
-"""The manager of a config section that names none."""
+"""The default manager of a config section."""
 
 
 def manager_class(section: PluginSection) -> type[RewardManager]:

@@ -1,4 +1,4 @@
-"""`naive`: runs reward functions in this process, each call in a daemon thread or on a loop of its own."""
+"""The reward manager `naive`: runs reward functions in this process, in daemon threads or on an event loop of their own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NaiveManager(FunctionManager):
         return outcome_from(value, call.name)
 
     def _estimate(self, sample: Sample) -> float:
-        """Tokens of a call on this sample."""
+        """Return the estimated number of tokens of a call on a sample."""
         prompt = sample.prompt.raw
         if not isinstance(prompt, str):
             prompt = json.dumps(prompt, default=str, ensure_ascii=False)
@@ -65,7 +65,7 @@ class NaiveManager(FunctionManager):
 
 
 def _correct(spending: Spending, value: object) -> None:
-    """Take the tokens that the call really used, where it tells."""
+    """Replace the estimated tokens by those that the call's result reports, if it reports any."""
     usage = value.get("usage") if isinstance(value, Mapping) else None
     if isinstance(usage, Mapping):
         usage = usage.get("total_tokens")

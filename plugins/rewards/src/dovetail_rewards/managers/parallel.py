@@ -1,4 +1,4 @@
-"""`parallel`: reward functions in worker processes, which a time-out kills."""
+"""The reward manager `parallel`: runs reward functions in worker processes, which are killed at a time-out."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ParallelManager(FunctionManager):
         answered = self._pool.submit(request, time.limit)
         kind = FailureKind.CRASH
         try:
-            with time.waiting():  # the pool sees to the limit, from when the sample is worked on
+            with time.waiting():  # the pool enforces the limit, from the start of the work
                 return unpack_outcome((await asyncio.wrap_future(answered)).get("outcome"))
         except RequestTimeoutError:
             kind = FailureKind.TIMEOUT
@@ -126,10 +126,10 @@ def cores() -> int:
 
 
 def _setup(functions: RewardFunctions) -> bytes:
-    """What a worker makes the functions from.
+    """Return the pickled functions, from which a worker constructs them.
 
     Raises:
-        ConfigError: they can't be named in another process.
+        ConfigError: a function can't be pickled.
     """
     try:
         return pickle.dumps((functions.files(), pickle.dumps(functions)))

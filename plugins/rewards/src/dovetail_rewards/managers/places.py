@@ -1,4 +1,4 @@
-"""Places: a limit on concurrent calls."""
+"""Places: slots that limit concurrent calls."""
 
 from __future__ import annotations
 

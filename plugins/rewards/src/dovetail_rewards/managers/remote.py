@@ -1,4 +1,4 @@
-"""`remote`: scoring elsewhere, by a service over HTTP or by worker processes on the runtime's machines.
+"""The reward manager `remote`: scores by a service over HTTP, or by worker processes on the runtime's machines.
 
 The README gives the schema of the service's JSON batches.
 """
@@ -38,11 +38,11 @@ SCHEMA = 1
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Sent:
-    """A sample on its way."""
+    """A sample to send, with its time limit."""
 
     sample: Sample
     limit: float | None
-    """Seconds that it may run."""
+    """Seconds that scoring the sample may take."""
 
 
 class RemoteManager(RewardManager):
@@ -115,7 +115,7 @@ class RemoteManager(RewardManager):
         if self._service is not None:
             waits = (self._collector.submit(one, time) for one in sent)
             return list(await asyncio.gather(*waits))
-        with time.waiting():  # the worker sees to the limit, from when the sample is worked on
+        with time.waiting():  # the worker enforces the limit, from the start of the work
             return list(await asyncio.gather(*(self._collector.submit(one, time) for one in sent)))
 
     async def _score_batch(self, sent: Sequence[_Sent]) -> list[Outcome]:
@@ -186,7 +186,7 @@ class HttpService:
             return Failure(kind=FailureKind.EXCEPTION, message=message)
 
     async def _scored(self, bodies: Sequence[str]) -> list[Outcome]:
-        """One request, whose time `reward.timeout` limits."""
+        """Send one request, whose time `reward.timeout` limits."""
         content = f'{{"schema": {SCHEMA}, "samples": [{", ".join(bodies)}]}}'.encode()
         try:
             answer = await self._post.post(content)

@@ -1,4 +1,4 @@
-"""ScoringTask: the task of a scoring worker, which runs a reward manager over the run's functions and times each sample."""
+"""ScoringTask: the task of a scoring worker. It runs a reward manager over the run's functions, and limits each sample's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScoringWorkers: the controller's side of scoring in the runtime's processes: distribution of batches, and recovery from dead workers."""
+"""ScoringWorkers: the controller's side of scoring in the runtime's processes. It distributes batches and replaces dead workers."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ QUIET_SECONDS = 30.0
 
 @attrs.define(eq=False)
 class _Place:
-    """One worker's place: who is in it now, and what it has to do."""
+    """A slot for a worker: its current worker process, its load and its failures."""
 
     worker: TaskWorker
     running: int = 0
-    """Batches under way."""
+    """Number of running batches."""
     alone: bool = False
-    """It is kept for one sample."""
+    """Whether the worker is reserved for a sample that is scored alone."""
     deaths: int = 0
-    """In a row, without an answer between them."""
+    """Number of consecutive deaths of the slot's workers, without an answer in between."""
     over: str | None = None
-    """Why nobody is started here any more."""
+    """Why no worker is started in this slot any longer; None if workers still are."""
 
 
 class _LostError(Exception):
-    """A worker died with what it had."""
+    """A worker died before it answered a batch."""
 
     def __init__(self, kind: FailureKind, text: str) -> None:
         super().__init__(text)
@@ -138,7 +138,7 @@ class ScoringWorkers:
         self._threads.close()
 
     def _here(self) -> None:
-        """Begin anew on another event loop: what an abandoned one has left can't be finished."""
+        """Reset the state if the event loop is a new one, since batches of an abandoned loop can't complete."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
@@ -161,7 +161,7 @@ class ScoringWorkers:
             await self._leave(place)
 
     async def _alone(self, sample: Sample, limit: float | None) -> Outcome:
-        """Score one that a worker died with, on a worker that has nothing else; one such sample at a time."""
+        """Score a sample whose worker died, on a worker without other samples; one such sample at a time."""
         payload = _payload([sample], limit)
         async with self._suspects:
             async with self._changed:
@@ -187,7 +187,7 @@ class ScoringWorkers:
                 await self._leave(place)
 
     async def _leave(self, place: _Place) -> None:
-        # Before the wait for the lock, which a cancellation may end: the place is free in any case.
+        # Decrement before waiting for the lock, since a cancellation may end that wait.
         place.running -= 1
         async with self._changed:
             self._changed.notify_all()
@@ -195,10 +195,10 @@ class ScoringWorkers:
     async def _ask(
         self, place: _Place, payload: bytes, count: int, limit: float | None
     ) -> list[Outcome]:
-        """The worker's outcomes.
+        """Send a batch to a worker and return the outcomes.
 
         Raises:
-            _LostError: it died, or had to be killed; another is in its place, where that may be.
+            _LostError: the worker died or was killed; it is replaced if `restarts` allows.
         """
         worker, quiet = place.worker, limit or QUIET_SECONDS
         answer = _asked(worker, payload)
@@ -224,7 +224,7 @@ class ScoringWorkers:
         return outcomes
 
     def _replace(self, place: _Place, dead: TaskWorker) -> None:
-        """Start another worker in the place of a dead one, unless somebody has."""
+        """Start another worker in place of a dead one, unless another call has already done so."""
         with self._mending:
             while place.worker is dead and place.over is None and not self._closed:
                 place.deaths += 1
@@ -249,7 +249,7 @@ class ScoringWorkers:
 
 
 def _asked(worker: TaskWorker, payload: bytes) -> asyncio.Future[bytes]:
-    """A call's answer; nobody need fetch it."""
+    """Call a worker and return the answer's future, whose exception need not be retrieved."""
     answer = asyncio.wrap_future(worker.call(payload))
     answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     return answer
@@ -264,7 +264,7 @@ def _payload(samples: Sequence[Sample], limit: float | None) -> bytes:
 
 
 def _sent(sample: Sample) -> Sample:
-    """The sample without what no reward is computed from: the prompt's tokens and images, versions and log-probabilities."""
+    """Return a sample without the data that rewards don't use: the prompt's tokens and images, weight versions and log-probabilities."""
     nothing = np.zeros(0, np.int64)
     sequences = [
         attrs.evolve(
@@ -281,10 +281,10 @@ def _sent(sample: Sample) -> Sample:
 
 
 def _unpacked(answer: bytes, count: int) -> list[Outcome]:
-    """The outcomes in order.
+    """Return the outcomes of an answer, in order.
 
     Raises:
-        Garbled: they are not one for each sample.
+        Garbled: the answer is malformed, or does not have one outcome per sample.
     """
     try:
         found = [unpack_outcome(text) for text in json.loads(answer)]
@@ -296,10 +296,10 @@ def _unpacked(answer: bytes, count: int) -> list[Outcome]:
 
 
 def _setup(config: RemoteConfig, context: PluginContext) -> bytes:
-    """What a worker makes its manager from.
+    """Return the pickled set-up from which a worker constructs its manager.
 
     Raises:
-        ConfigError: the functions can't be named in another process.
+        ConfigError: a function can't be pickled.
     """
     ref = ref_for("reward_manager", config.manager or NAIVE)
     functions = context.reward_functions

@@ -76,7 +76,7 @@ class DaemonThreads:
         try:
             result, error = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if future.cancelled():  # it had not returned: its thread is left behind
+            if future.cancelled():  # the call has not returned, so its thread is abandoned
                 self._hung.add(1)
             else:
                 self._idle.append(jobs)
@@ -100,7 +100,7 @@ class DaemonThreads:
             except InvalidStateError:
                 self._hung.add(-1)
                 return
-            except RuntimeError:  # the loop was closed, and with it who waits
+            except RuntimeError:  # the event loop of the waiting task was closed
                 return
-            # The sample and its outcome must not live as long as the thread waits for another call.
+            # Otherwise the idle thread would keep the sample and its outcome in memory.
             del job, call, future, outcome

@@ -14,7 +14,7 @@ from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, Score
 from dovetail_rollouts import finite_float
 
 _CUT = 1000
-"""Characters of what can only be shown by its repr."""
+"""Maximum length of a repr that replaces a value, in characters."""
 
 
 class Garbled(ValueError):

@@ -34,7 +34,7 @@ def main(parent: int) -> None:
     _end_with(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what a function prints is not a reply
+    os.dup2(2, 1)  # keep a function's prints out of the replies
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     own, functions = os.getpid(), None
@@ -54,23 +54,23 @@ def main(parent: int) -> None:
             if os.getpid() != own:
                 os._exit(
                     0
-                )  # a child that a function forked came back: what it returns is not a score
+                )  # a child that a function forked has returned here; its result is not a score
             try:
                 replies.write(json.dumps({"number": request["number"], **reply}).encode() + b"\n")
                 replies.flush()
-            except OSError:  # the pool is gone
+            except OSError:  # the pool's process has ended
                 os._exit(0)
 
 
 def _functions(setup: bytes) -> RewardFunctions:
     files, functions = pickle.loads(setup)  # noqa: S301 - from the process that started this one
     for ref in files:
-        load_plugin_class(ref)  # classes of these files can be unpickled from here on
+        load_plugin_class(ref)  # load the file first, so that its classes can be unpickled
     return pickle.loads(functions)  # noqa: S301
 
 
 def _seed(seed: int) -> None:
-    """Seed torch's generator of the CPU for one sample, so that it does not matter which worker scores it, or when."""
+    """Seed torch's CPU generator for one sample, so that the score does not depend on the worker or the order."""
     torch = sys.modules.get("torch")  # importing it here would cost every worker seconds and memory
     if torch is not None:
         torch.default_generator.manual_seed(seed)
@@ -99,8 +99,8 @@ async def _awaited(value: Any) -> Any:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, even where a function never returns."""
+    """Have the kernel kill this process when its parent ends, even if a function never returns."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # the parent ended before the call of prctl
         os._exit(0)

@@ -1,1 +1,1 @@
-"""Reward models: scores by a model that reads prompt and response."""
+"""Reward models: models that score a response to a prompt."""

@@ -102,7 +102,7 @@ class ChatClient:
 
 
 def _seconds(header: str | None) -> float:
-    """`Retry-After` in seconds; 0 where it is absent or a date."""
+    """Return the value of `Retry-After` in seconds; 0 if the header is absent or a date."""
     try:
         seconds = float(header or 0.0)
     except ValueError:

@@ -1,6 +1,6 @@
-"""ScoringModel: a model that scores texts, its forward passes, and its place on the accelerator; Classifier: one with a single label.
+"""ScoringModel: a model that scores texts, with its forward passes and its offloading. Classifier: a ScoringModel with a single label.
 
-Legend: B texts of a pass, L its padded length.
+Legend: B texts of a forward pass, L padded length.
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ class ScoringModel(ABC, Generic[Found]):
         return self.found(on_device, readings)
 
     def _padding(self, readings: Sequence[Reading]) -> int:
-        """The id to pad with. Decoders pool at the last token that is not padding: where the model names no padding of its
-        own, that must be an id that ends no text, or a text would be scored at an earlier token.
+        """Return the token id for padding.
+
+        Decoders read the score at the last token that is not padding. If the model has no padding token, the id must therefore not be
+        the last token of any text, else that text would be scored at an earlier token.
         """
         if self._pad is not None:
             return int(self._pad)
@@ -224,7 +226,7 @@ def load_scoring_model(
         ) from error
     missing = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
     if missing:
-        # transformers would fill them at random, and rewards would be noise
+        # transformers would initialise missing weights at random, and rewards would be noise.
         raise ConfigError(
             f"the checkpoint {config.model!r} lacks {len(missing)} weights of a {what} classifier, such as {missing[0]!r}",
             hint="name a trained reward model; a plain language model has no head that scores",
@@ -233,5 +235,5 @@ def load_scoring_model(
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory, pinned so that it travels quickly."""
+    """Return a copy in pinned host memory, which copies fast to the accelerator."""
     return tensor.detach().to("cpu", copy=True).pin_memory()

@@ -1,4 +1,4 @@
-"""`judge`: a generative reward model behind an OpenAI-compatible endpoint, within one budget."""
+"""The reward manager `judge`: a generative reward model behind an OpenAI-compatible endpoint, with a budget of requests and tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dovetail_rollouts import outcome_from
 LONGEST_BACKOFF = 30.0
 """The longest wait before a retry, in seconds."""
 _SHOWN = 2000
-"""Characters of a judgement that are written with the samples."""
+"""Number of characters of a judgement, from its end, that are written with the samples."""
 
 
 class JudgeManager(RewardManager):
@@ -118,7 +118,7 @@ class JudgeManager(RewardManager):
     async def _vote(
         self, messages: list[dict[str, str]], time: RunningTime
     ) -> tuple[float, str] | Failure:
-        """One judgement: its verdict and its words, or why there is none after all tries."""
+        """Return one judgement's verdict and text, or the last failure after all tries."""
         pause = 0.0
         for attempt in range(self.config.tries):
             if attempt:
@@ -130,7 +130,7 @@ class JudgeManager(RewardManager):
                 try:
                     return self._verdicts.of(reply.text), reply.text
                 except NoVerdict as error:
-                    # a judge that draws its words may find others
+                    # A judge that samples may give a verdict in the next try.
                     reply = Refusal(failure=self._without(error, reply.text))
             failure, pause = reply.failure, reply.pause
             if not failure.retryable:
@@ -138,7 +138,7 @@ class JudgeManager(RewardManager):
         return failure
 
     async def _ask(self, messages: list[dict[str, str]], time: RunningTime) -> ChatReply | Refusal:
-        """One request, when there is a place and the budget allows it."""
+        """Send one request, when a slot is free and the budget allows it."""
         client = self._client
         assert client is not None, "it was closed"
         characters = sum(len(message["content"]) for message in messages)
@@ -152,7 +152,7 @@ class JudgeManager(RewardManager):
         return reply
 
     def _without(self, error: NoVerdict, text: str) -> Failure:
-        """The failure of an answer without a verdict."""
+        """Return the failure for an answer without a verdict."""
         return Failure(
             kind=FailureKind.INVALID_VALUE,
             message=f"judge {self.config.model}: {error}; it ends with {text[-120:]!r}",
@@ -160,7 +160,7 @@ class JudgeManager(RewardManager):
         )
 
     def _key(self, messages: list[dict[str, str]]) -> bytes | None:
-        """The question's name in the cache; None where the judge may answer otherwise the next time."""
+        """Return the cache key of a question; None if the judge may answer differently next time."""
         if self.config.temperature != 0 or not self.config.cache_size:
             return None
         return hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""`process_reward_model`: a model in this process that judges every step of a response (arXiv 2305.20050, 2312.08935)."""
+"""The reward manager `process_reward_model`: a model in this process scores every step of a response (arXiv 2305.20050, 2312.08935)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def token_rewards(
     rewards_T = np.zeros(len(ids), np.float32)
     first = 0
     for end, reward in zip(ends, rewards_S, strict=True):
-        # The first token with which the text is there up to the end, by bisection: texts of longer beginnings are not shorter.
+        # Find by bisection the first token at which the decoded text reaches the step's end; more tokens never decode to less text.
         low, high = first, max(len(ids) - 1, 0)
         while low < high:
             middle = (low + high) // 2

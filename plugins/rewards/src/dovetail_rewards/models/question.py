@@ -69,7 +69,7 @@ def _compiled(text: str, key: str) -> Template:
     from jinja2 import StrictUndefined, TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # nothing is HTML here
+    # Escaping is for HTML; the judge gets plain text.
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
     text = _text_of(text, key)
     try:
@@ -92,7 +92,7 @@ def _compiled(text: str, key: str) -> Template:
 
 
 def _text_of(text: str, key: str) -> str:
-    """The text itself, or the content of the file that it names: one word with the ending of a template's or text's file."""
+    """Return the text, or the content of the file if the text is a path that ends like a template or text file."""
     if "\n" in text or "{" in text or Path(text).suffix not in {".jinja", ".j2", ".txt", ".md"}:
         return text
     try:

@@ -47,7 +47,7 @@ class Reader:
     def __init__(self, config: Any, tokenizer: Tokenizer, limit: int | None) -> None:
         self._config = config
         self._limit = config.max_length or limit
-        self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
+        self._lock = threading.Lock()  # fast tokenizers are not thread-safe
         if config.chat_template is not None:
             tokenizer.chat_template = template_text(config.chat_template)
         if config.format == "chat" and not tokenizer.chat_template:

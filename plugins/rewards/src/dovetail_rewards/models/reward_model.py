@@ -1,4 +1,4 @@
-"""`reward_model`: a discriminative reward model in this process, fed as samples are generated."""
+"""The reward manager `reward_model`: a discriminative reward model in this process, which scores samples while others are generated."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dovetail_rewards.models.classifier import ScoringModel
 
 _HUNG = 2
-"""Passes that were given up and still run, at most."""
+"""Maximum number of forward passes that timed out and still run."""
 _NO_LIMIT = 1 << 40
-"""Tokens; transformers writes 10³⁰ for a tokenizer that knows no longest text."""
+"""Number of tokens above which a tokenizer's maximum length means no limit; transformers sets 10³⁰ in that case."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """Input and output of a process reward model: the steps of a response as tokens, and the probability that each is right.
 
-Legend: B texts of a pass, L its padded length, S judged steps of all texts, K labels.
+Legend: B texts of a forward pass, L padded length, S judged steps of all texts, K labels.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class StepClassifier(ScoringModel[list[float]]):
 
         auto: Any = AutoModelForTokenClassification
         if config.trust_remote_code:
-            # Qwen2.5-Math-PRM is known under AutoModel alone.
+            # Qwen2.5-Math-PRM registers its class under AutoModel only.
             described = AutoConfig.from_pretrained(
                 config.model, revision=config.revision, trust_remote_code=True
             )
@@ -142,7 +142,7 @@ class StepLanguageModel(ScoringModel[list[float]]):
         super().__init__(config, load_scoring_model(config, AutoModelForCausalLM, "token"))
 
     def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[list[float]]:
-        # The output layer for judged places alone: over all tokens it would be the largest tensor of the pass.
+        # Apply the output layer to the judged positions only: the logits of all tokens would be the pass's largest tensor.
         hidden_BLH = self._model.base_model(**inputs).last_hidden_state
         hidden_SH = hidden_BLH[_places(readings, hidden_BLH.device)]
         logits_S2 = self._model.get_output_embeddings()(hidden_SH)[:, self._tokens].float()
@@ -165,7 +165,7 @@ def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
 
 
 def _places(readings: Sequence[Reading], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and place of every judged step, int64 [S] each."""
+    """Return row and position of every judged step, int64 [S] each."""
     rows = [row for row, reading in enumerate(readings) for _ in reading.steps]
     places = [place for reading in readings for place in reading.steps]
     return torch.tensor(rows, device=device), torch.tensor(places, device=device)

@@ -1,4 +1,4 @@
-"""Parsing of a judge's answer: the verdict in it as a number, or the reason why there is none."""
+"""Parses a judge's answer: returns the verdict as a number, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The sandbox for untrusted code, which runs without network, within limits, in a temporary directory and without access to the run's
-files.
+"""The sandbox for untrusted code. Programs have no network and no access to the run's files; they run within limits, in a temporary
+directory.
 """
 
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError

@@ -10,7 +10,7 @@ import time
 
 STDERR_TAIL = 1 << 14
 """The number of bytes kept from the end of standard error, which holds the traceback."""
-_STARVED = 10  # as the helper's watch
+_STARVED = 10  # the same factor as in helper/watch.py
 _GRACE_S = 10.0
 _CHUNK = 1 << 16
 
@@ -66,12 +66,12 @@ class OutputStreams:
             if self._status.fileno() in ready:
                 report = self._status.recv(_CHUNK)
                 break
-        if report:  # without one nobody asks what was printed
+        if report:  # without a report, the output is not used
             self._drain()
         return report, self._cut
 
     def _take(self, fd: int) -> bool:
-        """Read what is there; False at the end of the stream."""
+        """Read the available bytes of a stream; return False at its end."""
         data = os.read(fd, _CHUNK)
         if fd == self._stdout:
             self._out += data[: self._limit + 1 - len(self._out)]
@@ -84,7 +84,7 @@ class OutputStreams:
         return bool(data)
 
     def _drain(self) -> None:
-        """Everything is dead by now: what lies in the pipes is all that there will be."""
+        """Read the rest of both pipes without blocking, since all writing processes have ended."""
         for fd in (self._stdout, self._stderr):
             os.set_blocking(fd, False)
             with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Errors of the sandbox itself. A program that fails has a Result instead."""
+"""Errors of the sandbox itself. A failing program gives a Result instead."""
 
 from __future__ import annotations
 

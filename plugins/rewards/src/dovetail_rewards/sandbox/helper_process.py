@@ -1,4 +1,4 @@
-"""The caller's handle of the helper process, which is started once and replaced when it is gone."""
+"""The caller's handle of the helper process, which is started once and replaced if it dies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HelperProcess:
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # not -I, which would ignore the fixed hash seed; the environment is ours
+            # -I would ignore PYTHONHASHSEED. It is not needed, since the environment has only our variables.
             command = [python, "-S", "-B", "-X", "utf8", "-c", _START]
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own helper

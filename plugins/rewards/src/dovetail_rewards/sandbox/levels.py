@@ -77,7 +77,7 @@ def setup_for(
 
 
 def _base() -> str:
-    """Where throw-away directories are made: in memory where there is room, since some disks free blocks slowly."""
+    """Return the parent of temporary directories: in memory if there is room, since some disks delete files slowly."""
     with contextlib.suppress(OSError):
         found = os.statvfs(_IN_MEMORY)
         if found.f_bavail * found.f_frsize >= _ROOM and os.access(_IN_MEMORY, os.W_OK):

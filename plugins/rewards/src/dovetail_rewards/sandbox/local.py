@@ -1,4 +1,4 @@
-"""The sandbox of this machine, which runs each program in separate surroundings, from any number of threads."""
+"""Sandbox: runs programs on this machine, each isolated from the others; usable from several threads."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LIMITS = {
     "disk": ProgramVerdict.DISK_LIMIT,
 }
 _CLOCKS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM)
-"""Signals of timers: the kernel's for CPU time, and those that a program sets for itself."""
+"""Signals of timers: of the kernel's CPU limit, and of timers that a program sets itself."""
 
 
-_SEALED = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write
+_SEALED = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
 _ADD_SEALS = 1033
 
 
@@ -115,7 +115,7 @@ class Sandbox:
     def _begin(
         self, program: Program, request: Request, limits: ProgramLimits, stack: ExitStack
     ) -> OutputStreams:
-        """Send the request; the streams that it is answered on."""
+        """Send a request to the helper, and return the program's output streams."""
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(status)
         with self._lock:
@@ -149,7 +149,7 @@ class Sandbox:
 
     @contextmanager
     def _slot(self) -> Iterator[int]:
-        """The lowest number that no other run has."""
+        """Reserve the lowest number that no other run uses."""
         with self._lock:
             slot = heapq.heappop(self._free) if self._free else next(self._slots)
         try:
@@ -160,8 +160,8 @@ class Sandbox:
 
 
 def _leave(status: socket.socket) -> None:
-    """End a run as if its caller had left."""
-    with suppress(OSError):  # it has just ended
+    """Close a run's status socket, by which the helper ends the run."""
+    with suppress(OSError):  # the run has already ended
         status.shutdown(socket.SHUT_RDWR)
 
 
@@ -186,7 +186,7 @@ def _payload(program: Program) -> Payload:
 
 
 def _sealed(data: bytes, stack: ExitStack) -> int:
-    """A descriptor of these bytes in memory that nobody can change."""
+    """Return a descriptor of an in-memory file with the data, sealed against changes."""
     import fcntl
 
     try:

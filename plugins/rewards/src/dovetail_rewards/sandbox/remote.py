@@ -1,4 +1,4 @@
-"""A sandbox service over HTTP, with the interface of SandboxFusion: `POST /run_code`."""
+"""RemoteSandbox: runs programs by a sandbox service over HTTP, with SandboxFusion's interface `POST /run_code`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_rewards.urls import without_secrets
 
 _RETRYABLE: Final = frozenset({408, 425, 429, *range(500, 600)})
 _SLACK_S = 10.0
-"""Seconds that the service may take beside the program's own."""
+"""Seconds that the service may take in addition to the program's limit."""
 _MOST_ANSWER = 64 * MIB
 
 
@@ -105,7 +105,7 @@ class RemoteSandbox:
 
 
 def _result(answer: dict[str, Any], limits: ProgramLimits, url: str) -> Result:
-    """What the service's answer says about the program."""
+    """Return the program's result from the service's answer."""
     status, run = answer.get("status"), answer.get("run_result")
     if status == "SandboxError":
         raise SandboxUnreachableError(

@@ -7,7 +7,7 @@ import re
 from dovetail_rewards_extra.instructions.registry import Relation, compare, instruction
 from dovetail_rewards_extra.instructions.words import WORD
 
-# Ends are taken whole or not at all (`++`), and none begins inside another: a row of full stops is read once.
+# The possessive `++` and the lookbehind keep the search linear: a row of full stops is read only once.
 _SENTENCE_END = re.compile(
     r"(?<![.!?。！？])[.!?。！？]++[\"'”’)\]]*+(?=\s|$)|[。！？]|\n[^\S\n]*+\n", re.MULTILINE
 )

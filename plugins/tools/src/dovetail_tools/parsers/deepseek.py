@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and V3.1."""
+"""The parser of DeepSeek V3, R1 and V3.1."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeepSeekV3(ToolParser):
         return turn.finish()
 
     def _call(self, turn: TurnParts, text: str, start: int) -> int:
-        """Read the call behind its opening tag; return where it ends."""
+        """Read the call after an opening tag; return the offset after the call."""
         end = text.find(CLOSE, start)
         separator = text.find(SEP, start, end)
         if end < 0 or separator < 0:

@@ -1,4 +1,4 @@
-"""Harmony: the messages of gpt-oss, each with a channel and perhaps a recipient."""
+"""Harmony: the message format of gpt-oss; a message has a channel and, if it is a call, a recipient."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Harmony(ToolParser):
             recipient = _RECIPIENT.search(header)
             behind = start
             if recipient is not None:
-                with suppress(ValueError):  # marks inside of arguments end no message
+                with suppress(ValueError):  # skip the arguments, which may spell an end mark
                     behind = json_at(text, start)[1]
             ending = _END.search(text, behind)
             assert ending is not None

@@ -1,4 +1,4 @@
-"""Hermes: a call is JSON between tags; also Qwen2.5, Qwen3 and many others."""
+"""Hermes: calls are JSON between tags, also in Qwen2.5, Qwen3 and many other models."""
 
 from __future__ import annotations
 

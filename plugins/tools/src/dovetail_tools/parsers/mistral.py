@@ -11,7 +11,7 @@ from dovetail_tools.parsers.turn import TurnParts, json_at
 
 MARK = "[TOOL_CALLS]"
 _ARGUMENTS = re.compile(r"(?:\[CALL_ID\](?P<id>\w+)\s*)?(?:\[ARGS\]|(?=\{))")
-"""What follows the name of a call."""
+"""Pattern of the text between a call's name and its arguments."""
 
 
 class Mistral(ToolParser):
@@ -31,9 +31,9 @@ class Mistral(ToolParser):
         return turn.finish()
 
     def _call(self, turn: TurnParts, text: str, start: int) -> int:
-        """Read the call, or the array of calls, behind a mark; return where it ends."""
+        """Read the call or array of calls after a mark; return the offset after it."""
         mark = text.find(MARK, start)
-        # The next mark, unless it stands inside of the arguments.
+        # `end` bounds the search for a call's parts. A mark may also stand inside the arguments, which `json_at` reads beyond `end`.
         end = mark if mark >= 0 else len(text)
         segment = text[start:end].strip()
         array = segment[:1] in ("[", "{") and not segment.startswith("[ARGS]")

@@ -10,10 +10,10 @@ from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import TurnParts, json_at
 
 _BEGIN = re.compile(r"(?:\[\s*)?\{\s*\"")
-"""Where an object begins, or an array of objects."""
+"""Pattern of the beginning of an object, or of an array of objects."""
 _CALL = re.compile(_BEGIN.pattern + r"(?:name|type|function|arguments|parameters)\"")
 _NO_CONTENT = re.compile(r"```(?:json)?\s*```|<\|python_tag\|>")
-"""Around calls."""
+"""Pattern of the text around calls that is not content: an emptied fenced block, or a tag."""
 _SEPARATORS = ("", ";", ",")
 
 
@@ -36,7 +36,7 @@ class PlainJson(ToolParser):
                     turn.error(f"a tool call is not a JSON object: {error}")
                     content.append(rest[text_from:start])
                     text_from = len(rest)
-                break  # what is inside of an object that can't be read is not a call, whatever it looks like
+                break  # an object inside an unreadable object is not a call
             position = end
             calls = [_unwrapped(one) for one in (value if isinstance(value, list) else [value])]
             if calls and all(map(_is_call, calls)):
@@ -60,7 +60,7 @@ class Llama3Json(PlainJson):
 
 
 def _unwrapped(value: Any) -> Any:
-    """The function of a call in the form of OpenAI's API; anything else as it is."""
+    """Return the `function` of a call in the format of OpenAI's API; other values unchanged."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         return value["function"]
     return value

@@ -44,7 +44,7 @@ class Tagged(ToolParser):
                 properties = _properties(tools, name)
                 arguments, position = self._arguments(rest, found.end(), properties)
             except ValueError as error:
-                # What looks like a further call may be part of a value.
+                # A further call in the text may be part of an unreadable value, so nothing after the error is read.
                 further = self.function.search(rest, found.end()) is not None
                 skipped = "; what follows it was not read" if further else ""
                 turn.error(f"the call of {name!r} can't be read: {error}{skipped}")
@@ -60,10 +60,10 @@ class Tagged(ToolParser):
     def _arguments(
         self, text: str, position: int, properties: Mapping[str, Any]
     ) -> tuple[dict[str, Any], int]:
-        """Read the parameters behind a function's tag; return them and where the call ends.
+        """Read the parameters after a function's tag; return the arguments and the offset after the call.
 
         Raises:
-            ValueError: a parameter has no name, is not closed or stands twice; or the function is not closed, or seems to be twice.
+            ValueError: a parameter has no name, is not closed or is repeated; or the function's tag is not closed, or closed twice.
         """
         if text.find(self.function_end, position) < 0:
             raise ValueError(f"it has no {self.function_end}")
@@ -90,7 +90,7 @@ class Tagged(ToolParser):
         return arguments, tag.end()
 
     def _value_end(self, text: str, start: int, following: re.Pattern[str]) -> re.Match[str] | None:
-        """The closing tag of a value, which may hold such tags: that of no parameter within, and behind it the call goes on."""
+        """Return the closing tag of a value; tags of parameters inside the value are skipped, and the call must continue after the tag."""
         depth = 0
         for tag in re.compile(f"{self.parameter.pattern}|{PARAMETER_END}").finditer(text, start):
             if tag["name"] is not None:
@@ -135,7 +135,7 @@ class Xml(Tagged):
 
 
 def _properties(tools: Sequence[ToolSchema], name: str) -> Mapping[str, Any]:
-    """The schemas of a function's parameters; none where it is not known."""
+    """Return the schemas of a function's parameters, by name; empty if the function is unknown."""
     for tool in tools:
         function = tool["function"]
         if function["name"] == name:
@@ -144,7 +144,7 @@ def _properties(tools: Sequence[ToolSchema], name: str) -> Mapping[str, Any]:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A parameter's text as its schema wants it; the text itself where it can't be read so."""
+    """Convert a parameter's text to the type of its schema; the text itself if that fails."""
     types = _types_of(schema)
     if types <= {"string"}:
         return text
@@ -162,7 +162,7 @@ def _typed(text: str, schema: Any) -> Any:
 
 
 def _types_of(schema: Any) -> set[str]:
-    """Names of the types that a schema admits; none where it says nothing."""
+    """Return the names of the types that a schema allows; empty if it gives none."""
     if not isinstance(schema, Mapping):
         return set()
     given = schema.get("type", ())

@@ -1,4 +1,4 @@
-"""Helpers of the parsers: a turn's reasoning, text and calls found so far, and JSON inside text."""
+"""Helpers of the parsers: collect a turn's reasoning, text and calls, and read JSON inside text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from dovetail.interfaces import ParsedTurn, ToolCall, problem_of
 
 _END = re.compile(r"(?:<\|\w+\|>|<｜end▁of▁sentence｜>|</s>)\Z")
-"""A special token that ends a turn."""
+"""Pattern of a special token at the end of a turn."""
 _LONGEST_END = 40
-"""Characters of it."""
+"""Maximum length of such a special token, in characters."""
 _SPACE = re.compile(r"\s*")
 _SHOWN = 120
-"""Characters of a call in a message."""
+"""Number of characters of a call that an error message shows."""
 
 
 class TurnParts:
@@ -31,7 +31,7 @@ class TurnParts:
     ) -> None:
         self.reasoning: str | None = None
         self.rest = _without_end(text)
-        """The text behind the reasoning."""
+        """The text after the reasoning."""
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
         self._errors: list[str] = []
@@ -125,7 +125,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _without_end(text: str) -> str:
-    """A turn without the special tokens at its end."""
+    """Return a turn's text without the special tokens at its end."""
     text = text.rstrip()
     while (found := _END.search(text[-_LONGEST_END:])) is not None:
         text = text[: len(text) - len(found[0])].rstrip()

@@ -1,1 +1,1 @@
-"""Recipes of public datasets, one a file."""
+"""Recipes of public datasets, one per module."""

@@ -1,4 +1,4 @@
-"""`geometry3k`: geometry problems with a figure each."""
+"""`geometry3k`: geometry problems, each with a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two conversations that differ in their last turn, as a preference pair."""
+"""Converts two conversations that differ in their last turn to a preference pair."""
 
 from __future__ import annotations
 

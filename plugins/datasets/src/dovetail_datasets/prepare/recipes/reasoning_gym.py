@@ -1,4 +1,4 @@
-"""`reasoning_gym`: tasks that are made, and checked, by a program."""
+"""`reasoning_gym`: tasks that a program generates and checks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReasoningGymRecipe(DataRecipe):
                 hint=f"did you mean {near!r}?" if near else None,
             )
         size = config.size if split == "train" else config.validation_size
-        # Row i of a seed is drawn from seed + i.
+        # Reasoning Gym draws row i from seed + i, so the seeds of the splits must be `size` apart to have no row in common.
         seed = config.seed + (0 if split == "train" else config.size)
         try:
             made = gym.create_dataset(config.task, size=size, seed=seed, **config.options)
@@ -70,7 +70,7 @@ class ReasoningGymRecipe(DataRecipe):
         if row["answer"] is None:
             return UnusedRow("the task gives no answer")
         task, answer = self.config.task, str(row["answer"])
-        # As Python writes it: JSON has neither tuples nor numbers as keys, which scorers compare.
+        # A Python literal keeps tuples and numeric keys, which scorers compare and JSON lacks.
         entry = repr(row)
         if scored(task, answer, entry) < 1:
             return UnusedRow("the task's own scorer does not give its answer the full score")

@@ -1,4 +1,4 @@
-"""`xlam_function_calling`: questions, tools, and the calls that answer them."""
+"""`xlam_function_calling`: questions with tools, and the tool calls that answer each question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {
     "dict": "object",
     **dict.fromkeys(("list", "tuple", "set"), "array"),
 }
-"""Python's types, in lower case and without what stands in brackets, as JSON Schema calls them."""
+"""Python type names, in lower case and without type parameters → JSON Schema types."""
 
 
 class XlamFunctionCallingRecipe(DataRecipe):
@@ -63,7 +63,7 @@ def _text(value: object) -> str:
 
 
 def _listed(row: Mapping[str, Any], column: str, where: str) -> list[Mapping[str, Any]]:
-    """The mappings that a column holds as JSON text."""
+    """Return the list of mappings that a column contains as JSON text."""
     text = text_of(row, column, where)
     try:
         found = json.loads(text)
@@ -75,7 +75,7 @@ def _listed(row: Mapping[str, Any], column: str, where: str) -> list[Mapping[str
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A tool as chat templates take it."""
+    """Return a tool in the form of chat templates."""
     given = tool.get("parameters") or {}
     if not isinstance(given, Mapping) or not all(isinstance(p, Mapping) for p in given.values()):
         raise wrong(

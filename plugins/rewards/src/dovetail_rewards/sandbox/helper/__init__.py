@@ -1,4 +1,4 @@
-"""The sandbox's helper: a small separate process that confines and runs programs, and uses the standard library only.
+"""The sandbox's helper: a small separate process that confines and runs programs. It uses the standard library only.
 
-It is started with an empty environment and without site packages, as the package `helper`; nothing here imports Dovetail.
+The helper is started as the package `helper`, with an empty environment and without site packages. No module imports Dovetail.
 """

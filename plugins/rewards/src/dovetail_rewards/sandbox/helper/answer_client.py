@@ -15,7 +15,7 @@ _ALIASES = {"np": "numpy", "pd": "pandas"}
 _MODULE = "solution"
 _MUTABLE = (list, dict, set, bytearray, collections.deque)
 _UNSHARED = 3
-"""References to a copy that the test holds no more."""
+"""Reference count of a copy that the test no longer holds."""
 TEXT = "_text_"
 """Name of the attribute that holds the message of an exception raised by the response."""
 
@@ -56,13 +56,13 @@ class AnswerClient:
         self._copies: list[tuple[Any, Any, Any, Any]] = []
         self._given = False
         self.lost = False
-        """Whether it has ended: no test under way then holds, whatever it caught."""
+        """Whether the response's process has ended. The running test then fails, even if it caught the exception."""
         self.refused = ""
-        """What the response's values can't do here: the test under way does not hold, whatever it caught."""
+        """Why an operation on the response's values was refused. The running test then fails, even if it caught the exception."""
         self.stops = False
-        """Whether the test under way names StopIteration."""
+        """Whether the running test mentions StopIteration."""
         self.fault = ""
-        """What the tests can't do here: there is no score, whatever they caught."""
+        """Why the tests can't run in a separate process. There is then no score, even if a test caught the exception."""
 
     def ask(self, what: str, /, *args: object, **named: object) -> Any:
         """Return the result of an operation that the response's process performs on its own objects and on plain data.
@@ -100,7 +100,7 @@ class AnswerClient:
         raise error
 
     def _write_back(self) -> None:
-        """Change attributes of the response's objects as the test changed its copies of them: `node.children.append(…)`."""
+        """Apply the test's changes of copied attributes, such as `node.children.append(…)`, to the response's objects."""
         copies, self._copies = self._copies, []
         for one in copies:
             owner, name, value, before = one
@@ -159,7 +159,7 @@ class AnswerClient:
             return
 
     def _read_globals(self) -> None:
-        """Take the plain data of the response's globals anew, except for names that the tests bound."""
+        """Refresh the copies of the response's globals that are plain data, except for names that the tests have assigned."""
         for name, value in list(self._globals.items()):
             if self._namespace.get(name) is value:
                 self.resolve(name, self._namespace)
@@ -178,7 +178,7 @@ class AnswerClient:
                 self._channel.send(request)
             except ValueError as error:
                 why = f"they give the response an argument that is too long ({error}): {FIX}"
-                if self._given:  # the response may have made it so long
+                if self._given:  # the response may have caused the length
                     self.refuse(why)
                 raise self._failing(why) from error
             reply = self._channel.receive()
@@ -201,7 +201,7 @@ class AnswerClient:
         return decode(data, self._kept)
 
     def _kept(self, key: int | str, name: str) -> object:
-        """An object of the response's, or one that the tests sent: the response can name no other."""
+        """Return a proxy of a response's object, or an object that the tests sent; the response can't name any other object."""
         if isinstance(key, str):
             return self._sent[key, name]
         return AnswerObject(self, int(key), str(name))
@@ -209,14 +209,14 @@ class AnswerClient:
     def _error(self, reply: Mapping[str, Any]) -> BaseException:
         kind, args = self._exception(reply["raised"]), self._decoded(reply["args"])
         builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-        # not the initializer of an imported class: its attributes come with the reply
+        # Skip the initializer of an imported class, since the reply contains the exception's attributes.
         error = kind.__new__(kind, *args)
         builtin.__init__(error, *args)  # type: ignore[misc]
         vars(error).update(self._decoded(reply["attributes"]))
         return error
 
     def _exception(self, lineage: list[Any]) -> type[BaseException]:
-        """The class that the response's lineage names: built-in or imported here, or else one of that name below its bases."""
+        """Return the exception class for a lineage: built-in, imported in this process, or a new class with the same name and bases."""
         home, name, *above = lineage
         if not home.startswith((_MODULE, __package__)):
             try:
@@ -248,7 +248,7 @@ class AnswerClient:
 
 
 class _Reading:
-    """Whatever a reply that is none raises while it is read, the response's process counts as lost."""
+    """Context in which a reply is read: if the reply is malformed, whatever error that raises, the response's process counts as lost."""
 
     def __init__(self, client: AnswerClient) -> None:
         self._client = client

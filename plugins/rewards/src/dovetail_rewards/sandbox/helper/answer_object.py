@@ -34,7 +34,7 @@ class AnswerObject:
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__" or name in _REFUSED:
             return object.__getattribute__(self, name)
-        return _ask(self, "getattr", name)  # none of this class's own, such as __doc__
+        return _ask(self, "getattr", name)  # all attributes are the response's, even __doc__
 
     def __setattr__(self, name: str, value: object) -> None:
         _ask(self, "setattr", name, value)

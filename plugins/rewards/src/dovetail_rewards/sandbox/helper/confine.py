@@ -1,5 +1,5 @@
 """Confinement of a process before it runs a program: limits, user, capabilities, files, system calls."""
-# A small process that imports little and works with descriptors has no use for pathlib.
+# The helper imports little to start fast, and works with descriptors: no pathlib.
 # ruff: noqa: PTH109, PTH112, PTH116, PTH120, PTH123
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LAST_CAPABILITY = 63
 SLOTS = 256
 """The number of private user ids of one helper process."""
 _SPARE = 4
-"""Processes of the helper's own that count against the private user or namespace."""
+"""Number of the helper's own processes that count against the process limit of the private user or namespace."""
 
 
 def own_processes(setup: SandboxSetup) -> bool:
@@ -69,7 +69,7 @@ def confine(
     _set_limits(request, count_processes=alone or user is not None)
     keep = 0
     if user is not None:
-        # Landlock narrows what this capability reads: an interpreter in a home directory closed to others
+        # This capability reads an interpreter in a home directory that is closed to other users. Landlock limits it to `readable`.
         by_landlock = setup["level"] == "subprocess"
         keep = _DAC_READ_SEARCH if by_landlock and not open_to_all(readable) else 0
         sc.prctl(sc.SET_KEEPCAPS, 1)
@@ -78,7 +78,7 @@ def confine(
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     sc.set_capabilities(keep)
-    # Set again here: the fork has cleared it, and so has a change of user.
+    # Set again, since both a fork and a change of user clear the death signal.
     sc.prctl(sc.SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.SET_NO_NEW_PRIVS, 1)
     if setup["level"] == "subprocess":
@@ -86,7 +86,7 @@ def confine(
         landlock.restrict([*readable, *devices], [os.getcwd(), "/dev/null"])
     seccomp.install(
         only_itself=None if alone else os.getpid(),
-        # shared process ids: a child whose parent ignores SIGCHLD would leave no CPU time behind
+        # Without a PID namespace, forks are refused: the CPU time of children is lost if their parent ignores SIGCHLD.
         may_fork=alone and request["processes"] > 1,
         shared_files=not alone,
     )
@@ -114,7 +114,7 @@ def _set_limits(request: Request, *, count_processes: bool) -> None:
 
 
 def _drop_bounding(keep: int) -> None:
-    """Take every other capability out of what programs could ever gain; the kernel ends its list with EINVAL."""
+    """Drop all capabilities but `keep` from the bounding set; EINVAL marks the end of the kernel's capabilities."""
     with contextlib.suppress(OSError):
         for capability in range(_LAST_CAPABILITY + 1):
             if not keep >> capability & 1:

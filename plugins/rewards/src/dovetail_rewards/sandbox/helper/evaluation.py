@@ -1,7 +1,7 @@
-"""Assert tests in two processes: the response's evaluates calls, the tests' compares; only plain data passes between them.
+"""Assert tests in two processes: the response's process evaluates calls, the tests' process compares. They exchange only plain data.
 
-The programs of the two are a call of `run_answer` and one of `run_tests`. A value that is not plain data stays in the
-response's process; the tests hold an `AnswerObject` in its place, which compares with nothing, so that no `__eq__` of the
+The response's process runs `run_answer`, the tests' process `run_tests`. A value that is not plain data stays in the
+response's process. The tests get an `AnswerObject` in its place, which refuses comparisons, so that no `__eq__` of the
 response decides a test.
 """
 
@@ -117,7 +117,7 @@ class AnswerServer:
         return {"value": self._encoded(value)}
 
     def _raised(self, error: BaseException) -> dict[str, Any]:
-        """The reply that raises this in the tests: its type and those above by name, its arguments, attributes and text."""
+        """Return the reply that raises an error in the tests: the names of its class and base classes, arguments, attributes and text."""
         return {
             "raised": _lineage(type(error)),
             "args": self._encoded(error.args),
@@ -139,12 +139,12 @@ class AnswerServer:
             return self._objects[key]
         value: object = getattr(importlib.import_module(key), name)
         self._imported[id(value)] = ["import", key, name]
-        self._objects[-len(self._imported)] = value  # its id stays its own
+        self._objects[-len(self._imported)] = value  # a reference, so that its id stays unique
         return value
 
 
 def _lineage(kind: type) -> list[Any]:
-    """`[module, name, *lineages of the bases]` of an exception class, down to built-in ones."""
+    """Return `[module, name, *lineages of the bases]` of an exception class, down to built-in classes."""
     if kind.__module__ == "builtins":
         return ["builtins", kind.__name__]
     bases = (base for base in kind.__bases__ if issubclass(base, BaseException))
@@ -165,7 +165,7 @@ def run_answer(task: Mapping[str, Any]) -> NoReturn:
             channel.send(reply)
         except (ValueError, RecursionError) as error:
             channel.send(refusal(error))
-    os._exit(0)  # threads of the response are not waited for
+    os._exit(0)  # without waiting for the response's threads
 
 
 def _module() -> types.ModuleType:
@@ -196,7 +196,7 @@ def run_tests(task: Mapping[str, Any]) -> None:
             return module.__dict__[name]
         raise AttributeError(f"module {_MODULE!r} has no attribute {name!r}")
 
-    module.__dict__["__getattr__"] = resolve  # for `from solution import …`
+    module.__dict__["__getattr__"] = resolve  # resolves names for `from solution import …`
     try:
         for name in set(task["modules"]) - set(module.__dict__):
             client.import_module(name, module.__dict__)
@@ -217,7 +217,7 @@ def run_tests(task: Mapping[str, Any]) -> None:
 def _outcome(
     test: str, namespace: dict[str, Any], token: str, client: AnswerClient
 ) -> dict[str, str]:
-    """What came of a test; what the client refused decides over what the test caught."""
+    """Run a test and return its outcome. A refusal of the client fails the test, even if the test caught the exception."""
     outcome = {"held": token}
     client.refused, client.stops = "", "StopIteration" in test
     try:

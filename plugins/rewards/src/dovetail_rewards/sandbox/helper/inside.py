@@ -13,7 +13,7 @@ from . import confine, jail, program, syscalls as sc
 from .wire import Request, SandboxSetup
 
 FAULT = b"!"
-"""First byte of a report that says why the program could not start."""
+"""First byte of a report that the program could not start; the reason follows."""
 STATUS = struct.Struct("<xi")
 STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
 """The descriptor numbers in the sandbox's first process and its children."""
@@ -21,7 +21,7 @@ STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
 
 def place(descriptors: list[int]) -> None:
     """Move the descriptors of stdin, stdout, stderr, payload and report to the numbers 0–4, and close all other descriptors."""
-    # Above all of them first: a place may be the number of a descriptor that is not moved yet.
+    # Move all to higher numbers first, since a target number may belong to a descriptor that is not moved yet.
     free = max(len(descriptors), *descriptors) + 1
     for offset, fd in enumerate(descriptors):
         os.dup2(fd, free + offset, inheritable=True)

@@ -1,5 +1,5 @@
-"""The file system that confined programs see: the interpreter and the system's libraries, read-only, and a box in memory."""
-# A small process that imports little and works with descriptors has no use for pathlib.
+"""Builds the file system that confined programs see: interpreter and system libraries, read-only, and writable folders in memory."""
+# The helper imports little to start fast, and works with descriptors: no pathlib.
 # ruff: noqa: PTH102, PTH103, PTH112, PTH114, PTH115, PTH120, PTH211
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def fill_box(size: int, user: int, group: int) -> None:
 
 
 def _bind(path: str, *, devices: bool = False) -> None:
-    """Show a path of the old root at the same place of the new one, read-only; a link is made anew."""
+    """Bind-mount a path of the old root at the same path of the new root, read-only; a symbolic link is recreated."""
     old, new = f"/old{path}", f"/new{path}"
     os.makedirs(os.path.dirname(new), 0o755, exist_ok=True)
     if os.path.islink(old):

@@ -1,5 +1,5 @@
-"""Landlock: which files a process may touch, without privileges (Linux 5.13; signals and abstract sockets from 6.12)."""
-# A small process that imports little and works with descriptors has no use for pathlib.
+"""Landlock: restricts the files that a process may access, without privileges (Linux 5.13; signals and abstract sockets from 6.12)."""
+# The helper imports little to start fast, and works with descriptors: no pathlib.
 # ruff: noqa: PTH112
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .syscalls import SET_NO_NEW_PRIVS, prctl, syscall
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
 _FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
-"""Rights that a rule on a file, not a directory, may hold."""
+"""Rights that are valid for a rule on a file; other rights need a directory."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -39,8 +39,8 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
     Missing paths are skipped: a broken link grants nothing.
     """
     abi = version()
-    handled = (1 << 13) - 1  # all rights of version 1
-    handled |= (1 << 13) if abi >= 2 else 0  # moving files between directories
+    handled = (1 << 13) - 1  # all rights of Landlock version 1
+    handled |= (1 << 13) if abi >= 2 else 0  # the right to move files between directories
     handled |= _TRUNCATE if abi >= 3 else 0
     handled |= _IOCTL if abi >= 5 else 0
     ruleset = _Ruleset(handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)

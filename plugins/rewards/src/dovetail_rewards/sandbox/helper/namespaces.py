@@ -1,5 +1,5 @@
-"""Namespaces: made by this helper itself, or by bubblewrap."""
-# A small process that imports little and works with descriptors has no use for pathlib.
+"""Puts programs into Linux namespaces, made by this helper itself or by bubblewrap."""
+# The helper imports little to start fast, and works with descriptors: no pathlib.
 # ruff: noqa: PTH100, PTH114, PTH115, PTH120
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .wire import Request, SandboxSetup
 
 _PER_RUN = sc.NEW_MOUNTS | sc.NEW_IPC | sc.NEW_UTS | sc.NEW_NET | sc.NEW_PIDS
 _HELPER = "/helper"
-"""Where this package lies inside bubblewrap."""
+"""Path of this package's folder inside bubblewrap."""
 _ENTER = f"import sys; sys.path.append({_HELPER!r}); from helper.inside import main; main()"
 
 
@@ -56,14 +56,13 @@ def bubblewrap(
     ]
     if user is None:
         command += ["--unshare-user"]
-    else:  # enough to become the private user, and given up by it
+    else:  # needed to become the private user, then dropped
         for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
             command += ["--cap-add", capability]
     for name, value in os.environ.items():
         command += ["--setenv", name, value]
-    for folder in _parents(
-        [*readable, *jail.DEVICES]
-    ):  # bubblewrap would copy the modes of our own ones
+    # Otherwise bubblewrap copies the modes of the original directories.
+    for folder in _parents([*readable, *jail.DEVICES]):
         command += ["--perms", "0755", "--dir", folder]
     for path in readable:
         linked = os.path.islink(path)
@@ -82,7 +81,7 @@ def bubblewrap(
 
 
 def _parents(paths: list[str]) -> list[str]:
-    """All directories above these paths, outer ones first, without the root."""
+    """Return all parent directories of the paths, outer ones first, without the root."""
     found = set()
     for path in paths:
         parts = path.split("/")[1:-1]
@@ -91,7 +90,7 @@ def _parents(paths: list[str]) -> list[str]:
 
 
 def _enter_user_namespace(procfs: int) -> None:
-    """A user namespace in which this process keeps its ids; they mean nothing outside."""
+    """Enter a user namespace in which this process keeps its user and group ids."""
     user, group = os.geteuid(), os.getegid()
     sc.unshare(sc.NEW_USER)
     for name, text in (

@@ -17,7 +17,7 @@ from typing import Any
 MAX_MESSAGE_BYTES = 8 << 20
 """Maximum size of one message, in bytes; a response's process that sends more is abandoned."""
 _ARRAY_KINDS = "biufcSUmM"
-"""Kinds of dtypes whose bytes are the values: numbers, texts and times, no objects."""
+"""Kinds of dtypes that can be sent as bytes: numbers, texts and times, but not objects."""
 _SCALARS = (str, int, float)
 _ATOMS = frozenset({type(None), bool, *_SCALARS})
 _PAIRS = (collections.OrderedDict, collections.Counter, dict)
@@ -75,7 +75,7 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
     for base in (*_PAIRS, *_SEQUENCES):
         if kind is base or (not exact and isinstance(value, base)):
             items: Any = base.items(value) if base in _PAIRS else base.__iter__(value)
-            # most items are scalars: a call for each would take most of the time of a long list
+            # Most items are scalars. Skipping the call of `encode` for them saves most of the time of a long list.
             return [
                 base.__name__,
                 *(

@@ -1,5 +1,5 @@
 """Runs one program in an already confined process: Python source in this interpreter, or a command."""
-# A small process that imports little and works with descriptors has no use for pathlib.
+# The helper imports little to start fast, and works with descriptors: no pathlib.
 # ruff: noqa: PTH103, PTH109, PTH120, PTH123
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _execute(argv: list[str]) -> NoReturn:
 
 
 def _interpret(source: str) -> int:
-    """The exit status of a Python program that is run as `python solution.py` would."""
+    """Run a Python program as `python solution.py` would, and return its exit status."""
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         handling = {"r": "strict", "w": "backslashreplace"}[mode]
         stream = open(fd, mode, encoding="utf-8", errors=handling, closefd=False)  # noqa: SIM115
@@ -93,7 +93,7 @@ def _status(code: object) -> int:
 
 
 def _leave(status: int) -> NoReturn:
-    """End as the interpreter does: threads joined, exit functions run, output flushed."""
+    """Exit as the interpreter does: join threads, run exit functions and flush output."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter itself calls
         atexit._run_exitfuncs()  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""A seccomp filter: system calls that a sandboxed program has no use for fail with EPERM.
+"""A seccomp filter: system calls that sandboxed programs don't need fail with EPERM.
 
-Everything else is allowed: the filter blocks rarely used parts of the kernel (namespaces, tracing, keys, io_uring,
-    kernel objects that outlive a process) and every socket; limits, users, namespaces and Landlock do the rest.
+The filter blocks every socket, and rarely used parts of the kernel: namespaces, tracing, keys, io_uring, and kernel objects that
+outlive a process. All other calls are allowed, since limits, users, namespaces and Landlock confine the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from .syscalls import ANY_NEW, SET_NO_NEW_PRIVS, SET_PDEATHSIG, prctl, syscall
 
-# name: (x86_64, aarch64), None where the machine lacks it
+# name: (number on x86_64, number on aarch64); None if the machine lacks the call
 DENIED: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
     "ptrace": (101, 117),
@@ -200,15 +200,15 @@ class _Program(ctypes.Structure):
 def _judgements(
     only_itself: int | None, may_fork: bool
 ) -> Iterable[tuple[str, list[_Instruction]]]:
-    """Name and instructions of each call that is judged by an argument; every body ends in a return."""
-    # clone3 hides its flags behind a pointer: without it libraries fall back to clone
+    """Yield name and BPF instructions of each call that is allowed or refused by an argument; every body ends in a return."""
+    # A filter can't read the flags of clone3, which are behind a pointer. With ENOSYS, libraries fall back to clone.
     yield "clone3", [(_RETURN, 0, 0, _ENOSYS)]
     new = [(_BITS, 0, 1, ANY_NEW), (_RETURN, 0, 0, _EPERM)]
     threads = [(_BITS, 1, 0, _THREAD), (_RETURN, 0, 0, _EPERM)]
     yield "clone", [_argument(0), *new, *([] if may_fork else threads), (_RETURN, 0, 0, _ALLOW)]
     if may_fork:
-        # the kernel forgets the CPU time of children whose end their parent ignores; the disposition lies behind a pointer,
-        # of which only null, a question, is let through
+        # If a parent ignores SIGCHLD, the kernel does not count its children's CPU time. A filter can't read the new action,
+        # which is behind a pointer, so for SIGCHLD only a null pointer is allowed: a query of the current action.
         yield (
             "rt_sigaction",
             [
@@ -229,7 +229,7 @@ def _judgements(
     yield "ioctl", [_argument(1), *_none_of(_IOCTL_OWNERS)]
     yield "prlimit64", [_argument(0), *_one_of((0,))]
     yield "prctl", [_argument(0), *_none_of((SET_PDEATHSIG,))]
-    # a pair of datagram sockets sends to any socket that has a path
+    # A datagram socket of a pair could send to any socket with a path, so datagram pairs are refused.
     datagram = [(_BITS, 0, 1, _DATAGRAM), (_RETURN, 0, 0, _EPERM)]
     yield "socketpair", [_argument(1), *datagram, (_RETURN, 0, 0, _ALLOW)]
     if only_itself is not None:
@@ -239,7 +239,7 @@ def _judgements(
 
 
 def _argument(index: int, *, high: bool = False) -> _Instruction:
-    """Load the lower or the upper 32 bits of an argument."""
+    """Return the instruction that loads the lower or upper 32 bits of an argument."""
     return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * index + 4 * high)
 
 

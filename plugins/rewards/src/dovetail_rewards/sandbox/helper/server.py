@@ -1,7 +1,7 @@
 """The helper process: takes requests on a socket and forks a supervisor for each.
 
-It holds no data that a program could steal: programs, inputs and outputs bypass it through descriptors, and its environment is empty.
-Python programs run in a confined fork of it, which saves the interpreter's start.
+The helper holds no data that a program could steal: programs, inputs and outputs are passed as descriptors, which it does not read, and
+its environment is empty. Python programs run in a confined fork of the helper, which saves the interpreter's start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WARM = (
     "bisect collections copy datetime decimal fractions functools heapq io itertools json math operator random re "
     "statistics string time traceback typing"
 )
-"""What programs of competitions import; loaded once."""
+"""Modules that competition programs often import; the helper loads them once for all programs."""
 _MOST_BYTES, _DESCRIPTORS = 1 << 14, 5
 
 
@@ -44,12 +44,12 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
         namespaces.enter_jail(procfs, readable, setup["folders"])
     elif setup["level"] == "subprocess":
         if os.geteuid() != 0:
-            # Programs have this user id here: this closes the helper's memory and files to them.
+            # Programs run under the helper's user id. This flag keeps them from the helper's memory and files in /proc.
             sc.prctl(sc.SET_DUMPABLE, 0)
         if landlock.version() == 0:
             raise OSError("this kernel has no Landlock (Linux 5.13, or switched off)")
         watch.remove_stale(setup["base"], procfs)
-    # Programs run in forks: a collection there would write to the pages that they share.
+    # Programs run in forks. Without the freeze, a garbage collection in a fork would write to, and so copy, shared pages.
     gc.collect()
     gc.freeze()
     return readable
@@ -68,7 +68,7 @@ def main() -> None:
         control.send(f"{type(error).__name__}: {error}".encode())
         return
     control.send(b"ready")
-    # The kernel reaps supervisors, for which nothing waits; each waits for its own children.
+    # Let the kernel reap the supervisors. Each supervisor restores SIGCHLD, to wait for its own children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, _DESCRIPTORS)
@@ -76,7 +76,7 @@ def main() -> None:
             return
         with contextlib.suppress(
             OSError
-        ):  # no process to be had: the caller sees its status socket closed
+        ):  # if the fork fails, the caller sees its status socket close
             if os.fork() == 0:
                 control.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

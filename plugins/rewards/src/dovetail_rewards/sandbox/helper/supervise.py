@@ -86,7 +86,7 @@ class Supervisor:
             report["cpu_s"], report["peak_memory"] = watched.cpu_s, watched.peak
 
     def _first_process(self, outgoing: int) -> NoReturn:
-        """In the child: its descriptors, its directory, and on to the program."""
+        """Set up descriptors and directory of the forked child, and start the program."""
         try:
             sc.prctl(sc.SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(self._directory or "/")
@@ -103,7 +103,7 @@ class Supervisor:
         inside.first_process(self._setup, self._request, user=self._user, readable=self._readable)
 
     def _wait(self, incoming: int, watched: watch.Watch, report: Report) -> None:
-        """Until the program ends, a limit is passed, or the caller wants no more."""
+        """Wait until the program ends, exceeds a limit, or the caller cancels it."""
         poll = select.poll()
         poll.register(incoming, select.POLLIN)
         poll.register(self._status, select.POLLIN)
@@ -119,10 +119,10 @@ class Supervisor:
             tick = min(2 * tick, _LAST_TICK)
 
     def _clean(self, report: Report) -> None:
-        """Leave no process and no file."""
+        """Kill all processes of the run, and remove its files."""
         watch.end_all(self._procfs)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # the times of processes that die with their namespace are lost: what was seen of them counts
+        # The kernel loses the times of processes that are killed with their namespace, so the watch's figures count too.
         report["cpu_s"] = max(report["cpu_s"], usage.ru_utime + usage.ru_stime)
         report["peak_memory"] = max(report["peak_memory"], usage.ru_maxrss << 10)
         if self._directory is not None:
@@ -130,7 +130,7 @@ class Supervisor:
 
 
 def _take(data: bytes, report: Report) -> None:
-    """Read the first process's report into ours."""
+    """Add the first process's report to the supervisor's report."""
     if len(data) == inside.STATUS.size and not data.startswith(inside.FAULT):
         report["status"] = inside.STATUS.unpack(data)[0]
     elif data:

@@ -1,4 +1,4 @@
-"""System calls that Python has no names for."""
+"""System calls that Python's standard library does not provide."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Watches the time, memory and disk use of one run's processes, and kills them."""
-# A small process that imports little and works with descriptors has no use for pathlib.
+# The helper imports little to start fast, and works with descriptors: no pathlib.
 # ruff: noqa: PTH106, PTH208
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PREFIX = "dovetail-sandbox-"
 _STARVED = 10
-"""A run that needs so many times its wall limit, waiting for a core, is given up as a fault of the machine."""
+"""Multiple of the wall-clock limit after which a run that waits for a core is ended, as a failure of the machine."""
 MOST_FILES = 10_000
 """Maximum number of files and directories of one run."""
 
@@ -68,13 +68,13 @@ class Watch:
             return "cpu"
         if memory > self._request["memory"]:
             return "memory"
-        # what the machine owes the program is not held against it
+        # Time spent waiting for a core does not count.
         if self.wall_s - self.delay_s > self._request["wall_s"]:
             return "wall"
         return "disk" if files > MOST_FILES or self._disk_is_full() else None
 
     def _disk_is_full(self) -> bool:
-        """Whether too much lies in the directory; looked at for a tenth of the time at most."""
+        """Return whether the directory exceeds its size limit; the scans take at most a tenth of the time."""
         if self._disk is None or time.monotonic() < self._next_scan:
             return False
         began = time.monotonic()
@@ -97,7 +97,7 @@ class Watch:
         return found.f_files - found.f_ffree
 
     def _figures(self, pid: int) -> tuple[float, int, float]:
-        """CPU seconds with those of its dead children, bytes of memory, seconds waited for a core."""
+        """Return a process's CPU seconds with those of its dead children, memory in bytes, and seconds spent waiting for a core."""
         try:
             fields = _read(self._procfs, f"{pid}/stat").rpartition(")")[2].split()
         except OSError:
@@ -192,7 +192,8 @@ def make_directory(base: str) -> tuple[str, int]:
     """
     while True:
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
-        with contextlib.suppress(FileNotFoundError):  # another helper took it before it was locked
+        # Another helper may remove the directory before it is locked.
+        with contextlib.suppress(FileNotFoundError):
             folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(folder, fcntl.LOCK_EX)
             if os.fstat(folder).st_nlink:
@@ -203,7 +204,7 @@ def make_directory(base: str) -> tuple[str, int]:
 def remove_stale(base: str, procfs: int) -> None:
     """Remove the temporary directories of killed supervisors, if this user has permission."""
     for name in os.listdir(base):
-        if re.fullmatch(f"{_PREFIX}[a-z0-9_]{{8}}", name):  # as mkdtemp names them
+        if re.fullmatch(f"{_PREFIX}[a-z0-9_]{{8}}", name):  # the names that mkdtemp generates
             with contextlib.suppress(OSError):
                 folder = os.open(f"{base}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
@@ -241,14 +242,15 @@ def remove(directory: str, top: int, procfs: int) -> None:
 
 
 def _unlinked(name: str, folder: int, procfs: int) -> bool:
-    """Remove a file; a directory is opened to us, and False returned."""
+    """Remove a file and return True; make a directory accessible and return False."""
     try:
         os.unlink(name, dir_fd=folder)
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.EPERM):
             raise
         inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        os.chmod(f"self/fd/{inner}", 0o700, dir_fd=procfs)  # the directory itself, not its name
+        # Use the descriptor, since chmod by name would follow a link.
+        os.chmod(f"self/fd/{inner}", 0o700, dir_fd=procfs)
         os.close(inner)
         return False
     return True

@@ -1,4 +1,4 @@
-"""The messages between caller and helper: JSON, with file descriptors."""
+"""The messages between caller and helper: JSON, accompanied by file descriptors."""
 
 from __future__ import annotations
 

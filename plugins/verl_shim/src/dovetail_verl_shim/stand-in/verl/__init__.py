@@ -1,4 +1,4 @@
-"""Names of verl, for files that were written for it; all else needs verl."""
+"""Stand-in for the package verl, with the names that user files commonly import; other names need verl itself."""
 
 from __future__ import annotations
 

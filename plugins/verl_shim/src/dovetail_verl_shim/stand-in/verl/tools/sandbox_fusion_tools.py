@@ -1,4 +1,4 @@
-"""SandboxFusionTool: code that a server of SandboxFusion runs."""
+"""SandboxFusionTool: runs code on a SandboxFusion server."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 _GRACE = 10.0
-"""Seconds that the server has beside those of the code."""
+"""Seconds that the server has to answer, in addition to the code's time limit."""
 
 
 class _Remote:
-    """Runs calls in threads, so many at a time, under the name that a pool of Ray actors has."""
+    """Runs calls in a limited number of threads, with the interface of verl's pool of Ray actors: `pool.execute.remote(…)`."""
 
     def __init__(self, workers: int) -> None:
         self.execute = self

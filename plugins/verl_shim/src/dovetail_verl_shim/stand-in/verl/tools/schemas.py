@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Open(BaseModel):
-    """Keeps keys that are not named: JSON schema has many."""
+    """A model that keeps keys without a field, since JSON Schema has many keys."""
 
     model_config = ConfigDict(extra="allow")
 

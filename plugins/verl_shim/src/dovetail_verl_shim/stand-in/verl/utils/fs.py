@@ -1,4 +1,4 @@
-"""Stand-ins for verl's file helpers: files are on this machine."""
+"""Stand-ins for verl's file helpers, for local files."""
 
 from __future__ import annotations
 

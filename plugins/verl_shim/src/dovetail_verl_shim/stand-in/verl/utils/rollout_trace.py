@@ -1,4 +1,4 @@
-"""Tracing, which Dovetail's own trackers do."""
+"""Stand-in for verl's tracing, without effect, since Dovetail's trackers do the tracing."""
 
 from __future__ import annotations
 

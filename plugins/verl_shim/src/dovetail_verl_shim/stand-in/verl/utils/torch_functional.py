@@ -1,4 +1,4 @@
-"""Padding and cutting prompts to one length."""
+"""Pads and cuts prompts to one length."""
 
 from __future__ import annotations
 

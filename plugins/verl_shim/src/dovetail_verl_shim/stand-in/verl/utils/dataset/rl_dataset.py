@@ -1,4 +1,4 @@
-"""RLHFDataset: rows of files. Tokens are made by Dovetail, from the rows."""
+"""RLHFDataset: rows of files. Dovetail tokenises the rows."""
 
 from __future__ import annotations
 

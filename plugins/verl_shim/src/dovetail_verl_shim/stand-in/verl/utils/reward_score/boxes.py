@@ -1,4 +1,4 @@
-r"""Finding the last `\boxed{…}` of a text."""
+r"""Helpers that find the last `\boxed{…}` of a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule of GSM8K."""
+"""The reward function for GSM8K."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DAPO's rule: +1 or −1."""
+"""DAPO's reward function for mathematics: +1 for a right answer, else −1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl.utils.reward_score.boxes import last_boxed_only_string, remove_boxed
 
 __all__ = ["compute_score", "last_boxed_only_string", "normalize_final_answer", "remove_boxed"]
 _END, _STRICT_END = 300, 100
-"""Characters at the end in which the answer is looked for."""
+"""Number of characters at the end of a response in which the answer is searched, without and with `strict_box_verify`."""
 
 
 _REWRITTEN = (
@@ -21,7 +21,7 @@ _REWRITTEN = (
     (r"\\sqrt([^{\[])", r"\\sqrt{\1}"),
     (r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))", ""),
 )
-"""Patterns of notation that does not change an answer, and what stands for them."""
+"""Patterns of notation that does not change an answer → replacements."""
 
 
 def normalize_final_answer(final_answer: str) -> str:

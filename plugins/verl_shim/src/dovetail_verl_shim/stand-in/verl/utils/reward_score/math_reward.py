@@ -1,4 +1,4 @@
-"""The rule of the MATH family: 1 or 0."""
+"""The reward function for MATH and similar datasets: 1 for a right answer, else 0."""
 
 from __future__ import annotations
 
