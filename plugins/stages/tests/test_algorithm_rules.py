@@ -83,7 +83,7 @@ SILENT = {
         ["algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
         ["algorithm.advantage=dr_grpo", "algorithm.loss_aggregation=seq_mean_token_sum_norm"],
         ["algorithm.policy_loss=gspo", "actor.objective=policy"],
-        # Both prescribe one: the loss's counts.
+        # Both plugins prescribe an aggregation; the loss's has precedence.
         ["algorithm.advantage=dr_grpo", "algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
         ["algorithm.preset=dr_grpo"],
         ["algorithm.preset=sapo"],

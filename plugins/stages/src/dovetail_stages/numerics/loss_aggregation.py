@@ -40,7 +40,7 @@ def _sequences(response_mask: Ragged) -> float:
 
 
 class _SumOverTokens(LossAggregation):
-    """Adds up all tokens; what differs is the denominator."""
+    """The base of aggregations that sum over all tokens, and differ in the denominator."""
 
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
