@@ -120,7 +120,7 @@ class Generation:
         self.hold()
         while not self._pool.idle:
             # Repeated, since a request whose replica fails meanwhile is sent to another replica.
-            # Recorded before the abort, since interrupted responses may arrive before `abort` returns.
+            # The requests are recorded before the abort, since interrupted responses may arrive before `abort` returns.
             self._aborted |= self._asked
             with suppress(RolloutError):  # an unreachable replica has lost its requests
                 await self._pool.abort(sorted(self._asked))

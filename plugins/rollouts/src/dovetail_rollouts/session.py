@@ -1,4 +1,4 @@
-"""EpisodeSession: the tokens of one sequence of an episode, which are appended and never rendered again. T tokens of its response."""
+"""EpisodeSession: the tokens of one sequence of an episode, which are appended and never rendered again. T response tokens."""
 
 from __future__ import annotations
 

@@ -111,14 +111,15 @@ class TurnEncoder:
         # The token with which the policy ended its turn is not repeated. In some templates (GLM, Gemma) the next message begins with it.
         if ended_by in tail[end : end + 2]:
             return tail[tail.index(ended_by, end) + 1 :]
-        # Else the template's end token is skipped if a conversation's last turn also ends with a special token (harmony: another one).
+        # Otherwise the template's own end token is skipped, if special tokens end both this turn and the last turn of a conversation
+        # (in harmony two different tokens).
         last = end < len(alone) and tail[end] in self._special and alone[end] in self._special
         return tail[end + last :]
 
     def _end_of_turn(self, tail: Sequence[int], alone: Sequence[int], *, calls: bool) -> int:
         """Return the index of the token that ends the turn, in the tokens after the sentinel.
 
-        The end of the turn is the common prefix of both token lists. A call's own syntax stands before the end and may have
+        The common prefix of both token lists contains the end of the turn. A call's own syntax stands before the end and may have
         special tokens, so the last special token of the prefix ends the turn. Without special tokens, a turn with calls ends
         after the prefix, and any other turn before it.
         """

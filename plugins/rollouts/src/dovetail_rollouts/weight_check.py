@@ -1,4 +1,4 @@
-"""WeightCheck: compare the log-probabilities of rollout and trainer on fixed token sequences.
+"""WeightCheck: compares the log-probabilities of rollout and trainer on fixed token sequences.
 
 Digests prove that weights arrived, but engines then fuse, shard, prepack and quantise them. Log-probabilities show whether
 a replica computes with the weights. Legend: S sequences of L tokens.

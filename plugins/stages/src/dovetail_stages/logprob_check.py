@@ -7,7 +7,7 @@ that both give to the generated tokens, before any weight changes, and judges th
 **Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
 with Z ≤ 1 the mass that was kept. That is not a fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
 so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check allows for that much and judges
-the rest. The allowance is one-sided, so the check sees about half of an error of either sign. If the engine also gives
+the rest. The allowance is one-sided, so the check sees only half of an error in both directions. If the engine also gives
 `raw_rollout_log_probs`, of the full softmax, the check judges them too, and sees all of the error.
 
 Legend: N samples, T response tokens, packed end to end; K of them masked in and finite.

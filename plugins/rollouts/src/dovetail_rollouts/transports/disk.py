@@ -1,4 +1,4 @@
-"""The disk transport: an update is a directory of safetensors buckets that appears as a whole.
+"""The disk transport: an update is a directory of safetensors buckets that appears atomically.
 
 Layout below the transport's directory: `version_00000007/bucket_00000.safetensors …` and
 `manifest.json` with the update's id and each tensor's bucket and digest. A receiver waits for the id of its own

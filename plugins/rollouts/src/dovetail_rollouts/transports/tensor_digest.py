@@ -133,10 +133,7 @@ def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 - what the cache 
 
 
 def _block_sums(blocks: np.ndarray) -> np.ndarray:
-    """Return the sums modulo 2^64 of int32 words times their keys, int64 [blocks].
-
-    `einsum` widens the words as it reads them: a widened copy would cost more, since memory is slower than arithmetic.
-    """
+    """Return the sums modulo 2^64 of int32 words times their keys, int64 [blocks]; `einsum` makes no widened copy of the words."""
     keys = _keys(torch.device("cpu")).numpy()[: blocks.shape[1]]
     return np.asarray(np.einsum("kb,b->k", blocks, keys, dtype=np.int64, casting="safe"))
 

@@ -1,7 +1,7 @@
 """Digests of many tensors in one launch, and one pass over their bytes: a Triton kernel for accelerators.
 
 Triton comes with torch's builds for accelerators. Without Triton, `transports/tensor_digest.py` computes the same digests with torch's
-own operations, which read and write eight further bytes for every four.
+own operations, which read and write eight further bytes for every four bytes of a tensor.
 """
 
 from __future__ import annotations

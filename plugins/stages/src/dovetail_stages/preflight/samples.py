@@ -201,7 +201,7 @@ def _never_measures(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     section, steps = config.algorithm.logprob_check, plan.counts.steps
     standard = type(section)()
     if not plan.has_stage("logprob_check"):
-        # The engine can't be changed by a setting, so this is worth a warning only if the config asks for the check.
+        # No setting gives this engine log-probabilities, so a warning is useful only if the config sets up the check.
         if section != standard:
             yield Finding.warning(
                 f"algorithm.logprob_check can't measure: rollout.name = {plan.refs['rollout'].name} gives no "
