@@ -1,4 +1,4 @@
-"""The configs that docs pages show: each one loads, and does what its page says."""
+"""The configs on docs pages: each loads, and has the effect that its page states."""
 
 from __future__ import annotations
 

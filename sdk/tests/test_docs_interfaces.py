@@ -1,4 +1,4 @@
-"""Every interface method and every hook is documented, is on its page, and is exercised by a suite or a test."""
+"""Every method of an interface and every hook is documented, on its page, and exercised by a suite or a test."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def texts():
 
 @functools.cache
 def suite_source(kind):
-    """The source of a kind's suite, with all modules of the kit that it is made of."""
+    """The source of a kind's suite, with all modules of the kit that the suite uses."""
     suite = getattr(conformance, suite_name(kind))
     modules = {sys.modules[base.__module__] for base in suite.__mro__}
     return "".join(inspect.getsource(m) for m in modules if m.__name__.startswith("dovetail_sdk"))
@@ -63,14 +63,14 @@ def suite_source(kind):
 
 @functools.cache
 def all_tests():
-    """The source of all tests in the checkout, this file left out."""
+    """The source of all tests in the checkout, except this file."""
     files = [*ROOT.glob("*/tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
     files += ROOT.glob("tests/**/*.py")
     return "".join(f.read_text(encoding="utf-8") for f in files if f != Path(__file__))
 
 
 def section(page, name):
-    """What a page says of a method: its signature and its docstring."""
+    """The section of a page about a method: signature and docstring."""
     return page.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
 
 
@@ -154,7 +154,7 @@ def test_every_method_is_exercised_by_its_kinds_suite_or_by_a_test(kind, name):
     if (kind, name) in THROUGH:
         assert (ROOT / THROUGH[kind, name]).is_file()
         return
-    # A test calls it, or has a plugin of its own whose method core calls.
+    # A test calls the method, or defines a plugin with this method, which core calls.
     used = rf"(\.|def ){name}\b"
     assert re.search(used, suite_source(kind)) or re.search(used, all_tests())
 

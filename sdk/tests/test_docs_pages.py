@@ -1,4 +1,4 @@
-"""`python -m dovetail_sdk docs`: a page of each plugin, from manifests alone, and nothing stale."""
+"""`python -m dovetail_sdk docs`: writes a page for each plugin, from manifests alone, and leaves no stale page."""
 
 from __future__ import annotations
 

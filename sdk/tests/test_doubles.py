@@ -76,7 +76,7 @@ def test_the_table_scores_and_learns_as_worked_out_by_hand():
         loss_aggregation=PluginSection(name="token_sum"),
     )
     engine.update(batch(), objective)
-    # d/dz of Σ log softmax(z / τ): (1[w] − 1/V) / τ over the two tokens with mask 1.
+    # d/dz of Σ log softmax(z / τ) is (1[w] − 1/V) / τ, summed over the tokens with mask 1.
     expected_V = torch.full((512,), -3 / 512)
     expected_V[3] += 3
     torch.testing.assert_close(engine.logits_V.detach(), expected_V)

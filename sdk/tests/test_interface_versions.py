@@ -1,4 +1,4 @@
-"""Interfaces and their versions: no change without the version that it needs, and plugins of the version before."""
+"""Versions of interfaces: a change needs a new version, and plugins of the previous version work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_change_of_an_interface_has_the_version_that_it_needs_and_is_descr
 
 
 def changed(kind: str, *path: str | int, to: object = None, drop: bool = False) -> dict:
-    """The committed description of an interface with one thing changed."""
+    """The committed description of an interface with one change."""
     described = copy.deepcopy(COMMITTED["interfaces"][kind])
     place = described
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""`python -m dovetail_sdk manifest`: the manifest follows from the classes, and says what an author got wrong."""
+"""`python -m dovetail_sdk manifest`: derives the manifest from the classes, and reports the author's errors."""
 
 from __future__ import annotations
 

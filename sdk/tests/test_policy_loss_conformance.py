@@ -1,4 +1,4 @@
-"""The suite for policy losses finds the faults that it is there for."""
+"""The suite of policy losses finds the faults that it tests for."""
 
 import numpy as np
 import pytest

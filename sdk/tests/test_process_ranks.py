@@ -1,4 +1,4 @@
-"""Ranks in real processes: functions and worker groups over them, and how failures arrive."""
+"""Ranks in real processes: functions and worker groups over these ranks, and their failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_failure_arrives_with_the_rank_and_its_traceback(ranks: ProcessRanks) 
 
 def test_a_rank_that_hangs_is_named_and_all_are_ended() -> None:
     with ProcessRanks(2) as started:
-        started.run(sum_of_ranks, np.ones(1))  # both have imported this module
+        started.run(sum_of_ranks, np.ones(1))  # both ranks have then imported this module
         with pytest.raises(WorkerError, match=r"ranks \[1\] of 2 gave no answer"):
             started.run(sleep_on_one, timeout=3.0)
         assert not any(

@@ -1,4 +1,4 @@
-"""What is public: every listed name loads, and imports of anything else are named."""
+"""Public names: every listed name loads, and imports of other names are reported."""
 
 from __future__ import annotations
 

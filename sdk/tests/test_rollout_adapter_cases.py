@@ -1,4 +1,4 @@
-"""The rollout suite's cases of adapters find the faults that they are there for."""
+"""The rollout suite's cases of adapters find the faults that they test for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RulesConformance fails where a rule is silent, says too little, or is not tried."""
+"""RulesConformance fails if a rule is silent, says too little, or is not tested."""
 
 from __future__ import annotations
 

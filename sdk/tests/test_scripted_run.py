@@ -1,4 +1,4 @@
-"""The scripted run keeps what `Run` promises, and the suite on runs finds the ones that do not."""
+"""The scripted run conforms to `Run`, and the suite of runs finds runs that don't conform."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class HeadsReader(Stage):
 
     def run(self, batch, step):
         assert batch["sure.heads"].inner == (3,)
-        assert batch["sure.pair"].shape == (len(batch), 3)  # for None the suite takes 3
+        assert batch["sure.pair"].shape == (len(batch), 3)  # the suite replaces None by 3
         added_N = batch["sure.heads"].sum()[:, 2] + batch["sure.pair"][:, -1]
         return batch.with_columns({"scores": (batch["scores"] + added_N).astype(np.float32)})
 

@@ -13,7 +13,7 @@ HEAD = f"import sys\nsys.modules.update(dict.fromkeys({BLOCKED!r}))\n"
 
 
 def without(code: str, *arguments: str) -> str:
-    """What a process prints that can't import the blocked packages."""
+    """The output of a process that can't import the blocked packages."""
     command = [sys.executable, "-c", HEAD + code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

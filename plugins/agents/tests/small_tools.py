@@ -1,4 +1,4 @@
-"""A parser and tools of few lines, which the tests select by this file's path."""
+"""A small parser and small tools, which tests select by this file's path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALL = re.compile(r"<call>(.*?)</call>", re.DOTALL)
 
 
 class Calls(ToolParser):
-    """Reads `<call>{"name": …, "arguments": …}</call>`."""
+    """A parser of `<call>{"name": …, "arguments": …}</call>`."""
 
     name = "calls"
     api = ">=1.0,<2"
@@ -60,7 +60,7 @@ def _schema(name: str, **parameters: str) -> ToolSchema:
 
 
 class Arithmetic(Tool):
-    """Adds and divides; counts an episode's calls."""
+    """A tool that adds and divides, and counts an episode's calls."""
 
     name = "arithmetic"
     api = ">=2.0,<3"
@@ -81,7 +81,7 @@ class Arithmetic(Tool):
 
 
 class Troubles(Tool):
-    """Hangs, breaks, breaks at first, answers at length, and ends episodes."""
+    """A tool whose functions hang, fail, fail at first, give long results, or end the episode."""
 
     name = "troubles"
     api = ">=2.0,<3"

@@ -1,4 +1,4 @@
-"""The filter on episodes: which it leaves out, and what becomes of them."""
+"""The filter `episode_outcome`: the episodes that it leaves out, and its actions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestMaskedVoidTurns(SampleFilterConformance):
 
 
 def true_of(trajectory: Trajectory, reason: str = "stop", answer: str = r"\S") -> set[str]:
-    """The outcomes that each alone leave the episode out."""
+    """The outcomes that apply to an episode, each tested alone."""
     columns = Batch({"trajectory": [trajectory.as_json()], "finish_reason": [reason]})
     groups = Groups.of(np.zeros(1, np.int64))
     return {
@@ -55,7 +55,7 @@ def true_of(trajectory: Trajectory, reason: str = "stop", answer: str = r"\S") -
 
 
 def of_agent(turns: list[str], **settings: Any) -> set[str]:
-    """The outcomes of an episode of `tool_agent` in which the policy says these turns."""
+    """The outcomes of an episode of `tool_agent` in which the policy writes these turns."""
     tools = tuple(PluginSection(path=HERE, attribute=name) for name in ("Arithmetic", "Calls"))
     config = ToolAgentConfig(name="tool_agent", tools=tools[:1], parser=tools[1], **settings)
     members = {"plugin": ToolAgent, "config": config, "turns": tuple(turns), "__module__": __name__}

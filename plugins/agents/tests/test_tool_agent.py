@@ -1,4 +1,4 @@
-"""The loop in which a policy calls tools: what it is shown, what ends an episode, and what fails one."""
+"""The agent loop in which a policy calls tools: observations, ends and failures of an episode."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def drawn(config: ToolAgentConfig, turns: Sequence[str], n: int = 1) -> list[Sample]:
-    """Run n episodes in which the policy says these turns."""
+    """Run n episodes in which the policy writes these turns."""
     members = {"plugin": ToolAgent, "config": config, "turns": tuple(turns), "__module__": __name__}
     return type("Drawn", (AgentLoopConformance,), members)().draw(n)
 
 
 def shown(sample: Sample) -> list[list[str]]:
-    """The results that it was shown after each turn."""
+    """The results that the policy saw after each turn."""
     assert sample.trajectory is not None
     return [[str(m["content"]) for m in turn.observed] for turn in sample.trajectory.turns]
 
@@ -81,7 +81,7 @@ def test_calls_are_run_at_once_and_their_results_shown_in_order() -> None:
 
 
 def test_a_turn_is_rendered_anew_from_what_its_parser_found() -> None:
-    # The template writes calls in another form than this parser reads.
+    # The template writes calls in a form that this parser does not read.
     turn = f"Let me see. {ADD}"
     (sample,) = drawn(config_of(on_history_change="fork"), [turn, "5"])
     _, second = sample.sequences

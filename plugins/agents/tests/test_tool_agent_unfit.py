@@ -1,4 +1,4 @@
-"""What check says of a tool_agent without a tool, and of limits that do not fit one another."""
+"""Findings of `dovetail check` about a tool_agent without a tool, and about limits that contradict each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls are compared with schemas before they run; tools that are wrong are refused."""
+"""Calls are checked against schemas before they run; invalid tools are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The little distributions of `small_packages`, for the doctor; a run of a few steps."""
+"""Fixtures: the small distributions of `small_packages`, for `dovetail doctor`; a run of a few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console shows a run: plain lines in a log, a live display on a terminal that is always given back."""
+"""The console shows a run: plain lines in a log, and a live display on a terminal, which is always restored."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_further_metrics_can_be_asked_for():
 
 
 def plan_double(*, generates=False):
-    """What the console reads of a plan."""
+    """The parts of a plan that the console reads."""
     config = SimpleNamespace(seed=1, data=SimpleNamespace(val_files=["val.jsonl"]))
     return SimpleNamespace(
         generates=generates,
@@ -213,7 +213,7 @@ def test_closing_twice_and_without_a_beginning_is_fine(terminal):
 def test_the_terminal_is_restored_although_a_run_dies(ending):
     script = (
         "import os, signal, time\n"
-        # What runs in the background of a shell may have inherited an ignored SIGINT.
+        # Background jobs of a shell may inherit an ignored SIGINT.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from dovetail_console.config import ConsoleConfig\n"
         "from dovetail.interfaces.plugin import PluginContext\n"
@@ -234,7 +234,7 @@ def test_the_terminal_is_restored_although_a_run_dies(ending):
     while True:
         try:
             part = os.read(ours, 4096)
-        except OSError:  # what a closed pseudo-terminal answers on Linux
+        except OSError:  # raised on Linux if the pseudo-terminal is closed
             break
         if not part:
             break

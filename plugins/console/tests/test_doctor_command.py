@@ -1,4 +1,4 @@
-"""`dovetail doctor`: what is broken here, and what packages have it examine."""
+"""`dovetail doctor`: broken parts of the environment, and examinations that packages add."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_trial_survives_failures_and_crashes_at_import(installed: Path) -> Non
     assert found["dies"].status == "broken"
     assert found["dies"].reason == "its import ends the process: exit code 3"
     assert "does not implement metrics_logged" in str(found["partial"].reason)
-    # What it needs is not here, which is not its fault.
+    # An unmet need is not the plugin's fault.
     assert (found["needy"].status, found["needy"].reason) == ("compatible", None)
     assert found["future"].status == "rejected"
 
@@ -87,7 +87,7 @@ def test_the_doctor_exits_with_0_where_only_a_need_is_unmet(patients) -> None:
 
 
 def declared(monkeypatch, tmp_path: Path, body: str) -> None:
-    """One examination, in a module of this body."""
+    """Declare one examination, in a module with this body."""
     (tmp_path / "acme_examination.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint("oven", "acme_examination:examine", "dovetail.doctor")

@@ -27,7 +27,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plan(path: Path) -> Any:
-    """Makes the plan of a run by vllm and fsdp2 under overrides."""
+    """A function that plans a run with vllm and fsdp2 under overrides."""
 
     def make(*overrides: str) -> Plan:
         mapping = {
@@ -43,7 +43,7 @@ def plan(path: Path) -> Any:
 
 @pytest.fixture
 def fit(plan: Any) -> Any:
-    """Fits that run under overrides into so many MiB."""
+    """A function that fits that run under overrides into a number of MiB."""
 
     def make(mib: float, *overrides: str) -> Fit:
         def planned(changes: Any) -> Plan:
@@ -51,7 +51,7 @@ def fit(plan: Any) -> Any:
             return plan(*overrides, *given)
 
         found = fitting(planned, int(mib * 2**20))
-        # What is proposed is what it takes.
+        # With the proposed changes, the run takes the stated memory.
         made = planned(found.changes)
         memory = estimate_memory(made, card=found.card)
         assert found.least == max(map(memory.least, memory.phases))
@@ -69,14 +69,14 @@ def test_a_run_that_fits_is_left_as_it_is(fit: Any) -> None:
 
 @pytest.fixture
 def alone(plan: Any) -> float:
-    """MiB of an accelerator that an update fills where nothing is beside it."""
+    """The MiB of an accelerator that an update needs if nothing else is on the accelerator."""
     made = plan("rollout.offload=true")
     taken = estimate_memory(made).least("update of actor")
     return taken / USABLE / 2**20
 
 
 def test_an_engine_with_a_share_takes_what_the_others_leave(fit: Any, alone: float) -> None:
-    assert not fit(1.5 * alone).changes  # vLLM takes no more than samples fill
+    assert not fit(1.5 * alone).changes  # vLLM takes only the memory that samples need
     found = fit(1.5 * alone, "rollout.engine_args={kv_cache_memory_bytes: 1000}")
     assert found.fits
     assert found.changes.keys() == {"rollout.gpu_memory_utilization"}

@@ -1,4 +1,4 @@
-"""What a plan's models take in memory, by hand: parameters of a tiny model, and bytes for each purpose."""
+"""The memory of a plan's models, computed by hand: parameters of a tiny model, and bytes for each purpose."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def planned(path: Path, *overrides: str, **sections: Any) -> Plan:
 
 
 def memory(path: Path, *overrides: str, **sections: Any) -> dict[str, int]:
-    """What is held in the update, working memory apart."""
+    """The memory that is held in the update, without working memory."""
     found = estimate_memory(planned(path, *overrides, **sections)).phases["update of actor"]
     working = ("actor activations", "actor weights, gathered", "actor buffers")
     return {
@@ -82,7 +82,7 @@ def test_a_whole_model_is_trained_in_float32(path: Path) -> None:
 
 
 def phases(path: Path, *overrides: str, card: int | None = None, **sections: Any) -> dict[str, int]:
-    """Bytes by the times of a step."""
+    """The bytes in each phase of a step."""
     found = estimate_memory(planned(path, *overrides, **sections), card=card)
     return {phase: sum(parts.values()) for phase, parts in found.phases.items()}
 
@@ -93,7 +93,7 @@ def test_what_takes_turns_is_a_maximum_and_no_sum(path: Path) -> None:
         phases(path, vllm),
         phases(path, vllm, "rollout.offload=true", "actor.offload=true"),
     )
-    assert beside["generation"] == 12 * BASE + 2 * BASE + KV  # gradients are of the update alone
+    assert beside["generation"] == 12 * BASE + 2 * BASE + KV  # gradients exist only in the update
     assert turns["generation"] == 2 * BASE + KV
     assert turns["update of actor"] == beside["update of actor"] - 2 * BASE - KV
     update = estimate_memory(planned(path, vllm)).phases["update of actor"]
@@ -139,7 +139,7 @@ def test_samples_that_are_generated_ahead_have_keys_and_values_too(path: Path) -
 
 
 def test_an_engine_says_what_it_takes_while_it_computes(path: Path) -> None:
-    # Four prompts once and two responses each; the inputs of all layers in two bytes a number.
+    # Four prompts, once each, and two responses to each; the inputs of all layers, with two bytes a number.
     inputs = 4 * (6 + 2 * 4) * LAYERS * HIDDEN * 2
     found = estimate_memory(planned(path))
     phase, parts = "update of actor", found.phases["update of actor"]
@@ -283,9 +283,9 @@ def test_without_adapters_the_plan_tells_of_none(path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "most"),
     [
-        ([], 1),  # the last step's alone
+        ([], 1),  # only the last step's
         (["trainer.save_last=false"], 0),
-        (["trainer.save_every=10"], 4),  # three, and one that is being written
+        (["trainer.save_every=10"], 4),  # three kept, and one in writing
         (["trainer.save_every=10", "trainer.best_metric=val/mean@1"], 5),
         (["trainer.save_every=10", "trainer.keep_every=50"], 6),  # and steps 50 and 100
         (["trainer.save_every=10", "trainer.keep_every=15"], 7),  # and steps 30, 60 and 90

@@ -1,4 +1,4 @@
-"""The supervisor of a run, over real processes that end as a script says."""
+"""The supervisor of a run, with real processes that end as scripted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 def attempt(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, int]]:
-    """Supervise processes that end so; return the exit code and how many there were."""
+    """A function that supervises processes with scripted ends, and returns the exit code and the number of processes."""
     script, calls, program = (tmp_path / name for name in ("script", "calls", "program"))
     names = {"script": script, "calls": calls, "metrics": path / "metrics.jsonl"}
     program.write_text(PROCESS.format(**names))
@@ -92,7 +92,7 @@ def test_a_failure_of_the_infrastructure_is_followed_by_a_restart(
 
 @pytest.mark.parametrize(("ending", "code"), [("1", 1), ("2", 2), ("3", 3), ("143", 143), ("TERM", 143)])  # fmt: skip
 def test_other_endings_are_passed_on(attempt: Any, path: Path, ending: str, code: int) -> None:
-    # Without a step, no command has shown yet that it can train.
+    # Without a step, the command has not shown that it can train.
     assert attempt(f"0 {ending}", "1 0") == (code, 1)
     assert restarts(path) == []
 
@@ -109,7 +109,7 @@ def test_a_process_that_ends_without_an_error_of_its_own_is_started_again(attemp
 def test_two_restarts_in_a_row_without_a_new_step_end_it(attempt: Any, capsys: Any) -> None:
     assert attempt("0 75", "0 75", "0 75", "1 0") == (75, 3)
     assert "row brought" in capsys.readouterr().err
-    # A new step between them begins the count anew; one that is done twice is not a new one.
+    # A new step resets the count; a repeated step is no new step.
     assert attempt("1 75", "1 75", "2 75", "2 75", "2 75", "3 0") == (75, 5)
 
 
@@ -213,7 +213,7 @@ def test_a_signal_ends_the_pause_before_a_restart(
     attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "FIRST_PAUSE", 600.0)
-    # A wall clock that jumps changes nothing: pauses are measured by another one.
+    # A jump of the wall clock has no effect, since pauses are measured by the monotonic clock.
     monkeypatch.setattr(time, "time", iter(range(0, 10**9, 10**6)).__next__)
     threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert attempt("1 75", "2 0") == (143, 1)

@@ -1,4 +1,4 @@
-"""`dovetail demo` says at once what is wrong, and the config that it writes is the run's."""
+"""`dovetail demo` reports errors at once, and the config that it writes is the run's config."""
 
 from __future__ import annotations
 

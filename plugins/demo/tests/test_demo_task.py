@@ -1,4 +1,4 @@
-"""What the demo's task is made of: problems, worked answers, the tokenizer."""
+"""The parts of the demo's task: problems, worked answers, the tokenizer."""
 
 from __future__ import annotations
 

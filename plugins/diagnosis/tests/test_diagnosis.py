@@ -1,4 +1,4 @@
-"""RunDiagnosis: a warning begins after five bad steps, ends after five good ones, and a step that measures nothing says nothing."""
+"""RunDiagnosis: a warning begins after five bad steps and ends after five good steps; steps without the metric do not count."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def names(diagnosis, steps):
 
 
 def begun(*rows):
-    """A run that begins with a healthy step, and then has these."""
+    """A run with a healthy first step, followed by these rows."""
     return list(enumerate([HEALTHY, *rows], start=1))
 
 
@@ -100,7 +100,7 @@ def test_a_base_model_may_begin_with_high_entropy():
 
 
 def recorded(name):
-    """The rows that a real run of the demo's model wrote."""
+    """The rows of a real run of the demo's model."""
     return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
 
 
@@ -170,7 +170,7 @@ def test_a_reward_that_falls_to_nothing_is_no_lack_of_signal():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_steps_without_signal_are_usual_where_a_step_has_two_groups_of_two(seed):
-    """As in a real run of the demo's: eight steps in a row had no reward, and validation was as before."""
+    """As in a real run of the demo: eight successive steps had no reward, and validation did not change."""
     right = np.random.default_rng(seed).random((300, 2, 2)) < 0.2
     alike = (right[..., 0] == right[..., 1]).mean(axis=1).tolist()
     rows = rewarded(right.mean(axis=(1, 2)).tolist(), **{"advantage/zero_signal_groups": alike})
@@ -201,7 +201,7 @@ def test_a_loss_that_rises_diverges_and_a_policys_does_not():
 
 
 def gamed_rows(rewards, scores):
-    """A reward a step, and a validation before the first and after every tenth, with intervals of ± 0.02."""
+    """Rows with a reward for each step, and a validation before the first and after every tenth step, with intervals of ± 0.02."""
     rows = []
     for step in range(len(rewards) + 1):
         if step:
@@ -246,7 +246,7 @@ def test_the_kl_that_is_too_large_is_the_figure_and_the_only_one_quoted(far, fig
 
 
 def test_a_model_that_forgets_what_it_knew_at_once_diverges_by_its_held_out_loss():
-    """As a real one of the demo's did: its first eight losses include the highest."""
+    """As in a real run of the demo, whose highest loss is among the first eight."""
     losses = [0.04, 0.9, 1.8, 3.0, 3.9, 3.5, 3.4, 2.3, 1.9, 1.6, *[1.2, 1.1, 1.3] * 6]
     rows = [{"step": n, "actor/loss": loss} for n, loss in enumerate(losses, start=1)]
     assert diagnose(rows).warnings == []

@@ -1,4 +1,4 @@
-"""LearningWarnings: what a run that can't learn prints, and what a resumed one remembers."""
+"""LearningWarnings: the warnings of a run that can't learn, and the memory of a resumed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation is shown as a few figures with ±, not as every key."""
+"""Validation is shown as a few figures with ±, instead of all metrics."""
 
 from __future__ import annotations
 

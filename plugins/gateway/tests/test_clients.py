@@ -1,4 +1,4 @@
-"""The official clients of OpenAI and Anthropic read what the gateway answers, and the episodes behind them are trained on as served."""
+"""The official clients of OpenAI and Anthropic read the gateway's answers, and training uses exactly the served tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def opened_anthropic(url: str, key: str) -> Any:
 
 
 def as_served(drawn: Drawn, sequences: int = 1) -> Mapping[str, float]:
-    """The audit, and the number of sequences; return the figures of the episode."""
+    """Audit an episode, check its number of sequences, and return its figures."""
     drawn.audit()
     assert len(drawn.sample.sequences) == sequences
     return drawn.counts()
@@ -77,7 +77,7 @@ def test_chat_completions_with_reasoning_and_tools_are_one_sequence(stream: bool
             "add",
             '{"a": 2, "b": [3]}',
         )
-        # As programs do: the object itself, without what the type does not know.
+        # As programs do, append the returned objects, without fields that the type lacks.
         messages.append(
             {
                 "role": "assistant",

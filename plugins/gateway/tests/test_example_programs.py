@@ -1,4 +1,4 @@
-"""Programs on real clients and frameworks, as examples/programs has them: 50 episodes each are trained on as served, in one sequence."""
+"""The programs of examples/programs, on real clients and frameworks: training uses exactly the served tokens, in one sequence."""
 
 from __future__ import annotations
 

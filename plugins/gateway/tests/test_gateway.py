@@ -1,4 +1,4 @@
-"""The gateway on the wire: what continues a sequence, what is refused, and calls whose clients hang up."""
+"""The gateway over HTTP: calls that continue a sequence, refused calls, and calls whose clients disconnect."""
 
 from __future__ import annotations
 

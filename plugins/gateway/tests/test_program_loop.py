@@ -1,4 +1,4 @@
-"""The agent loop `program`: a program's calls are turns of one sequence, and how it ends says what becomes of its episode."""
+"""The agent loop `program`: a program's calls are turns of one sequence, and the program's end decides the episode's outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What check says of programs that score themselves where nothing reads it."""
+"""Findings of `dovetail check` about programs that score themselves although no reward reads the score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with OpenAI's API: what it is asked for, what comes of its answers, and a run's figures beside its own."""
+"""A server with OpenAI's API: its requests, the samples from its answers, and the comparison of its metrics with a run's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dovetail_inference.served import (
 
 
 class Letters:
-    """A tokenizer of a letter a token."""
+    """A tokenizer with one token for each letter."""
 
     eos_token_id = 0
 
@@ -43,7 +43,7 @@ class Letters:
 
 
 class Answering:
-    """A server on the loopback interface that gives answers in their order, the last one again and again."""
+    """A server on the loopback interface that gives answers in order, and repeats the last one."""
 
     def __init__(self) -> None:
         self.models = ["math"]
@@ -116,7 +116,7 @@ def test_a_request_says_all_that_decides_how_tokens_are_drawn(answering: Answeri
     assert one == other
     expected = {"model": "math", "prompt": [7, 8], "max_tokens": 5, "temperature": 0.7}
     assert one.items() >= (expected | {"top_p": 0.9, "top_k": -1}).items()
-    # A server takes these from generation_config.json where they are left out.
+    # A server would take missing parameters from generation_config.json.
     assert (one["min_p"], one["repetition_penalty"], one["stop"]) == (0.0, 1.0, ["x"])
 
 

@@ -1,4 +1,4 @@
-"""What `check` says of keys of verl's and TRL's."""
+"""Findings of `dovetail check` about keys of verl and TRL."""
 
 import pytest
 

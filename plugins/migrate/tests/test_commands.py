@@ -1,4 +1,4 @@
-"""Commands: which program of verl's they start, with what."""
+"""Commands: the program of verl that they start, and its config and overrides."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Jobs of verl's, translated by hand: one of each kind that could not be said once passes the full check."""
+"""Jobs of verl, translated by hand: one of each kind that earlier releases could not express passes the full check."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A folder with models of the jobs' shapes, whose heads have two features, and with data."""
+    """A folder with data, and with models of the jobs' shapes whose heads have two features."""
     pytest.importorskip("ray")
     made = pytest.importorskip("dovetail_demo.model", reason="needs dovetail-demo")
     folder = tmp_path_factory.mktemp("jobs")
@@ -53,6 +53,6 @@ def test_a_translation_by_hand_passes_the_full_check(name, here, monkeypatch):
         pytest.importorskip("datasets", reason="verl's dataset class reads files by datasets")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(here))
-    # What this machine lacks, an engine and its accelerators, is not a fault of a config.
+    # A missing engine or accelerator on this machine is not a fault of the config.
     found = check(f"{name}.yaml", ["tracking=[console]"]).errors
     assert not [str(each) for each in found if each.rule != "environment_missing"], json.dumps([str(e) for e in found])  # fmt: skip

@@ -32,7 +32,7 @@ trainer.train()
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Import a file's text: exit status, report by key, config or None, output."""
+    """A function that imports a file's text, and returns exit status, report by key, config or None, and output."""
     monkeypatch.chdir(tmp_path)
 
     def run(text, name="train.py", *options):
@@ -50,7 +50,7 @@ def test_a_python_file_is_read_and_not_run(run):
     status, keys, config, output = run(GRPO)
     assert status == 0, output
     assert (config.model.path, config.rollout.name, config.rollout.n) == ("Qwen/Qwen3-0.6B", "vllm", 8)  # fmt: skip
-    # 16 × 8 completions are 16 prompts of 8, in two updates of 8 prompts, twice.
+    # 16 × 8 completions are 16 prompts with 8 responses each: two updates of 8 prompts, in two epochs.
     assert (config.data.train_batch_size, config.actor.mini_batch_size, config.actor.epochs) == (16, 8, 2)  # fmt: skip
     assert config.trainer.total_steps == 100
     assert (config.algorithm.kl.in_loss.coef, config.algorithm.advantage.norm_by_std) == (0.04, False)  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_python_file_is_read_and_not_run(run):
     assert (loss.clip_low, loss.clip_high, loss.dual_clip) == (0.2, 0.28, None)
     assert (config.algorithm.loss_aggregation.name, config.algorithm.loss_aggregation.length) == ("seq_mean_token_sum_norm", 256)  # fmt: skip
     assert (config.actor.engine.lora.rank, config.actor.engine.lora.alpha) == (16, 32)
-    # The file itself starts a training when it is imported: it is not named as the reward's.
+    # The file starts a training when it is imported, so it is not used as the reward's file.
     assert config.reward.function is None
     assert "short" in keys["trainer.reward_funcs"]["why"]
     assert config.algorithm.sample_filters[0].name == "overlong"

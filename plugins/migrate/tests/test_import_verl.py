@@ -1,4 +1,4 @@
-"""`dovetail import verl`: the config that it writes, and what its report says."""
+"""`dovetail import verl`: the config and the report that it writes."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ FULL = "actor_rollout_ref"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Import words in an empty folder: exit status, report by key, config or None, output."""
+    """A function that imports a command in an empty folder, and returns exit status, report by key, config or None, and output."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words, options=()):
@@ -266,7 +266,7 @@ def test_sizes_that_do_not_divide_the_model_get_a_proposal(run, tmp_path, engine
         value = getattr(value, part)
     assert value == proposed
     assert keys[f"{FULL}.{key}"]["outcome"] == "changed"
-    # Where the model is not here, nothing is known of its heads.
+    # Without the model on this machine, its number of heads is unknown.
     _, keys, _, _, _ = run(*TRAIN, *given, f"{FULL}.model.path=org/elsewhere")
     assert keys[f"{FULL}.{key}"]["outcome"] == "mapped"
 

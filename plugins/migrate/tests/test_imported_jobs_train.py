@@ -1,4 +1,4 @@
-"""Imported jobs, made small, train three steps on a CPU: what the import writes is a run, not only a config."""
+"""Imported jobs, made small, train three steps on a CPU, so that the imported config is known to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hydra's overrides: what each word means."""
+"""Hydra's overrides: the meaning of each word."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Scripts: run confined, and what they would have started."""
+"""Scripts run in a sandbox, which records the commands that they would have started."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rules about environments of roles: what is missing there is told, and who needs one is told how to name it."""
+"""Rules about environments of roles: missing packages are reported, and the advice for roles that need an environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and trackers that are named twice, and models of a role's own that are not there."""
+"""Files and trackers that are named twice, and missing models of roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The longest sample, and how many tokens a model takes by its own config."""
+"""The rule that compares the longest sample with the maximum tokens of a model's config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LLAMA3 = {
 
 
 def sections(directory: Path, config: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Of a run with samples of 1000 + 1000 tokens, and a model of which the config is here."""
+    """The sections of a run with samples of 1000 + 1000 tokens, and a model whose config is on this machine."""
     (directory / "config.json").write_text(json.dumps(config))
     data = {"max_prompt_length": 1000, "max_response_length": 1000}
     return {"model": {"path": str(directory)}, "data": data, **more}

@@ -1,4 +1,4 @@
-"""Every rule: a config that trips it, what it then says, and a config that it leaves alone."""
+"""Every rule: a config that it reports, its message, and a config that it accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of a config that come to nothing: a misspelt neighbour, a column that nothing reads."""
+"""Stages without effect: a misspelt name in their order, a column that nothing reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Own(Stage):
 
 
 def findings(rule: Any, file: Path, *overrides: str, after: tuple[str, ...] = ()) -> list[str]:
-    """What a rule says of a run with a stage that rewrites scores."""
+    """The findings of a rule in a run with a stage that rewrites scores."""
     file.write_text(SOURCE.format(after=after))
     stages = {"algorithm": {"stages": [{"path": str(file), "attribute": "Own"}]}}
     return [f"{f.message} {f.hint}" for f in findings_of(rule, *overrides, sections=stages)]

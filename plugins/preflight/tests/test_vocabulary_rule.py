@@ -1,4 +1,4 @@
-"""Models whose token ids mean something else than the run's tokenizer says."""
+"""Models whose token ids stand for other tokens than the run's tokenizer's ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Build = Callable[..., str]
 
 
 class Silent:
-    """A tokenizer of another library, which does not tell its added tokens."""
+    """A tokenizer of another library, which does not list its added tokens."""
 
     eos_token = END
     chat_template = None
@@ -33,7 +33,7 @@ class Silent:
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Writes a model's config and, where words are given, its tokenizer into a directory."""
+    """A function that writes a model's config, and a tokenizer if words are given, into a directory."""
 
     def build(
         name: str,
@@ -121,7 +121,7 @@ def test_an_added_token_beyond_the_embeddings_is_an_error_where_samples_hold_it(
 def test_a_policy_may_have_fewer_embeddings_than_tokens_were_added(
     judge: Any, build: Build
 ) -> None:
-    """Whether its tokenizer lies beside it or elsewhere."""
+    """With the tokenizer in the policy's directory or in another."""
     ends = {"eos_token": "<image>"}
     for number, special in enumerate(({}, ends)):
         policy = build(f"policy{number}", added=["<image>"], special=special, rows=5)
@@ -171,7 +171,7 @@ def test_a_tokenizer_that_is_not_the_policys_own(judge: Any, build: Build) -> No
     bare = build("bare", None)
     (finding,) = judge(RULE, sections(bare, tokenizer_path=larger))
     assert "has embeddings for 16 token ids" in finding.message
-    # A critic that shares the policy's model says the same.
+    # A critic that shares the policy's model gets no second finding.
     assert len(judge(RULE, sections(policy, tokenizer_path=other), GAE)) == 1
     assert judge(RULE, sections(policy, tokenizer_path=build("same"))) == []
 
@@ -195,7 +195,7 @@ def test_what_is_not_here_is_left_to_others(judge: Any, build: Build, elsewhere:
 
 
 def test_models_that_no_stage_of_the_run_has_are_not_spoken_of(judge: Any, build: Build) -> None:
-    """A reward model reads texts, with a tokenizer of its own; a reference without KL is none."""
+    """A reward model reads text with its own tokenizer, and without KL there is no reference model."""
     policy, other = build("policy"), build("other", (END, "two", "one"))
     reads = {"name": "reward_model", "model": other}
     assert judge(RULE, {**sections(policy), "reward": {"manager": reads}}) == []

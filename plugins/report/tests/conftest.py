@@ -1,4 +1,4 @@
-"""A run directory, empty or as a run of a few steps leaves it; and what its report shows, as data and in a browser."""
+"""Fixtures: a run directory, empty or of a finished run of a few steps; and its report, as data and in a browser."""
 
 from __future__ import annotations
 

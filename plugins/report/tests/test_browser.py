@@ -1,4 +1,4 @@
-"""The report in a browser: curves are drawn and zoomed, samples are found, and what a run wrote never becomes markup or script."""
+"""The report in a browser: curves are drawn and zoomed, samples are found, and a run's texts never act as markup or script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every episode that the report shows is shown turn by turn: calls, observations, and what each token was."""
+"""The report shows every episode turn by turn, with calls, observations, and the kind of each token."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def sample_of(run: RunDirectory, samples_of: Any) -> Any:
-    """A function that returns what the report holds of a sample."""
+    """A function that returns a sample's entry in the report."""
 
     def read(written: dict[str, Any]) -> Any:
         run.write_samples(1, [written])

@@ -1,4 +1,4 @@
-"""The report holds everything itself, escapes what users wrote, and stands whatever files are missing."""
+"""The report is self-contained, escapes users' texts, and works whatever files are missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Tags, addresses, styles and visible text of a page; complains where tags do not match."""
+    """Tags, addresses, styles and visible text of a page; fails if tags do not match."""
 
     def __init__(self, text):
         super().__init__()

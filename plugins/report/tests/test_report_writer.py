@@ -1,4 +1,4 @@
-"""The report is written while a run is under way, at its end, and by `dovetail report` at any time."""
+"""The report is written during a run, at the end of the run, and by `dovetail report` at any time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def observers(finished):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that the test moves by hand."""
+    """A clock in seconds that the test advances."""
     now = [0.0]
     monkeypatch.setattr(observer, "monotonic", lambda: now[0])
     return now

@@ -1,4 +1,4 @@
-"""The report's part about the reward: components with their spread, and signs that say what is worrying."""
+"""The report's section about the reward: components with their distribution, and signs of reward hacking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples of a run in files beside its report: which there are, what a later report writes anew, and how large they may be."""
+"""The samples of a run in files beside its report: the choice of samples, updates by a later report, and the limit of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run came to, read from the files of its directory."""
+"""The results of a run, read from the files of its directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples a person should read first: those that may be paid for something else than the task."""
+"""The samples that a person should read first, since they may be rewarded for something other than the task."""
 
 from __future__ import annotations
 

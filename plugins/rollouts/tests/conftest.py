@@ -1,5 +1,5 @@
-"""A rollout service over a scripted engine that waits, dies and leaves when a test says so; replicas that fail or refuse updates, and what sends
-them weights."""
+"""Fixtures: a rollout service over a scripted engine that waits, dies or leaves on a test's request; replicas that fail or refuse
+updates, and a `World` that sends them weights."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 __all__ = ["compose"]
 
 LONG = 60.0
-"""Seconds in which everything ends that does not hang."""
+"""Seconds within which everything ends, unless it hangs."""
 
 
 class Manager(RewardManager):
-    """Scores the length of a response, some time after it came.
+    """A manager that scores the length of a response, after `seconds`.
 
     Attributes:
-        slept: how many samples or groups were being scored each time that it was put to sleep.
+        slept: the number of samples or groups in scoring at each call of `sleep`.
     """
 
     name = "lengths"
@@ -74,11 +74,11 @@ class Engine(ScriptedRollout):
     """A scripted replica whose requests wait where a test says so, and which can leave or die.
 
     Attributes:
-        held: prompts whose requests wait; take one out to let them go on.
-        turns: the event loop's turn in which each request came.
-        active: requests that are under way.
-        leaves: the prompt whose request raises SystemExit.
-        dead: whether every request fails, and the replica says so.
+        held: the prompts whose requests wait; a prompt's requests continue once it is removed.
+        turns: the turn of the event loop in which each request arrived.
+        active: the number of running requests.
+        leaves: the prompt whose requests raise SystemExit.
+        dead: whether every request fails, and the replica reports that it is not alive.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -131,10 +131,10 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 class Served:
-    """A service over one replica.
+    """A rollout service over one replica.
 
     Attributes:
-        stops: whether a stop is asked for.
+        stops: whether a stop is requested.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Served:
             raise StopRequested("stopped")
 
     def asked(self) -> list[int]:
-        """The prompts of all requests so far."""
+        """The prompt of each request so far."""
         return [request.streams[0].prompt for request in self.engine.requests]
 
     group_of = staticmethod(group_of)
@@ -173,13 +173,13 @@ class Served:
         return all(group.finished and len(group.samples) == group.n for group in groups)
 
     def quiet(self) -> bool:
-        """Whether neither a request nor a reward runs."""
+        """Whether no request runs and no sample is being scored."""
         return not (self.engine.active or self.manager.running)
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
-    """A function that makes a `Served`, of a script, the service's further arguments and the pool's options."""
+    """A function that makes a `Served` from a script, further arguments of the service, and options of the pool."""
     with ExitStack() as made:
 
         def one(
@@ -217,7 +217,7 @@ def make_world() -> Any:
 
 
 class Mortal(ScriptedRollout):
-    """A replica that can die, refuse so many updates, and be off in what it computes."""
+    """A replica that can die, refuse the next `refuses` updates, and compute log-probabilities that are `off` by a constant."""
 
     def __init__(self, log: list[str] | None = None, *, refuses: int = 0, off: float = 0.0) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class Mortal(ScriptedRollout):
 
 
 class Sender:
-    """Sends, or raises what it is told to; finds every token as likely as another."""
+    """An actor that sends weights, or raises the errors of `raises`; its log-probability of every token is −1."""
 
     def __init__(self, log: list[str] | None = None) -> None:
         self.log = log if log is not None else []
@@ -296,23 +296,23 @@ class Sender:
 
 
 PROMPTS = [Prompt(index=i, prompt_ids=np.arange(i, i + 3), raw=str(i)) for i in range(5)]
-"""What a World's run trains on."""
+"""The training prompts of a `World`'s run."""
 
 
 class TwoSpecial:
-    """Two of its tokens are special."""
+    """A tokenizer with two special tokens."""
 
     all_special_ids = (0, 7)
 
 
 class World:
-    """A WeightSync over doubles.
+    """A WeightSync over an actor and replicas that only simulate.
 
     Attributes:
-        log: what happened, in order; of replicas only where they were given the log.
-        metrics: the figures of the step.
-        told: what was logged.
-        made: replicas that were started again.
+        log: the events, in order; of replicas only if they were given the log.
+        metrics: the metrics of the step.
+        told: the logged events with their fields.
+        made: the replicas that a restart made.
     """
 
     def __init__(
@@ -331,7 +331,7 @@ class World:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.made: list[Mortal] = []
         self.next_off = 0.0
-        """How far replicas are off that are started from now on."""
+        """The error of the log-probabilities of replicas that are started from now on."""
         self.actor = Sender(self.log)
         self.pool = RolloutPool(replicas, restart=self.restart)
         self.weights = ActorWeights()

@@ -1,4 +1,4 @@
-"""The accuracy in a run's summary is of one metric from first to last."""
+"""The accuracy in a run's summary uses one metric before and after training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that are generated ahead of the step that takes them: what they are made with, accounted for, given back and restored."""
+"""Samples generated ahead of the step that takes them: their weights, their accounting, their return to the queue, and restoring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.sections import TrainerSection
 
 
 class OneStepOff(Trainer):
-    """Has the next step's samples generated while a step learns."""
+    """A trainer that has the next step's samples generated while a step learns."""
 
     name = "one_step_off"
     api = ">=2.0,<3"
@@ -42,7 +42,7 @@ class FarAhead(OneStepOff):
 
 
 class Watched(OneStepOff):
-    """Notes what was published before each prompt was admitted, and what versions its samples have."""
+    """Records the weight version that was published before each prompt was queued, and the versions of its samples."""
 
     name = "watched"
     published: dict[int, int]
@@ -57,7 +57,7 @@ class Watched(OneStepOff):
             run.admit()
             new = {prompt for _, prompt, _ in set(made.loader._ledger.open()) - before}
             self.published |= dict.fromkeys(new, run.position.weight_version)
-            # A publication ends what has reached the engine; here all of it has.
+            # A publication completes only requests that have reached the engine, so wait until all are complete.
             made.source._service.generate(list(made.source._service._admitted))
 
         run.publish_weights()
@@ -82,12 +82,12 @@ def one_step(run: Run) -> None:
 
 
 def asked(made: Any) -> list[int]:
-    """Prompts of all requests."""
+    """The prompt of each request."""
     return [request.streams[0].prompt for request in made.engine.requests]
 
 
 def trained(made: Any) -> list[int]:
-    """Prompts of all samples that the actor was trained on."""
+    """The prompt of each sample that the actor was trained on."""
     batches = made.roles["actor"].trained
     return [prompt for batch in batches for prompt in batch["prompt_id"].tolist()]
 
@@ -126,7 +126,8 @@ def test_requests_have_the_priority_of_the_step_that_takes_their_groups(compose)
             made.run.admit(2)
             made.run.learn(step)
             made.run.admit(1)
-        made.run.source._service.generate(list(made.run.source._service._admitted))  # wait for it
+        # Wait until these groups are generated.
+        made.run.source._service.generate(list(made.run.source._service._admitted))
     assert [request.priority for request in made.engine.requests] == [1, 1, 2, 2, 3, 3]
 
 
@@ -141,7 +142,7 @@ def test_samples_have_the_version_that_was_published_before_they_were_admitted(c
 
 @pytest.fixture
 def begun(compose) -> Any:
-    """A function that makes a run which has published its weights."""
+    """A function that makes a run that has published its weights."""
 
     def begin(*overrides: str, trainer: type[Trainer] = OneStepOff, **given: Any) -> Any:
         made = compose(*overrides, trainer=trainer, **given)
@@ -282,7 +283,7 @@ def test_a_restored_run_issues_what_was_in_flight_first_and_nothing_twice(
         assert made.ledger.open() == [(0, 2, 0), (0, 3, 0)]
         made.run.source._service.generate(list(made.run.source._service._admitted))
         for group in made.run.source._service._admitted:
-            group.finished, group.samples = False, []  # as if it had not begun
+            group.finished, group.samples = False, []  # as if generation had not begun
         made.run.save()
     [path] = (tmp_path / "run" / "checkpoints").glob("*1*")
 
@@ -298,7 +299,7 @@ def test_a_restored_run_issues_what_was_in_flight_first_and_nothing_twice(
 
 
 class Epochs:
-    """Notes the epoch that each step reports."""
+    """An observer that records the epoch that each step reports."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -325,7 +326,7 @@ REFILL = ("reward.on_failure=refill", "reward.max_failure_share=0.5")
 
 
 def failing(made: Any, *refused: str) -> None:
-    """Samples of these names can't be scored."""
+    """Make the scoring of samples with these names fail."""
     score = made.manager.score
     failure = Failure(kind=FailureKind.EXCEPTION, message="no")
 

@@ -1,4 +1,4 @@
-"""Which groups a step takes where later ones may come first: no step waits longer than in order, and each group is taken in time."""
+"""The groups that a step takes if later groups may come first: no step waits longer than in order, and no group is taken too late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail_rollouts.early_release import EarlyRelease
 
 @attrs.define(eq=False)
 class One:
-    """A group."""
+    """A group, as far as `EarlyRelease` reads one."""
 
     due: int | None
     finished: bool = False
@@ -39,7 +39,7 @@ def test_every_group_is_taken_in_time_whatever_finishes_first(
         room = max(limit - unpublished * batch, batch) - len(admitted)
         admitted += [One(step - 1 - unpublished + most) for _ in range(room)]
         release = EarlyRelease(step=step, batch=batch)
-        # A step that replaces groups takes them in several rounds.
+        # A step that replaces dropped groups takes groups in several rounds.
         for count in [batch - 1, 1] if rounds and batch > 1 else [batch]:
             while (chosen := release.choose(admitted, count)) is None:
                 chance.choice([one for one in admitted if not one.finished]).finished = True
@@ -60,7 +60,7 @@ def test_with_room_a_step_takes_what_is_finished_and_without_it_waits_for_what_i
     # `slow` and `other` are left for step 2.
     assert release.choose(groups, 2) == [fast, later]
     assert release.choose([attrs.evolve(slow, due=1), fast, other, later], 2) is None
-    # Three that are due in step 2 do not fit into it.
+    # Three groups that are due in step 2 do not fit into step 2.
     assert release.choose([slow, other, One(2), fast, later], 2) is None
 
 

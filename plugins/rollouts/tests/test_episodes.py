@@ -1,4 +1,4 @@
-"""Episodes of many turns: the tokens that are trained on are those that the engine saw and produced, whatever happens meanwhile."""
+"""Episodes of many turns: training uses exactly the tokens that the engine saw and produced, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ SAMPLING = SamplingParams(max_new_tokens=2000, log_probs=True)
 
 
 class Engine(ScriptedRollout):
-    """Produces random turns: some are cut at their limit, some end with a stop token; requests last several turns of the loop.
+    """A replica of random turns: some are cut at their limit, some end with a stop token. Requests last several turns of the event loop.
 
     Attributes:
-        calls: what it was asked with and what it produced, in order, by the request's id.
+        calls: the requests with their completions, in order.
     """
 
     def __init__(self, tokenizer: Any, *, lengths: int = 12, delays: int = 0) -> None:
@@ -102,14 +102,14 @@ class Engine(ScriptedRollout):
         yield completion
 
     def token(self, stream: SampleStream, place: int) -> int:
-        """A function of the stream and the offset alone, as a real engine's noise."""
+        """Return a token that depends only on the stream and the offset, as a real engine's random numbers do."""
         rng = random.Random(f"{stream.key()} {place}")
         ends = rng.random() < 1 / self.lengths
         return int(self.tokenizer.eos_token_id) if ends else rng.randrange(256)
 
 
 class OneAtATime(Engine):
-    """Runs one request at a time: of those that wait the one with the lowest priority, and of these the first."""
+    """A replica that runs one request at a time: of the waiting requests, the first with the lowest priority number."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, delays=1)
@@ -134,7 +134,7 @@ class OneAtATime(Engine):
 
 
 class Manager(RewardManager):
-    """Scores the number of turns."""
+    """A manager that scores the number of turns."""
 
     name = "turns"
     api = ">=1.0,<2"
@@ -210,7 +210,7 @@ def test_random_episodes_under_every_template_of_trl() -> None:
     for template in templates.values():
         engine = Engine(tokenizer_of(template))
         group = drawn(random_episode(1), group_of(40), engine, template)
-        # Templates without calls, or that want the roles to alternate, fail some episodes: with a reason, and never a score.
+        # Templates that lack calls or require alternating roles fail some episodes, which then have a reason and no score.
         for sample in group.samples:
             if isinstance(sample.outcome, Failure):
                 assert sample.outcome.kind is FailureKind.HARNESS
@@ -267,12 +267,12 @@ def test_a_later_turn_of_an_older_episode_begins_before_the_first_turns_of_newer
 
     begun = asyncio.run(draw())
     assert len(begun) == 12
-    # While the last of the older ones looks at its first turn, one request of the newer ones may begin.
+    # While the last older episode handles its first turn, a request of a newer episode may begin.
     assert all(prompt < 3 for prompt, _ in begun[:5])
 
 
 def continued(group: Group, body: Body, engines: Sequence[Engine], *, ticks: int) -> Group:
-    """Begin the episodes of a group on one engine, and end them on another in a process that knows the first one's checkpoint."""
+    """Begin a group's episodes on one engine, and finish them on another, as a process that is resumed from a checkpoint does."""
     template = TEMPLATES["chatml"]
 
     async def begin() -> dict[str, Any]:
@@ -303,7 +303,7 @@ def test_an_episode_whose_process_ended_goes_on_from_the_turns_that_it_had() -> 
     second.versions.append(5)
     group = continued(group_of(24), random_episode(2), (first, second), ticks=8)
     second.calls = first.calls + second.calls
-    check_episodes(group, second.calls)  # also: no turn was drawn twice
+    check_episodes(group, second.calls)  # this also fails if a turn is drawn twice
     versions = [
         {int(v) for c in sample.sequences for v in c.weight_versions[c.produced_T]}
         for sample in group.samples
@@ -390,12 +390,12 @@ def test_replicas_that_cannot_be_brought_back_end_the_step_whatever_a_loop_makes
 
 
 class Replica(Engine):
-    """One of several replicas, which remember their answers together; it can be killed.
+    """One of several replicas that share the record of their answers; it can be killed.
 
     Args:
-        tokenizer: whose tokens it produces.
-        calls: what all replicas were asked with and produced.
-        version: of its weights.
+        tokenizer: the tokenizer of the produced tokens.
+        calls: the requests to all replicas with their completions.
+        version: the version of the replica's weights.
     """
 
     def __init__(self, tokenizer: Any, calls: list[EngineCall], version: int = 0) -> None:
@@ -406,17 +406,17 @@ class Replica(Engine):
     async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
         async for completion in super().submit(request):
             if self.killed:
-                del self.calls[-1]  # of the answer that was lost with it
+                del self.calls[-1]  # the answer is lost with the replica
                 self.lost += 1
                 raise RolloutError("killed")
             yield completion
 
 
 async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Replica, int]:
-    """Draw a group on three replicas, while every few tokens all of them get new weights, and one is killed and replaced.
+    """Draw a group on three replicas. Every few tokens all replicas get new weights, and one replica is killed and replaced.
 
     Returns:
-        The killed replica, whose `calls` are those of all; and the latest version.
+        The killed replica, whose `calls` are the calls of all replicas; and the latest version.
     """
     tokenizer = tokenizer_of(template)
     calls: list[EngineCall] = []
@@ -448,7 +448,7 @@ async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Repli
 def test_thousands_of_episodes_under_every_template_are_trained_on_as_the_engine_saw_them() -> None:
     """Turns, parallel calls, forks, cuts, new weights between turns and within them, killed replicas.
 
-    `DOVETAIL_EPISODES` says how many there are, 10,000 where it is not set.
+    `DOVETAIL_EPISODES` is the number of episodes, by default 10,000.
     """
     templates = {**TEMPLATES, **trl_templates()}
     wanted = int(os.environ.get("DOVETAIL_EPISODES", "10000"))
@@ -499,7 +499,7 @@ def test_the_limit_on_turns_ends_an_episode_that_is_scored() -> None:
     assert sample.score == 3
     assert sample.trajectory is not None
     assert sample.trajectory.end is EpisodeEnd.TURNS
-    # What it was shown last has nothing after it, and is left out.
+    # The last observation has no turn after it, and is left out.
     assert sample.completion is not None
     assert sample.completion.produced_T[-1]
     assert sample.trajectory.turns[-1].observed == ({"role": "user", "content": "go on"},)
@@ -521,7 +521,7 @@ def test_no_turn_has_more_tokens_than_the_limit_on_a_turn() -> None:
     (sample,) = drawn(_forever, None, engine, max_turns=3, max_turn_tokens=2).samples
     assert sample.trajectory is not None
     assert [turn.stop - turn.start for turn in sample.trajectory.turns] == [2, 2, 2]
-    # The episode as a whole was not cut, so that `overlong` and reward functions do not take it for one that was.
+    # The episode as a whole was not cut, so the filter `overlong` and reward functions must not treat it as cut.
     assert {turn.finish_reason for turn in sample.trajectory.turns} == {FinishReason.LENGTH}
     assert sample.completion is not None
     assert sample.completion.finish_reason is FinishReason.STOP
@@ -794,7 +794,7 @@ def test_rewards_of_turns_sit_on_the_turns_last_tokens() -> None:
 
 
 async def compacting(session: Session) -> None:
-    """Two turns; a fork with a shorter context; one more turn in each, the fork's first."""
+    """Run two turns, fork with a shorter context, and run one more turn in each, in the fork first."""
     await session.generate(max_new_tokens=4)
     await session.observe([{"role": "user", "content": "more"}])
     await session.generate(max_new_tokens=3)
@@ -943,7 +943,7 @@ def test_a_loop_that_forks_without_saying_so_fails_its_episode(
 
 def test_a_filter_that_leaves_out_one_sequence_leaves_out_its_trajectory() -> None:
     class Short(SampleFilter):
-        """Keeps what has more than 2 tokens, and the whole of the second sample."""
+        """Keeps sequences of more than 2 tokens, and all sequences of the second sample."""
 
         name = "short"
         api = ">=1.0,<2"
@@ -969,7 +969,7 @@ def test_a_filter_that_leaves_out_one_sequence_leaves_out_its_trajectory() -> No
 
 
 class Thinker(Engine):
-    """Thinks in every second turn, the first among them."""
+    """A replica that thinks in every second turn, beginning with the first."""
 
     def token(self, stream: SampleStream, place: int) -> int:
         thought = "" if stream.turn % 2 else f"<think>\nthought {stream.turn}\n</think>\n\n"
@@ -999,7 +999,7 @@ def test_a_further_sequence_begins_where_the_template_leaves_out_earlier_thinkin
         ]
     for sample in group.samples:
         first, second, third = sample.sequences
-        # Turn 1 did not think, so that what follows it is appended.
+        # Turn 1 has no thought, so the template changes nothing, and the next messages are appended.
         assert [turn.sequence for turn in sample.trajectory.turns] == [0, 1, 1, 2, 2]  # type: ignore[union-attr]
         assert first.prompt_ids is None
         for sequence, messages in ((second, history[:3]), (third, history)):
@@ -1027,11 +1027,11 @@ def test_no_further_sequence_begins_where_a_template_keeps_earlier_turns(name: s
 
 
 def using_tools(histories: dict[str, list[list[Any]]], encoder: TurnEncoder) -> Body:
-    """Five turns, with a call or a user's message after each.
+    """Return an episode of five turns, with a tool's result or a user's message after each.
 
     Args:
-        histories: gets the conversation before each turn, by the sample's id.
-        encoder: makes a message of a turn.
+        histories: the dict to fill with the conversation before each turn, by sample id.
+        encoder: the encoder that turns a produced turn into a message.
     """
 
     async def run(session: Session) -> None:
@@ -1042,7 +1042,7 @@ def using_tools(histories: dict[str, list[list[Any]]], encoder: TurnEncoder) -> 
             thought, _, content = turn.text.rpartition("</think>")
             calls = calls_of(1) if number % 3 == 0 else []
             produced = {
-                # Harmony takes no text beside thought and call.
+                # The harmony template allows no text beside thought and call.
                 "content": "" if calls else content.strip(),
                 "reasoning_content": thought.removeprefix("<think>").strip() or None,
             }
@@ -1121,7 +1121,7 @@ SHOWN: dict[str, Callable[[Session, str], Awaitable[Any]]] = {
 
 
 def asked_after(how: str, text: str, name: str, control_tokens: str = "text", **limits: Any) -> Any:
-    """What an engine is asked with once a policy is shown a text: the ids, and the control tokens among them."""
+    """Return the prompt ids of the engine's last request after the policy saw a text, and the control tokens among these ids."""
     template = TEMPLATES[name]
     tokenizer = tokenizer_of(template)
 
@@ -1170,5 +1170,5 @@ def test_an_observation_that_is_cut_or_rendered_anew_adds_no_control_token() -> 
     assert anew is not None
     end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert PAGE in engine.tokenizer.decode(anew)
-    # One for each of six questions and five answers.
+    # One end token for each of six questions and five answers.
     assert anew.tolist().count(end) == 11

@@ -1,4 +1,4 @@
-"""Samples in a checkpoint: what is finished is trained on by the resumed run, and not generated again."""
+"""Samples in a checkpoint: the resumed run trains on finished samples, and does not generate them again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def latest(directory: Path) -> Path:
 
 
 def ended(made: Any, error: type[Exception]) -> list[str]:
-    """Take a step, and end the next one by this error once its samples are there; returns their names."""
+    """Take a step, raise this error in the next step once its samples are collected, and return the samples' names."""
     found: list[str] = []
 
     def run() -> None:
@@ -62,7 +62,7 @@ def ended(made: Any, error: type[Exception]) -> list[str]:
 
 
 def collected(again: Any) -> list[str]:
-    """The names of the samples of a restored run's next step, which it learns from."""
+    """Train a restored run's next step, and return the names of the step's samples."""
     with again.run.record.running():
         again.run.publish_weights()
         with again.run.step() as step:
@@ -101,7 +101,7 @@ def test_samples_that_would_be_drawn_or_scored_otherwise_are_generated_again(
 
 
 def save_one_step_ahead(made: Any) -> None:
-    """Take a step, and save when the samples of the next one are whole."""
+    """Take a step, and save once the next step's samples are complete."""
     with made.run.record.running():
         made.run.publish_weights()
         with made.run.step() as step:
@@ -109,7 +109,8 @@ def save_one_step_ahead(made: Any) -> None:
             made.run.admit()
             made.run.learn(step)
             made.run.publish_weights()
-        made.run.source._service.generate(list(made.run.source._service._admitted))  # wait for it
+        # Wait until these groups are generated.
+        made.run.source._service.generate(list(made.run.source._service._admitted))
         made.run.save()
         made.run.record.finish_save()
     assert asked(made) == [0, 1, 2, 3]

@@ -25,7 +25,7 @@ def test_a_version_that_one_replica_took_and_another_did_not_is_never_other_weig
                 with pytest.raises(WeightSyncError):
                     run.publish_weights()
             run.weights.updated("actor")
-            run.source._sync.generated()  # replicas may be started again
+            run.source._sync.generated()  # allows restarts of replicas again
             run.publish_weights()
     assert one.versions == [1, 2, 2, 2, 3]
     assert other.versions == [1, 3]

@@ -1,4 +1,4 @@
-"""Refill after failed rewards: what is drawn anew, under which attempt, and what is kept."""
+"""Refill after failed rewards: which samples are drawn again, under which attempt, and which are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ N = 3
 
 
 class Told(RewardManager):
-    """Gives the scores that it is told, by sample id; 9 where it is told none. None is a failure."""
+    """A manager with given scores by sample id; None is a failure, and samples without a given score get 9."""
 
     name = "told"
     api = ">=1.0,<2"
@@ -44,10 +44,10 @@ class Told(RewardManager):
 
 
 class Drawn:
-    """Groups to prompts, drawn by a scripted engine.
+    """The groups of some prompts, drawn by a scripted engine.
 
     Attributes:
-        asked: prompt, attempt, samples and purpose of each request since it was last emptied.
+        asked: prompt, attempt, samples and purpose of each request since the last refill.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Drawn:
         return [group for group in self.groups if group.missing() != (0, False)]
 
     def refill(self, *, whole: bool = False) -> None:
-        """Draw once more in place of what could not be scored."""
+        """Draw samples in place of those that could not be scored."""
         self.engine.requests.clear()
         thinned = self.thinned()
         for group in thinned:

@@ -1,4 +1,4 @@
-"""Which replica failed first: not one that was only told that another had."""
+"""The replica that failed first is not one that was only notified of another's failure."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ LONGEST = 120
 
 @attrs.frozen(kw_only=True)
 class World:
-    """How long things take, in seconds.
+    """The response lengths and the times of a simulated run, in seconds.
 
     Attributes:
-        seed: of lengths and of the trainer's seconds.
-        median, sigma: of the lengths, which are log-normal.
-        fixed, each: of a decode step, in all and for a sample that runs.
-        learning: of a step, for a token.
-        publication: of one.
+        seed: the seed of lengths and of the trainer's times.
+        median, sigma: parameters of the lengths, which are log-normal.
+        fixed, each: time of a decode step: a fixed part, and a part for each running sample.
+        learning: time of training on a token.
+        publication: time of one publication of weights.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class World:
 
 @attrs.frozen(kw_only=True)
 class Way:
-    """How a run is scheduled, and on how many replicas."""
+    """The schedule of a run, and its number of replicas."""
 
     max_staleness: int = 0
     sync_every: int = 1
@@ -60,7 +60,7 @@ class Way:
 
 
 class Decoder:
-    """A replica that gives all running samples their next token at once, again and again. Lengths are the same every three steps."""
+    """A replica that decodes a token of all running samples at once. The lengths repeat every three steps."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -134,7 +134,7 @@ def received(wait: Any, seconds: float, receive: Any, *arguments: Any) -> None:
 
 
 def trained(world: World, compose: Callable[..., Any], way: Way, first: int, last: int) -> Measured:
-    """What a run measured on the simulated clock in some of its steps, before the last of which it admits prompts to the end."""
+    """Return the measurements of a run's steps `first` to `last` on the simulated clock."""
     chance = Random(world.seed)
     trainer = StreamingConfig(
         name="streaming",
@@ -194,7 +194,7 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
     pools = tuple(Pool(name=role, roles=(role,)) for role in ("actor", "rollout"))
     placement = attrs.evolve(
         made.plan.placement, pools=pools
-    )  # The clock lets both sides work at once.
+    )  # The simulated clock lets both sides work at once.
     return Measured(
         name="simulated",
         plan=attrs.evolve(made.plan, placement=placement),
@@ -224,7 +224,7 @@ WAYS = st.builds(
 def follow(
     compose: Callable[..., Any], world: World, way: Way, of: Way | None = None
 ) -> tuple[Forecast, Prediction]:
-    """What one run predicts of another way, and what that is measured to be."""
+    """Return the forecast from one run for the schedule `way`, and the measurements of a run with that schedule."""
     with pytest.MonkeyPatch.context() as patch:
         simulate_clock(patch)
         patch.setattr("os.fsync", lambda _: None)
@@ -238,7 +238,7 @@ def follow(
 def check(found: Forecast, wanted: Prediction) -> None:
     assert found.low * 0.9 < wanted.step_seconds < found.high * 1.1
     if found.high > found.low * 1.1:
-        return  # the measured steps are too alike to tell what a decode step costs
+        return  # the measured steps are too similar to estimate the time of a decode step
     assert found.predicted.step_seconds == pytest.approx(wanted.step_seconds, rel=0.1)
     assert found.predicted.trainer_waits == pytest.approx(wanted.trainer_waits, abs=0.1)
     assert found.predicted.rollout_idle == pytest.approx(wanted.rollout_idle, abs=0.1)

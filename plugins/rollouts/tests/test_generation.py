@@ -1,4 +1,4 @@
-"""From prompts to scored samples and to columns: what is asked of the engine, and what comes of it."""
+"""From prompts to scored samples and to columns: requests to the engine, and their results."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SAMPLING = SamplingParams(
 
 
 class Tokenizer:
-    """Text is the token ids."""
+    """A tokenizer whose text is the token ids."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return " ".join(map(str, ids))
 
 
 class Manager(RewardManager):
-    """Scores the number of tokens; a prompt named in `refused` can't be scored when it is greedy."""
+    """A manager that scores the number of tokens; the greedy response of the prompt `refused` can't be scored."""
 
     name = "lengths"
     api = ">=1.0,<2"
@@ -64,7 +64,7 @@ class Manager(RewardManager):
 
 
 def answer(request: RolloutRequest, sample: int) -> list[int]:
-    """Sample i of a prompt has i tokens, so that the first is empty; a greedy one has 5."""
+    """Return i tokens for sample i of a prompt, so that the first is empty; 5 tokens for a greedy response."""
     return [7] * (5 if request.sampling.temperature == 0 else sample)
 
 
@@ -82,7 +82,7 @@ async def all_of(groups: Sequence[Group], pool: RolloutPool, scorer: Scorer) -> 
 def drawn(
     *groups: Group, manager: Manager | None = None, script: Script | None = None
 ) -> ScriptedRollout:
-    """Draw these groups, all at once; returns the engine."""
+    """Draw these groups concurrently, and return the engine."""
     engine = ScriptedRollout.following(script or Script(answer=answer))
     pool = RolloutPool([engine])
     scorer = Scorer(manager or Manager(), timeout=5.0)
@@ -146,7 +146,7 @@ def test_a_manager_of_groups_sees_a_baseline_apart_from_its_prompts_samples() ->
 
 
 def columns_of(*groups: Group) -> tuple[list[Any], dict[int, Any]]:
-    """Samples and baselines, numbered as in a step."""
+    """Return samples and baselines, with the numbers of their groups as in a step."""
     samples = [attrs.evolve(s, group=i) for i, group in enumerate(groups) for s in group.samples]
     baselines = {i: attrs.evolve(g.greedy, group=i) for i, g in enumerate(groups) if g.greedy}
     return samples, baselines

@@ -1,4 +1,4 @@
-"""Finished groups in a checkpoint: what is written is what is read."""
+"""Finished groups in a checkpoint are read as they were written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dovetail_rollouts.group_state import pack, unpack
 
 
 def sampling(asked: Collection[str]) -> SamplingParams:
-    """Of a config that asks for 8 tokens."""
+    """Return the sampling parameters of a config with 8 tokens."""
     return SamplingParams(
         max_new_tokens=8,
         log_probs="rollout_log_probs" in asked,
@@ -104,7 +104,7 @@ def groups(draw: Any) -> list[Group]:
 
 
 def plain(group: Group) -> Any:
-    """Everything of a group, in values that compare."""
+    """Return all of a group in values that can be compared."""
     return [
         (*group.prompt.key, group.n, group.due, group.priority, group.sampling),
         (group.baseline, group.finished, group.greedy is None),
@@ -135,7 +135,7 @@ def _plain(one: Sample) -> Any:
 
 
 class Kept:
-    """A part of a run with this state."""
+    """A component of a run with this state."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Chat templates that change earlier turns of an episode, and what the config says about it."""
+"""Chat templates that change earlier turns of an episode, and the setting `on_history_change`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RULE = "history_changes"
 
 
 class Asking(AgentLoop):
-    """Asks again."""
+    """An agent loop whose later messages are a user's."""
 
     name = "asking"
     api = ">=1.0,<2"
@@ -51,7 +51,7 @@ def test_a_template_that_leaves_out_earlier_thinking_is_named_with_what_is_done_
 
 
 class Calling(Asking):
-    """Shows results of tools."""
+    """An agent loop whose later messages are results of tools."""
 
     name = "calling"
     transitions = frozenset({"tool"})

@@ -1,4 +1,4 @@
-"""`dovetail plan --from-run`: what it takes from a run, what it says, and what it refuses."""
+"""`dovetail plan --from-run`: its reading of a run, its output, and its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail_rollouts.schedule_simulation import Costs, Decoding, RunSchedule, 
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 LENGTHS = [(2, 4), (8, 8), (1, 6), (5, 7), (3, 3), (8, 2)]
-"""Of a prompt's two responses, step by step; the first two steps are left out."""
+"""Lengths of a prompt's two responses in each step; the first two steps are left out of the measurement."""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def sections(tiny: Path, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def predict(sections: dict[str, Any], tmp_path: Path) -> Callable[..., Result]:
-    """Run the command on a run in which a decode step took 2 s, and 0.5 s for each sample; a token of a step's 4 of prompt and
-    its responses 1 s, and a publication 3 s.
+    """A function that runs the command on a run with these times: a decode step 2 s, and 0.5 s more for each sample; training
+    1 s for each token of the responses and of the prompts (4 in a step); a publication 3 s.
     """
 
     def predict(
@@ -104,7 +104,7 @@ ONE_BY_ONE = RunSchedule(
 
 
 def test_the_prompts_that_may_be_outstanding_are_rounded_where_they_are_no_whole_number() -> None:
-    # 1.15 · 100 is a little less than 115 in floating point.
+    # 1.15 · 100 is slightly less than 115 in floating point.
     steps = {1.15: 115, 1.254: 125, 1.257: 126, None: 200}
     for over_sampling, prompts in steps.items():
         schedule = attrs.evolve(ONE_BY_ONE, groups=100, over_sampling=over_sampling)
@@ -161,7 +161,7 @@ def test_the_run_itself_is_predicted_as_it_was_measured(predict: Callable[..., R
 
 
 def test_more_samples_take_what_the_fit_says(predict: Callable[..., Result]) -> None:
-    # Four samples of two steps at once: (1, 6, 5, 7) and (3, 3, 8, 2), each token of them and of 8 of prompts 1 s.
+    # The samples of two steps at once, (1, 6, 5, 7) and (3, 3, 8, 2). Training takes 1 s for each of their tokens and 8 of prompts.
     found = forecast_of(predict("rollout.n=4"))
     generation = (2 * 7 + 0.5 * 19 + 2 * 8 + 0.5 * 16) / 2
     assert found["predicted"]["generation_seconds"] == pytest.approx(generation)
@@ -195,7 +195,7 @@ def test_lengths_are_drawn_where_not_all_samples_are_written(
     predict: Callable[..., Result],
 ) -> None:
     found = forecast_of(predict(of=("trainer.samples_per_step=1",)))
-    # Of two samples the longest and the mean are known, hence both.
+    # The maximum and the mean of two lengths determine both lengths.
     assert found["own"]["step_seconds"] == pytest.approx(found["measured"]["step_seconds"], 0.01)
 
 

@@ -1,4 +1,4 @@
-"""Responses that are cut short go on from their tokens: for a checkpoint, for new weights, for replicas that sleep, after a stop."""
+"""Interrupted responses continue from their tokens: after a checkpoint, new weights, a sleep of replicas, or a stop."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ LENGTH = 6
 
 
 def token(sample: int, place: int) -> int:
-    """The token that a sample has at a place, whatever came before: its random stream alone decides."""
+    """Return the token of a sample at a position, which depends only on the sample's random stream."""
     return 100 * (sample + 1) + place
 
 
 class Typist(ScriptedRollout):
-    """Produces a token of each sample at a time.
+    """A replica that produces its samples token by token.
 
     Attributes:
-        limit: how many tokens responses have at most for now, over all their parts; they wait there.
-        ends: samples that the engine ends of its own accord after their first token.
-        active: requests that are under way.
-        late: prompts whose responses take a while to end when they are aborted.
-        done: how many tokens the latest response of a prompt has.
+        limit: the number of tokens, over all parts of a response, at which responses wait for now.
+        ends: the samples that the engine itself aborts after their first token.
+        active: the number of running requests.
+        late: the prompts whose responses take some time to end after an abort.
+        done: the number of tokens of each prompt's latest response.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -93,7 +93,7 @@ def group_of(served: Any, prompt: int = 0, n: int = 1, **sampling: Any) -> Group
 
 
 def begin(served: Any, *groups: Group, tokens: int = 2) -> None:
-    """Admit groups, and wait until responses wait for more than so many tokens."""
+    """Queue groups, and wait until their responses have this number of tokens."""
     served.engine.limit = tokens
     served.service.admit(groups)
     prompts = [group.prompt.index for group in groups]
@@ -110,7 +110,7 @@ def ids(group: Group) -> list[list[int]]:
 
 
 def whole(n: int = 1) -> list[list[int]]:
-    """The responses that are never cut short."""
+    """The complete responses of n samples."""
     return [[token(sample, place) for place in range(LENGTH)] for sample in range(n)]
 
 
@@ -194,7 +194,7 @@ def test_a_stop_keeps_the_tokens_of_responses_that_it_ends(typing) -> None:
 
 
 def test_without_continuation_a_checkpoint_keeps_all_admitted_groups_or_none(typing) -> None:
-    """Drawn again in other company, responses would not be the same to the last bit."""
+    """Responses that are generated again in another batch would not be equal to the last bit."""
     served = typing()
     begin(served, group_of(served, 0), group_of(served, 1))
     asked = len(served.engine.requests)

@@ -1,4 +1,4 @@
-"""Replicas that join, leave and die between updates: each has whole weights before its first request, and none ends the run."""
+"""Replicas that join, leave and die between updates: each has complete weights before its first request, and none ends the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_UPDATE = {
 
 
 def outcome(member: Any) -> Any:
-    """The version that an added replica began with, or why it was turned away."""
+    """The weight version with which an added replica began, or the reason for its rejection."""
     joined: Future[int] = member.joined
     return joined.exception(0) or joined.result(0)
 
@@ -46,13 +46,13 @@ def test_an_added_replica_gets_requests_when_the_next_weights_have_reached_it_an
     assert outcome(member) == 2
     assert (world.pool.replicas.usable, world.pool.replicas.changing) == ((first, late), False)
     assert late.manifests[0].receivers == 2
-    assert "score" in late.log  # though version 2 is none of those that the weight check is due for
+    assert "score" in late.log  # although the weight check is not due for version 2
     (fields,) = told(world, "rollout_replica_joined")
     assert (fields["replica"], fields["version"]) == (1, 2)
 
 
 class Unfit:
-    """What can be wrong with a replica that joins."""
+    """Replicas that can't join, by their fault."""
 
     @staticmethod
     def torn(mortal: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Commands on the pool of a service that generates: status, replicas that are added, and drained with nothing lost."""
+"""Commands on the pool of a service that generates: show its status, add replicas, and drain replicas without loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOGGER: Any = logging.getLogger("dovetail.test")
 
 @pytest.fixture
 def command() -> Callable[..., Future[list[dict[str, Any]]]]:
-    """Carry out a command on a service's loop: a future of all its answers."""
+    """A function that runs a command on a service's event loop, and returns a future of all its answers."""
     made: dict[int, PoolCommands] = {}
 
     def begin(
@@ -122,7 +122,7 @@ def test_a_server_is_added_once_and_its_number_is_a_new_one(serve, command) -> N
     assert adding.result()[-1]["weight_version"] == 4
     ((address, number, thread),) = asked
     assert (address, number) == (URL, 1)
-    assert thread != "dovetail-rollout"  # a server that is slow to answer stops no request
+    assert thread != "dovetail-rollout"  # a slow server must not delay requests
     assert late in served.pool.replicas.usable
 
 
@@ -228,7 +228,7 @@ def test_a_run_that_can_not_be_reached_says_why(serve, tmp_path: Path) -> None:
     with directory.held():
         starting = dovetail("add", run, URL)
         assert "pool yet" in starting.output
-        (directory.path / LINK).symlink_to(tmp_path / "gone" / "socket")  # of a run that was killed
+        (directory.path / LINK).symlink_to(tmp_path / "gone" / "socket")  # left by a killed run
         assert "does not answer" in dovetail("status", run).output
         with reachable(commands, served.service, directory, LOGGER):
             assert dovetail("status", run).exit_code == 0

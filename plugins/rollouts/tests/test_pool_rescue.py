@@ -1,4 +1,4 @@
-"""A pool whose replicas are all lost: they are brought back once, and only what is missing is asked for again."""
+"""A pool whose replicas are all lost: they are restarted once, and only missing samples are requested again."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_request_that_fails_as_a_rescue_ends_starts_the_next_one(
     world = rescued(make_world([replica]))
 
     async def run() -> list[Completion]:
-        # Ended in this turn of the loop, in which nothing has been told of it yet.
+        # A rescue that ends in this turn of the event loop, before its callbacks have run.
         world.pool._rescuing = asyncio.create_task(asyncio.sleep(0))
         asking = asyncio.create_task(answers(world.pool, requests_of([2])))
         return await asking

@@ -1,4 +1,4 @@
-"""Rounds of generation: what filters leave out, what takes its place, and what the ledger is told."""
+"""Rounds of generation: samples that filters drop, their replacement, and the records in the ledger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChosenConfig(PluginSection):
 
 
 class Chosen(SampleFilter):
-    """A filter made from a function, which remembers what it saw."""
+    """A filter made from a function; it records the samples that it saw."""
 
     api = ">=1.1,<2"
 
@@ -46,7 +46,7 @@ class Chosen(SampleFilter):
 
 
 def differing(columns: Batch, groups: Groups) -> np.ndarray:
-    """DAPO's: groups whose scores are not all equal."""
+    """Keep groups whose scores are not all equal, as in DAPO."""
     scores = columns["scores"]
     spread = np.array([np.ptp(scores[groups.index_N == g]) for g in range(groups.count)])
     return (spread > 0)[groups.index_N]
@@ -78,7 +78,7 @@ def group_of(samples: list[Any], greedy: Any = None) -> Group:
 def generated(
     make_sample: Any, scores: dict[int, tuple[float | None, ...]], greedy: Any = None
 ) -> list[Group]:
-    """A round: prompt → its samples' scores, and where they are given the scores of the greedy ones."""
+    """Return the groups of a round, from the scores of each prompt's samples, and of the greedy responses if given."""
     return [
         group_of(
             [make_sample(prompt, number, score) for number, score in enumerate(row)],
@@ -145,7 +145,7 @@ def test_a_filter_sees_only_its_round_and_only_what_earlier_filters_left(make_sa
     rollout.add(generated(make_sample, {0: (-1.0, 1.0, 1.0), 1: (0.0, 1.0, None)}))
     rollout.add(generated(make_sample, {2: (-1.0, -1.0, -1.0)}))
     assert [len(saw) for saw in first.saw] == [5, 3]
-    assert [len(saw) for saw in second.saw] == [4]  # nothing was left of the second round
+    assert [len(saw) for saw in second.saw] == [4]  # all of round 2 was dropped
     assert kept(rollout) == {1: [0.0, 1.0]}
     assert rollout.reasons == {(0, 0, 0): "filter:equal", (0, 2, 0): "filter:negative"}
     assert rollout.metrics["filter/negative/dropped_samples"] == 4
@@ -221,7 +221,7 @@ def test_rows_say_which_filter_took_a_sample(make_sample):
 )
 def test_a_filter_that_errs_is_named(make_sample, answer, said):
     rollout = rollout_of(1, Chosen("mine", "drop", answer))
-    if said is None:  # one of Dovetail's own errors says enough itself
+    if said is None:  # Dovetail's own errors are raised unchanged
         with pytest.raises(Exception, match="no column 'scor'"):
             rollout.add(generated(make_sample, {0: (1.0, 1.0)}))
         return
@@ -265,7 +265,7 @@ def one_step(
     *,
     stop_after: int | None = None,
 ) -> DynamicSampler | None:
-    """A step of three rounds in which only odd prompts differ; it is abandoned after a round where that is said."""
+    """Run a step of three rounds in which only odd prompts have different scores; abandon the step after round `stop_after`, if given."""
     issued: list[Prompt] = loader.next_batch()
     rollout = rollout_of(len(issued), equal_rewards(), refills=True)
     while True:
@@ -303,7 +303,7 @@ def one_step(
 
 
 def run_steps(make_sample: Any, steps: int, stop: tuple[int, int] | None = None) -> tuple[Any, Any]:
-    """Sample ids of every step, and the ledger's counts; the stop (step, round) is resumed from saved states."""
+    """Return the sample ids of every step and the ledger's counts; after the stop (step, round), resume from saved states."""
     loader, ledger = loader_of(10, 4)
     trained = []
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""What k of m samples reach is counted out over every subset; intervals hold the truth as often as they say."""
+"""Estimates over k of m samples equal means over all subsets; intervals cover the true mean as often as they claim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail_rollouts.resampling import (
 
 @st.composite
 def scored_prompts(draw, largest=7):
-    """Rows of (score, answer) pairs, some without an answer, and k."""
+    """Draw rows of (score, answer) pairs, some without an answer, and k."""
     sample = st.tuples(
         st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0, 3.0]), st.sampled_from([None, "a", "b", "c"])
     )
@@ -31,7 +31,7 @@ def scored_prompts(draw, largest=7):
 
 def packed(rows):
     width = max(map(len, rows))
-    scores = np.full((len(rows), width), 99.0)  # what stands beyond a row's size is never read
+    scores = np.full((len(rows), width), 99.0)  # values beyond a row's size are never read
     answers = np.full((len(rows), width), 0)
     for p, row in enumerate(rows):
         numbers = {None: -1}
@@ -42,7 +42,7 @@ def packed(rows):
 
 
 def over_subsets(row, k, figure):
-    """The mean of a figure over every subset of k samples, all of them where there are fewer."""
+    """Return the mean of a metric over every subset of k samples, or of all samples if there are fewer."""
     subsets = list(combinations(row, min(k, len(row))))
     return sum(figure(subset) for subset in subsets) / len(subsets)
 
@@ -119,7 +119,7 @@ def test_majority_between_comes_near_the_mean_over_all_subsets(k):
         [(float(rng.random() < 0.4), rng.choice([None, "a", "b"])) for _ in range(6)]
         for _ in range(12)
     ]
-    rows[0] = rows[0][:2]  # of which only all can be drawn
+    rows[0] = rows[0][:2]  # fewer than k: all are drawn
     scores, answers, sizes = packed(rows)
     (found,) = majority_at_k(scores, answers, sizes, [k], np.random.default_rng(0))
     expected = [over_subsets(row, k, majority_of(row)) for row in rows]

@@ -1,4 +1,4 @@
-"""What is said where too few samples of a step have a score: how many failed of each cause, and how the first of each did."""
+"""The error if too few samples of a step have a score: the number of failures of each kind, and the first message of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of a hacked reward, against plain oracles."""
+"""Signs of reward hacking, against simple reference implementations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dovetail_rollouts.sample_metrics import (
 
 
 def of(make_sample: Any, rows: Any) -> list[Any]:
-    """Samples of (group, score, length) with texts of their own."""
+    """Make samples of (group, score, length), each with its own text."""
     return [
         attrs.evolve(make_sample(group, number, score, length=length), text=f"text {number}")
         for number, (group, score, length) in enumerate(rows)

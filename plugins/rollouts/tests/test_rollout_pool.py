@@ -59,7 +59,7 @@ def test_no_completion_is_lost_or_doubled_under_failures(plans, groups) -> None:
     completions = collect(pool, requests)
     assert keys(completions) == wanted(requests)
     assert not any(member.outstanding for member in pool.replicas.members)
-    # A sample is what its stream says, wherever and in whichever retry it was made.
+    # A sample depends only on its random stream, not on the replica or the retry.
     by_id = {r.request_id: r for r in requests}
     for c in completions:
         assert c.response_ids.tolist() == stream_answer(by_id[c.request_id], c.sample)
@@ -104,7 +104,7 @@ def test_one_incident_that_takes_many_requests_down_is_one_failure() -> None:
     assert keys(collect(pool, requests)) == wanted(requests)
     assert len(sick.requests) == 4
     assert set(pool.replicas.usable) == {sick, healthy}
-    # A request that was sent after the first incident and fails is a second one.
+    # A failed request that was sent after the first incident is a second incident.
     collect(pool, [make_request("r9")])
     assert len(sick.requests) == 5
     assert pool.replicas.usable == (healthy,)
@@ -225,7 +225,7 @@ def test_a_replica_that_refuses_weights_is_named_and_the_others_still_get_them()
     assert str(fault) == "replica 1: torn"
     assert good.version == 3
     assert pool.replicas.versions == {0: 3, 1: None}
-    # What it holds now is nobody's guess: it gets no requests until an update has reached it whole.
+    # The replica's weights are undefined, so it gets no requests until it has received a complete update.
     assert pool.replicas.usable == (good,)
     assert [fault.number for fault in pool.replicas.lost()] == [1]
 

@@ -1,4 +1,4 @@
-"""The rules of this package: a config that trips each, what it then says, and a config that it leaves alone."""
+"""The rules of this package: for each rule a config that it reports, its message, and a config that it accepts."""
 
 from __future__ import annotations
 

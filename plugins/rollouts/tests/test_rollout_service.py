@@ -1,4 +1,4 @@
-"""RolloutService: groups are generated while the trainer does other things, and come back in the order of their admission."""
+"""RolloutService: groups are generated while the trainer does other work, and are returned in the order of queueing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_finished_groups_come_before_earlier_ones_that_still_run_as_long_as_thes
     assert served.service.take(2, EarlyRelease(step=1, batch=2)) == groups[1:3]
     assert served.service.passed == {groups[0]}
     threading.Timer(0.2, served.engine.held.clear).start()
-    # It is due: the step waits for it.
+    # The first group is due, so the step waits for it.
     assert served.service.take(1, EarlyRelease(step=2, batch=1)) == groups[:1]
     assert not served.service.passed
     assert served.service.take(1) == groups[3:]
@@ -62,7 +62,7 @@ def test_a_group_that_is_left_counts_as_passed_over_until_it_is_taken_also_over_
     served.service.admit(groups)
     first = EarlyRelease(step=1, batch=2)
     assert served.service.take(2, first) == groups[1:3]
-    assert served.service.take(1, first) == groups[3:]  # in place of one that a filter emptied
+    assert served.service.take(1, first) == groups[3:]  # in place of a group that filters dropped
     assert served.service.passed == {groups[0]}
     served.engine.held.clear()
     assert served.service.take(1, first) == groups[:1]

@@ -1,4 +1,4 @@
-"""The plugins of the library pass the suites of their kinds."""
+"""The plugins of this package pass the conformance suites of their kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a step's samples: what is not as its interface says is refused by the plugin's name and version."""
+"""Checks of a step's samples: an error about an interface names the plugin with its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples of a step that are kept by rule: which, why, with what, and in how many bytes."""
+"""The samples of a step that rules keep: the choice, the recorded rules, the columns, and the limit of bytes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_kept_sample_has_its_tokens_with_what_stages_computed(observe, group, 
 
 @pytest.fixture
 def three_groups(make_sample):
-    """Of three prompts four samples each; the rules choose of the first and of the last."""
+    """Four samples of each of three prompts; the rules choose samples of the first and the last prompt."""
     scores = ((0.5, 0.5, 0.5, 1.0), (0.5,) * 4, (0.5, 0.0, 0.5, 0.5))
     return [
         make_sample(g, n, s, length=4) for g, row in enumerate(scores) for n, s in enumerate(row)

@@ -22,7 +22,7 @@ def test_a_request_that_fails_everywhere_fails_take_and_the_next_one_begins_anew
     threading.Timer(0.1, served.engine.held.discard, [1]).start()
     with pytest.raises(RolloutError, match=r"on every rollout replica.*scripted failure"):
         served.service.take(2)
-    assert served.quiet()  # what else ran is ended, too
+    assert served.quiet()  # other running requests were ended too
     assert served.service.outstanding == 3
     assert not groups[2].finished
     served.engine.held.clear()
@@ -76,7 +76,7 @@ def test_a_stop_while_take_waits_ends_it_soon_and_leaves_nothing_running(serve) 
     began = time.monotonic()
     with pytest.raises(StopRequested):
         served.service.take(2)
-    assert time.monotonic() - began < 0.2 + 1.0 + 5.0  # a busy machine takes its time
+    assert time.monotonic() - began < 0.2 + 1.0 + 5.0  # plus time for a busy machine
     assert served.quiet()
     served.stops, served.manager.seconds = False, 0.0
     served.engine.held.clear()
@@ -106,7 +106,7 @@ def test_an_engine_that_leaves_ends_the_loop_and_every_call_fails_with_the_cause
 
 
 def lost_in_the_middle(served: Any) -> list[str]:
-    """Groups 0 and 1 run when the replica dies; the threads that bring it back are noted from then on."""
+    """Let the replica die while groups 0 and 1 run, and return a list that records the threads which restart the replica."""
     threads: list[str] = []
 
     def rescue(lost: Sequence[Any]) -> None:
@@ -128,7 +128,7 @@ def test_lost_replicas_are_brought_back_by_the_trainers_thread_while_it_takes(se
     served = serve(held=[0, 1], restart=lambda engine: engine)
     threads = lost_in_the_middle(served)
     time.sleep(0.1)
-    assert threads == []  # nobody waits
+    assert threads == []  # no call waits yet
     groups = served.service.take(2)
     assert served.complete(*groups)
     assert threads == [threading.current_thread().name]
@@ -152,7 +152,7 @@ def test_replicas_that_were_brought_back_otherwise_are_not_brought_back_again(se
     threads = lost_in_the_middle(served)
     served.until(lambda: bool(served.service._rescues))
     served.engine.dead = False
-    served.pool.replicas.restart([0])  # as a publication does
+    served.pool.replicas.restart([0])  # as a publication of weights does
     assert served.complete(*served.service.take(2))
     assert threads == []
 

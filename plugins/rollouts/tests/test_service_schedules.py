@@ -1,4 +1,4 @@
-"""The rollout service and the ledger under random schedules: whatever fails, is given back or is stopped, each prompt ends once."""
+"""The rollout service and the ledger under random schedules: after any failure, return or stop, each prompt ends exactly once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROMPTS, N, WATCHDOG = 7, 2, 120.0
 
 
 class Engine(ScriptedRollout):
-    """A replica that takes its time, and refuses some requests."""
+    """A replica that takes random time, and refuses some requests."""
 
     def __init__(self, chance: Random, refuses: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Engine(ScriptedRollout):
 
 
 class Manager(RewardManager):
-    """Can't score some samples."""
+    """A manager that fails to score some samples."""
 
     name = "random"
     api = ">=1.0,<2"
@@ -82,16 +82,16 @@ class Manager(RewardManager):
 
 
 class Schedule:
-    """A trainer that does what chance says, and a model of what it should find.
+    """A trainer with random actions, and a model of the expected state.
 
     Attributes:
-        expected: groups in the order in which they are to be taken.
-        used: what was trained on.
+        expected: the groups, in the order in which they must be taken.
+        used: the prompts that were trained on.
     """
 
     def __init__(self, seed: int) -> None:
         self.chance = chance = Random(seed)
-        # The engine and the manager run in another thread: each has a chance of its own.
+        # Engine and manager run in another thread, so each has its own random generator.
         self.engines = [
             Engine(Random(seed + i), chance.choice([0.0, 0.05, 0.2]))
             for i in range(chance.choice([1, 2]))
@@ -132,7 +132,7 @@ class Schedule:
         self.expected += groups
 
     def train(self) -> None:
-        """A step as the collector takes it; it fails now and then, and gives its groups back."""
+        """Take a step as the collector does; some steps fail, and return their groups."""
         self.step += 1
         count = self.chance.randint(0, len(self.expected))
         groups: list[Group] = []
@@ -177,7 +177,7 @@ class Schedule:
         assert {sample.prompt.key for sample in sound} <= {group.prompt.key}
 
     def publish(self) -> None:
-        """Weights may change only where no request runs."""
+        """Check that weights change only while no request runs."""
         with self.service.held(nullcontext):
             assert all(not engine._running for engine in self.engines)
             self.version += 1
@@ -186,13 +186,13 @@ class Schedule:
         self.service.settle()
 
     def save(self) -> None:
-        """A checkpoint holds groups that are admitted, in their order, and no response both whole and cut short."""
+        """Check that a checkpoint holds queued groups in their order, and no response both complete and interrupted."""
         for group in (kept := self.service.kept(list)):
             assert not group.arrived.keys() & group.cut.keys()
         assert kept == [group for group in self.expected if group in kept]
 
     def sleep(self) -> None:
-        """Replicas and reward models sleep while nothing runs."""
+        """Check that replicas and reward models sleep only while nothing runs."""
         self.service.suspend(nullcontext)
         if self.chance.random() < 0.5:
             self.publish()
@@ -203,7 +203,7 @@ class Schedule:
         self.service.resume()
 
     def stopping(self) -> None:
-        """A step that a stop may end."""
+        """Take a step that a stop may end."""
         self.stops = 0.5
         self.train()
         self.stops = 0.0
@@ -219,7 +219,7 @@ class Schedule:
 
 @contextmanager
 def watchdog() -> Iterator[None]:
-    """End the process with all stacks where something hangs."""
+    """End the process and print all stacks if a test hangs."""
     faulthandler.dump_traceback_later(WATCHDOG, exit=True)
     try:
         yield
@@ -246,7 +246,7 @@ def test_each_group_ends_once_in_the_order_of_admission_and_nothing_runs_after_t
         assert all(engine.active == 0 for engine in schedule.engines)
         assert schedule.manager.running == 0
         assert len(set(schedule.used)) == len(schedule.used)
-        # In order within a schedule: epochs one after the other, prompts from the first to the last.
+        # Within a schedule, epochs and their prompts are used in order.
         assert schedule.used == sorted(schedule.used)
         in_flight = [key[:2] for key in schedule.ledger.open()]
         assert sorted(in_flight) == sorted(group.prompt.key[:2] for group in schedule.expected)

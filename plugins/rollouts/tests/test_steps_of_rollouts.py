@@ -1,4 +1,4 @@
-"""Steps of a run whose samples are filtered away, or are not what was asked for."""
+"""Steps of a run whose samples are all dropped by filters, or differ from the request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_completions_are_checked_in_the_first_step_of_a_process_alone(compose):
     made = compose()
     made.take(1)
     made.engine.script = attrs.evolve(made.engine.script, answer=lambda _, sample: [1] * 9)
-    made.take(1)  # longer than was asked for
+    made.take(1)  # longer than requested
     again = attrs.evolve(made.run, steps_begun=0)
     with pytest.raises(PluginBrokenError, match="at most 5"), again.step() as step:
         again.collect(step)

@@ -1,8 +1,8 @@
 """The trainer `streaming` under random schedules on a simulated clock: the bound holds, each prompt is used once, nothing hangs.
 
-Run, collector, rollout service, pool, scorer, ledger and checkpoints are the real ones. Their event loop has a clock of its own, which
-moves on to the next timer only while the trainer waits for the loop; so latencies of seconds take no time, and a schedule is the same
-each time.
+Run, collector, rollout service, pool, scorer, ledger and checkpoints are the real ones. The clock of their event loop jumps to the next
+timer while the trainer waits for the loop, and stands still otherwise. So latencies of seconds take no time, and a schedule always runs
+in the same way.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from dovetail_trainers.streaming import StreamingTrainer
 
 BATCH, PROMPTS, STEPS, WATCHDOG = 2, 6, 9, 120.0
 HANGS = 100.0
-"""Seconds until an engine gives up a request that hangs; a score that takes so long is given up before."""
+"""Seconds after which an engine fails a hanging request; a score that takes as long times out before."""
 
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """What chance decides.
+    """The parameters of a random schedule.
 
     Attributes:
-        seed: of latencies, lengths, failures and ends.
-        max_staleness, sync_every, on_sync, save_every: of the trainer.
-        token: seconds a token, at most.
-        learn: seconds a stage, at most.
+        seed: the seed of latencies, lengths, failures and ends.
+        max_staleness, sync_every, on_sync, save_every: settings of the trainer.
+        token: maximum seconds of a token.
+        learn: maximum seconds of a stage.
         fails: share of the samples that can't be scored.
-        drops: whether a filter drops every sixth group, and others take its place.
+        drops: whether a filter drops every sixth group, so that other groups take its place.
         ends: share of the steps in which the process is stopped or killed.
-        replicas: at the beginning.
-        dies_after: tokens that a replica makes before it dies, in the mean; 0 if none dies.
-        breaks: share of the requests, scores and updates of a replica's weights that fail, or hang until they are given up.
-        moves: share of the steps before which a replica joins, or one is drained.
+        replicas: number of replicas at the beginning.
+        dies_after: mean number of tokens that a replica makes before it dies; 0 if none dies.
+        breaks: share of requests, scores and weight updates of a replica that fail, or hang until a time-out.
+        moves: share of the steps before which a replica joins or is drained.
         turns: whether samples are episodes of several turns.
-        spare: how far the prompts outstanding are below what staleness allows: 0 not, so that steps take prompts in order; else
-            at 1 as few as steps between two publications take.
+        spare: how far the outstanding prompts are below the limit of staleness, from 0 to 1. At 0 steps take prompts in order; at 1
+            as few prompts are outstanding as the steps between two publications take.
         tightens: whether each further process of the run has half the `max_staleness`.
     """
 
@@ -87,7 +87,7 @@ class Schedule:
 
     @property
     def over_sampling(self) -> float | None:
-        """Of the trainer."""
+        """The trainer's setting `over_sampling`."""
         fewest, most = self.sync_every, (self.max_staleness + 1) * self.sync_every
         return most - self.spare * (most - fewest) if self.spare and most > fewest else None
 
@@ -129,7 +129,7 @@ class DropFirst(SampleFilter):
 
 
 class Talk(AgentLoop):
-    """One to three turns, each followed by what a tool shows after a while."""
+    """An agent loop of one to three turns, each followed by an observation after some time."""
 
     name = "talk"
     api = ">=1.0,<2"
@@ -147,7 +147,7 @@ class Talk(AgentLoop):
 
 
 class Watched:
-    """A run as its trainer sees it, in a life that checks and may end after every call."""
+    """The run that the trainer gets; checks the state at each call, after which the process may end."""
 
     def __init__(self, life: Life) -> None:
         self.life, self.run, self.world = life, life.run, life.world
@@ -184,11 +184,11 @@ class Watched:
 
 
 class Killed(BaseException):
-    """The process ended: what it does from here on counts for nothing."""
+    """The process was killed, and nothing that it does afterwards counts."""
 
 
 class Life:
-    """One process of a run: from a checkpoint, or from the start, to its end."""
+    """One process of a run, from its start or a checkpoint to its end."""
 
     def __init__(self, world: World, directory: Path, checkpoint: Path | None) -> None:
         self.world, self.plan = world, world.plan
@@ -201,7 +201,7 @@ class Life:
             f"rollout.partial_rollout={str(self.plan.on_sync != 'drain').lower()}",
             f"rollout.keep_cache={str(self.plan.on_sync == 'keep').lower()}",
             "reward.max_failure_share=1.0",
-            "algorithm.max_generation_rounds=5",  # a step may take the first prompts of all epochs, which are dropped
+            "algorithm.max_generation_rounds=5",  # a step may take the first prompts of several epochs, which the filter drops
             directory=str(directory),
             trainer=world.trainer,
             filters={"first": DropFirst()} if self.plan.drops else {},
@@ -215,14 +215,14 @@ class Life:
             self.run.restore(checkpoint)
 
     def _script(self) -> None:
-        """Put latencies, failures and checks into the parts."""
+        """Add latencies, failures and checks to engines and reward manager."""
         made, chance = self.made, self.chance
         for engine in made.engines:
             self._script_replica(engine)
         score = made.manager.score
 
         async def scored(samples: Any, time: Any) -> list[Any]:
-            # The first sample of a group never fails: a step without any score would end the run.
+            # The first sample of a group never fails, since a step without any score would end the run.
             may_fail = not any(sample.sample_id.endswith(".s0") for sample in samples)
             hangs = may_fail and chance.random() < self.plan.breaks
             await asyncio.sleep(HANGS if hangs else chance.uniform(0, self.plan.token))
@@ -235,7 +235,7 @@ class Life:
         made.events.after = lambda _: self._wait(chance.uniform(0, self.plan.learn))
 
     def _script_replica(self, engine: Any) -> Any:
-        """Have a replica take its time, fail and die."""
+        """Make a replica slow, and let it fail and die."""
         chance, run = self.chance, self.run
         tokens_left = chance.expovariate(1 / self.plan.dies_after) if self.plan.dies_after else 1e9
         receive = engine.receive_weights
@@ -248,7 +248,7 @@ class Life:
             nonlocal tokens_left
             name = request.request_id
             engine.aborted = [aborted for aborted in engine.aborted if aborted != name]
-            # It generates with the weights in force, however it came into the pool.
+            # The replica has the current weights, no matter how it came into the pool.
             assert engine.version >= run.position.weight_version
             engine._running.add(name)
             speed = chance.uniform(0, self.plan.token)
@@ -295,7 +295,7 @@ class Life:
         return self._script_replica(type(engine)())
 
     def move_replicas(self) -> None:
-        """A replica joins, or one is drained unless it is the last."""
+        """Let a replica join, or drain one unless it is the last."""
         if self.chance.random() >= self.plan.moves:
             return
         pool, service = self.made.pool, self.run.source._service
@@ -307,7 +307,7 @@ class Life:
             pool.replicas.add(lambda _: self._restart(self.made.engine), "http://added")
 
     def _wait(self, seconds: float) -> None:
-        """The trainer is busy: time passes."""
+        """Let simulated time pass while the trainer is busy."""
         self.run.source._service._loop.wait(asyncio.sleep(seconds))
 
     def end(self) -> None:
@@ -322,7 +322,7 @@ class Life:
         return sorted((self.directory / "run" / "checkpoints").glob("step_*"))
 
     def live(self) -> None:
-        """Train until the run is complete, or the process ends; then `kept` are its checkpoints."""
+        """Train until the run is complete or the process ends; in the latter case, set `kept` to the process's checkpoints."""
         try:
             with self.made.run.record.running():
                 self.run.trainer.run(Watched(self))
@@ -339,7 +339,7 @@ class Life:
 
 
 class World:
-    """The processes of a run one after another, and what has to be true of them together."""
+    """The successive processes of a run, and checks over all of them."""
 
     def __init__(self, plan: Schedule, compose: Callable[..., Any], directory: Path) -> None:
         self.compose, self.directory = compose, directory
@@ -348,10 +348,10 @@ class World:
         self.learned: dict[int, list[tuple[int, int]]] = {}
         self.steps_at: dict[int, int] = {}
         self.unscheduled = 0
-        """Publications besides those of the schedule: of resumed runs, and to replicas that were all lost."""
+        """Number of publications outside the schedule: by resumed runs, and after the loss of all replicas."""
 
     def follow(self, plan: Schedule) -> None:
-        """From here on processes have this plan."""
+        """Use this plan for further processes."""
         self.plan = plan
         config = StreamingConfig(
             name="streaming",
@@ -370,7 +370,7 @@ class World:
         self.steps_behind = (plan.max_staleness + 1) * plan.sync_every - 1
 
     def published(self, version: int, step: int, *, scheduled: bool) -> None:
-        """A version holds the weights after so many steps."""
+        """Record the number of steps after which a version was published, and check that it never changes."""
         if version not in self.steps_at:
             self.steps_at[version] = step
             self.unscheduled += not scheduled
@@ -385,9 +385,9 @@ class World:
         assert version - min(made_by) <= self.plan.max_staleness + extra
 
     def check_outstanding(self, in_flight: Any, step: int) -> None:
-        """Prompts that are in flight, or used since the last publication, where further ones were admitted.
+        """Check the number of prompts in flight or used since the last publication. Called only after prompts were queued.
 
-        More are in flight where a step that replaced dropped groups was stopped, and gave back all that it had taken.
+        Otherwise more may be in flight: a stopped step that had replaced dropped groups returns all groups that it had taken.
         """
         unpublished = step - max(self.steps_at.values())
         steps = self.plan.over_sampling or self.steps_behind + 1
@@ -402,7 +402,7 @@ class World:
                 return life.made
             self.unscheduled += 1
             lives += 1
-            if lives == 5:  # so that it comes to an end
+            if lives == 5:  # so that the run ends
                 self.plan = attrs.evolve(self.plan, ends=0.0, dies_after=0.0, breaks=0.0)
             if self.plan.tightens:
                 self.follow(attrs.evolve(self.plan, max_staleness=self.plan.max_staleness // 2))
@@ -415,7 +415,7 @@ class World:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch, compose: Any) -> None:
-    """Loops have a simulated clock; a config is read and planned once, for all schedules that have it."""
+    """Give event loops a simulated clock, and read and plan each config only once."""
     simulate_clock(monkeypatch)
     monkeypatch.setattr("os.fsync", lambda _: None)
     composing = compose.__globals__
@@ -478,7 +478,7 @@ STEADY = settings(
         drops=True,
         ends=0.2,
     )
-)  # a step that replaced a dropped group is stopped
+)  # stops a step that has replaced a dropped group
 @example(
     plan=Schedule(
         seed=1,
@@ -493,7 +493,7 @@ STEADY = settings(
         ends=0.2,
         tightens=True,
     )
-)  # groups of a checkpoint are older than the next process allows
+)  # groups of a checkpoint are too old for the next process
 @STEADY
 def test_the_bound_holds_and_each_prompt_is_used_once_whatever_the_schedule(
     simulated: None, compose: Callable[..., Any], plan: Schedule

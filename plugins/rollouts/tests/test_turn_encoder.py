@@ -1,4 +1,4 @@
-"""What a chat template puts between two turns of the policy, and what becomes of earlier turns."""
+"""The tokens that a chat template puts between two turns of the policy, and changes of earlier turns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ENDS = {
     "headers": "<|eot_id|>",
     "instruct": "</s>",
 }
-"""What ends a turn."""
+"""The token that ends a turn, by template."""
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -75,7 +75,7 @@ def test_a_conversation_of_appended_turns_is_what_the_template_renders(
     assert asked + produced + encoder.decode(after) == encoder.render(
         [*PROMPT, turn, *following], generate=True
     )
-    # A turn that was cut gets the token that ends it.
+    # A turn that was cut off gets the token that ends a turn.
     cut = encoder.after(PROMPT, following, calls=calls, ended_by=None)
     assert cut == [end, *after]
 

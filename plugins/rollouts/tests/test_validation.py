@@ -1,4 +1,4 @@
-"""Validation's figures: for each source and over all, never a number for what could not be scored."""
+"""Metrics of validation, for each data source and over all; samples without a score never count as numbers."""
 
 from __future__ import annotations
 

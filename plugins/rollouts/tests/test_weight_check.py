@@ -132,7 +132,7 @@ def test_a_token_counts_as_much_as_the_trainer_finds_it_likely() -> None:
     mean, largest = difference([trainer], [trainer + np.array([0, 0.1, 3], np.float32)])
     assert mean == pytest.approx(0.3 * 0.1 + 0.1 * 3)
     assert largest == pytest.approx(3)
-    # A trainer that finds every token as good as impossible is compared all the same.
+    # Tokens are compared even if the trainer's probability of every token underflows.
     assert difference([trainer - 2000], [trainer - 2001])[0] == pytest.approx(1, rel=1e-3)
 
 

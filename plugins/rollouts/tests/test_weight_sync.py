@@ -1,4 +1,4 @@
-"""WeightSync: every replica ends with the whole version, or the run ends with the reason."""
+"""WeightSync: every replica gets the complete version, or the run ends with the reason."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_after_so_many_rebuilds_the_run_ends_with_every_reason(
         world.sync.bring(3)
     assert "replica 1: a digest differs" in str(caught.value)
     assert len(world.made) == 2
-    # Nobody generates with what may be a mixture.
+    # A replica that may hold a mixture of versions gets no requests.
     assert len(world.pool.replicas.usable) == 1
 
 
@@ -159,7 +159,7 @@ def test_a_replica_that_can_not_be_started_counts_as_a_try(mortal: Any, make_wor
 def test_the_sender_s_own_failure_is_raised_as_it_is(
     fault: Exception, ends_meet: bool, mortal: Any, make_world: Any
 ) -> None:
-    # With ends that meet, the sender's failure is all that its receivers hear.
+    # If both ends run at the same time, the receivers fail only because of the sender.
     world = make_world([mortal(refuses=1), mortal(refuses=1)], ends_meet=ends_meet)
     world.actor.raises = [fault]
     with pytest.raises(type(fault)) as caught:
@@ -218,7 +218,7 @@ def test_offloaded_replicas_sleep_through_training_and_wake_around_the_update(
     log: list[str] = []
     world = make_world([mortal(log)], log=log, offload=True)
     world.sync.bring(1)
-    # At the start of a run the actor is on the accelerator too: the engine makes room for it.
+    # At the start of a run the actor is on the accelerator too, so the engine makes room for it.
     around = [
         "free caches",
         "wake weights",
@@ -248,7 +248,7 @@ def test_offloaded_replicas_sleep_through_training_and_wake_around_the_update(
     log.clear()
     world.sync.ready()
     assert log == ["settle"]
-    # Where nothing was sent in between, it wakes as it was.
+    # Without an update in between, the replica wakes with its old weights.
     world.sync.rest()
     world.sync.ready()
     assert log == ["settle", "sleep", "settle", "free caches", "wake kv_cache+weights"]
@@ -291,7 +291,7 @@ def test_the_sender_hears_of_a_replica_that_fails_while_the_others_wait_for_it(
     told = threading.Event()
 
     class Waiting(mortal):
-        """Waits for the sender, who gives the update up once it has been told."""
+        """A replica that waits for the sender, which aborts the update after a notification."""
 
         def receive_weights(self, version: int, manifest: Any) -> None:
             if version not in broken:
@@ -314,7 +314,7 @@ def test_the_sender_hears_of_a_replica_that_fails_while_the_others_wait_for_it(
     world.sync.bring(6)
     assert reasons == ["torn"]
     assert versions(world) == [6, 6]
-    # The other had none of it, and takes the next one as it is.
+    # The waiting replica received nothing, and needs no restart before the next update.
     assert set(world.pool.replicas.usable) == {waiting, world.made[0]}
     assert world.metrics["rollout/restarts"] == 1.0
 

@@ -1,4 +1,4 @@
-"""What an update of weights carries, and how long it takes by each transport, by hand."""
+"""Size and duration of a weight update by each transport, computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTENTION = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 8
 LAYER = ATTENTION + BIASES + 3 * HIDDEN * INNER + 2 * HIDDEN
 EMBEDDING = VOCABULARY * HIDDEN
 BASE = 2 * EMBEDDING + LAYERS * LAYER + HIDDEN
-"""Two heads of eight features, one of keys and values, and an output layer of its own."""
+"""Number of parameters: two query heads of eight features, one KV head, and a separate output layer."""
 LORA = {"name": "fsdp2", "lora": {"rank": 4, "target_modules": ["q_proj", "k_proj"]}}
 ADAPTERS = LAYERS * 4 * ((HIDDEN + HIDDEN) + (HIDDEN + 8))
 

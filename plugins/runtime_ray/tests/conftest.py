@@ -23,7 +23,7 @@ ROLLOUT = HERE / "probe_rollout.py"
 
 
 class Heard(logging.Logger):
-    """A logger that keeps what it is told, fields too."""
+    """A logger that keeps events with their fields."""
 
     def __init__(self) -> None:
         super().__init__("heard")
@@ -33,11 +33,11 @@ class Heard(logging.Logger):
         self.events.append((str(event), fields))
 
     def info(self, event: Any, *args: Any, **fields: Any) -> None:
-        """Not kept."""
+        """Drop the event."""
 
 
 class Shared:
-    """A local cluster with more logical CPUs than any test takes, started when it is first asked for."""
+    """A local cluster with more logical CPUs than any test takes, started on first use."""
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
@@ -62,18 +62,18 @@ def shared() -> Iterator[Shared]:
 
 @pytest.fixture(scope="module")
 def cluster(shared: Shared) -> Cluster:
-    """The shared cluster: a process is connected to one at a time, so that one serves every module it can."""
+    """The cluster that modules share, since a process can be connected to only one cluster at a time."""
     return shared.running()
 
 
 @pytest.fixture(scope="module")
 def no_cluster(shared: Shared) -> None:
-    """This process is connected to none; for modules that start their own."""
+    """Disconnect this process, for modules that start a cluster of their own."""
     shared.close()
 
 
 class Probes:
-    """Specs and groups of probes."""
+    """Specs and worker groups of probes."""
 
     @staticmethod
     def pool(*roles: str, ranks: int = 1) -> Pool:
@@ -81,13 +81,13 @@ class Probes:
 
     @staticmethod
     def engine(role: str = "actor", attribute: str = "ProbeEngine", **context: Any) -> WorkerSpec:
-        """A worker group of probes."""
+        """The spec of a worker group of probes."""
         ref = PluginRef(kind="engine", name=attribute, path=str(ENGINE), attribute=attribute)
         return WorkerSpec(role=role, plugin=ref, context=PluginContext(role=role, **context))
 
     @staticmethod
     def rollout() -> WorkerSpec:
-        """Replicas of the scripted rollout."""
+        """The spec of replicas of the scripted rollout."""
         ref = PluginRef(
             kind="rollout", name="ProbeRollout", path=str(ROLLOUT), attribute="ProbeRollout"
         )
@@ -114,7 +114,7 @@ def start_for_module(cluster: Cluster) -> Iterator[Start]:
 
 @pytest.fixture
 def start(cluster: Cluster) -> Iterator[Start]:
-    """Make a runtime and place pools; it is closed at the end of the test."""
+    """A function that makes a runtime and places pools; the runtime is closed at the end of the test."""
     yield from _starting()
 
 

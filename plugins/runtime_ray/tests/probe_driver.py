@@ -1,4 +1,4 @@
-"""A controller in a process of its own, to be killed: starts probes, says where they are, and waits in a call."""
+"""A controller in its own process, for tests that kill it: starts probes, prints their process ids, and waits in a call."""
 
 from __future__ import annotations
 

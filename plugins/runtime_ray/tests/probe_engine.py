@@ -1,4 +1,4 @@
-"""An engine without a model, which tells of its surroundings and fails in every way on request."""
+"""An engine without a model, which reports its environment and fails in every way on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail.sections import EngineSection
 
 
 class OnlyHere(Exception):
-    """Its class can't be loaded anywhere else."""
+    """An error whose class can't be loaded in another process."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
@@ -49,10 +49,10 @@ class ProbeEngine(TrainEngine):
         return version
 
     def send_weights(self, version: int, manifest: Any) -> None:
-        """Sends nothing."""
+        """Send nothing."""
 
     def save(self, directory: Path) -> None:
-        """Saves nothing."""
+        """Save nothing."""
 
     load = export = save
 
@@ -80,7 +80,7 @@ class ProbeEngine(TrainEngine):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def summed(self, value: float) -> float:
-        """Over the ranks that share a batch."""
+        """Sum a value over the ranks that share a batch."""
         return float(self.context.reduction.sum(np.array([value * (self.rank + 1)]))[0])
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
@@ -95,7 +95,7 @@ class ProbeEngine(TrainEngine):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pause_until(self, there: Path) -> int:
-        """Until this file exists."""
+        """Wait until this file exists."""
         while not there.exists():
             time.sleep(0.01)
         return self.rank
@@ -109,7 +109,7 @@ class ProbeEngine(TrainEngine):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail(self, how: str, ranks: tuple[int, ...], others: str = "return") -> int:
-        """These ranks fail; the others return, hang in a collective, or sleep."""
+        """Fail on these ranks; the other ranks return, hang in a collective, or sleep."""
         if self.rank in ranks:
             return self._failing(how)
         if others == "collective":
@@ -142,7 +142,7 @@ def _sleep_for_long() -> None:
 
 
 class BrokenEngine(ProbeEngine):
-    """Its start fails on rank 1."""
+    """An engine whose start fails on rank 1."""
 
     name = "broken"
 

@@ -19,7 +19,7 @@ from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 
 class ProbeRollout(ScriptedRollout):
-    """What it does with a request is told by the request's id."""
+    """A rollout that acts on words in a request's id, such as `dies`."""
 
     name = "probe"
 
@@ -31,7 +31,7 @@ class ProbeRollout(ScriptedRollout):
         here = f"on-{self.context.rank}" in request.request_id
         count = 0
         async for completion in super().submit(request):
-            # Asked again, as after it was started again, it lives.
+            # A retry, such as after a restart, does not kill the replica again.
             dies = "dies" in request.request_id and "#retry" not in request.request_id
             if count == 1 and here and dies:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A task for workers: says where it runs, fails, dies, or does what it is told."""
+"""A task for workers: reports where it runs, fails, dies, or does what a test requests."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Environments of roles: another interpreter tells what it has, and what does not fit is named with both values."""
+"""Environments of roles: another interpreter reports its packages, and errors name both values of a mismatch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def venv(place: Path, *, sees_us: bool) -> Path:
 
 
 def pretend(place: Path, name: str, version: str) -> None:
-    """Have a distribution of this version, and nothing in it."""
+    """Install an empty distribution of this name and version."""
     (packages,) = place.glob("lib/python*/site-packages")
     folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
@@ -77,7 +77,7 @@ def test_another_interpreter_tells_what_it_has(other: Path) -> None:
     there = facts_of(interpreter_of(str(other), KEY), [DISK], ["attrs"])
     assert there.executable == str(other / "bin" / "python")
     assert there.python == here.python
-    # The same code, found in both.
+    # Both interpreters load the same code.
     assert there.plugins == here.plugins
     assert [item["unmet"] for item in there.plugins] == [[]]
     (problem,) = environment_problems(here, there)
@@ -107,7 +107,7 @@ def test_an_environment_without_dovetail_says_how_to_get_it(tmp_path: Path) -> N
 
 
 def test_an_environment_of_another_python_is_told_of_that_first(tmp_path: Path) -> None:
-    """Whether or not dovetail is there, which such a Python may not even be able to import."""
+    """Also if that Python can't import dovetail."""
     pretender = tmp_path / "python"
     pretender.write_text(
         f"#!{sys.executable} -IS\n"
@@ -184,7 +184,7 @@ def test_what_is_missing_there_is_a_need_with_its_command() -> None:
     with pytest.raises(PluginNeedsError, match=r"needs vllm>=0.24 \(not installed\)") as caught:
         require_environment("it", found)
     assert caught.value.hint == "pip install vllm"
-    # Where it does not fit besides, installing that is not enough.
+    # With a further problem, installing the package is not enough.
     with pytest.raises(PluginIncompatibleError):
         require_environment("it", [*found, EnvironmentProblem("it has Python 2", "make another")])
 

@@ -1,4 +1,4 @@
-"""Accelerators that Ray counts: a rank and the replica beside it get the same one. No real one is needed for that."""
+"""Accelerators as Ray counts them: a rank and the replica beside it get the same accelerator. No real accelerator is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POOL = Pool(name="all", roles=("actor", "rollout"), ranks_per_node=2, accelerato
 
 @pytest.fixture(scope="module")
 def cluster(no_cluster: None) -> Iterator[Cluster]:
-    """A local cluster that believes in four GPUs."""
+    """A local cluster that pretends to have four GPUs."""
     cluster = Cluster(RayConfig(ray_init={"num_gpus": 4}), 8, None)
     yield cluster
     cluster.close()
@@ -44,7 +44,7 @@ def setup_of(rank: int) -> ProcessSetup:
 
 
 class Eyes(Process):
-    """Tells which accelerators it may see."""
+    """A process that reports its visible accelerators."""
 
     def seen(self) -> str | None:
         import os

@@ -1,6 +1,6 @@
-"""Megatron trains here, vLLM or SGLang generates in another environment, joined by one config.
+"""Megatron trains in this environment, and vLLM or SGLang generates in another, in one run.
 
-Megatron computes on the CPU with what its own tests put in CUDA's place, SGLang's server with what stands in for its kernels.
+Megatron runs on the CPU with the replacement of CUDA from its own tests, and SGLang's server with replacements of its kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEGATRON = ROOT / "plugins" / "train_megatron" / "tests" / "cuda_stand_in.py"
 STAND_INS = ROOT / "plugins" / "rollout_sglang" / "tests" / "stand_ins"
 SETTINGS = {
     "vllm": "enforce_eager: true",
-    # JSON is YAML, on one line.
+    # JSON on one line is also YAML.
     "sglang": f"engine_args: {' '.join((STAND_INS / 'arguments.json').read_text().split())}",
 }
 CONFIG = """
@@ -38,7 +38,7 @@ APART = {
     "settings": ", weight_transport: {name: nccl, backend: gloo, timeout: 60}",
     "pools": ", pools: {train: {roles: actor}, generate: {roles: rollout}}",
 }
-"""Pools of their own, and weights as they go between GPUs, but that gloo carries them."""
+"""Separate pools, and the weight transport between GPUs, with gloo in place of NCCL."""
 
 pytestmark = [
     pytest.mark.nightly,
@@ -50,7 +50,7 @@ pytestmark = [
 
 
 def environment(engine: str, directory: Path) -> Path:
-    """An environment that sees the one of this engine's tests, and what stands in for SGLang's kernels."""
+    """An environment that includes the environment of this engine's tests, and the replacements of SGLang's kernels."""
     home = Path(sys.prefix).with_name(f".venv-{engine}")
     if not home.is_dir() or importlib.util.find_spec(engine) is not None:
         pytest.skip(f"needs {engine} in an environment {home.name} beside this one, and not here")
@@ -98,7 +98,7 @@ def test_megatron_trains_what_another_environment_generates_with(
         if "weight_check/mean_difference" in row
     ]
     assert len(probed) == STEPS
-    # What generates there computes with what Megatron has made here, in float32.
+    # The rollout in the other environment computes with Megatron's weights, up to rounding in float32.
     assert max(probed) < 1e-5
     lock = json.loads((run / "plugins.lock.json").read_text())
     there = lock["environments"]["rollout"]["packages"]

@@ -1,4 +1,4 @@
-"""Whether pools fit the nodes of a cluster: known, and said in numbers, before anything waits."""
+"""Whether pools fit the nodes of a cluster is checked, and reported in numbers, before any process waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches through the codec: what workers see and what comes back is as without it; each value travels once."""
+"""Batches through the codec: arguments and results are as without the codec, and each value is sent once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from dovetail_sdk.testing import SimulatedGroup
 calm = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 SHELF: dict[int, list] = {}
-"""Array and number of references, by key."""
+"""Stored arrays, each with its number of references, by key."""
 KEYS = count()
 
 
 class Reference:
-    """Holds its array as long as it lives, and can be pickled."""
+    """A reference that keeps its array stored, and can be pickled."""
 
     def __init__(self, key: int):
         self.key = key
@@ -46,7 +46,7 @@ class Reference:
 
 
 class Shelf:
-    """One process's way to the arrays; counts the bytes that it moves."""
+    """One process's access to the stored arrays; counts the bytes that the process puts and gets."""
 
     def __init__(self):
         self.put_bytes = self.got_bytes = self.puts = 0
@@ -70,7 +70,7 @@ class Shelf:
 
 
 class CodecGroup(SimulatedGroup):
-    """Workers behind the codec, as in other processes."""
+    """A group of workers behind the codec, as in other processes."""
 
     def __init__(self, worker_class, mesh, *, along=0, driver=None):
         self.store, self.stores = Shelf(), [Shelf() for _ in range(mesh.size)]
@@ -98,7 +98,7 @@ class CodecGroup(SimulatedGroup):
 
 
 class Engine(Worker, Plugin):
-    """Scores tokens by their ids, and remembers what it was given."""
+    """A worker that scores tokens by their ids, and records its arguments."""
 
     def start(self):
         self.seen: list[Batch] = []
@@ -149,7 +149,7 @@ def nothing_left():
 
 @st.composite
 def steps(draw) -> Batch:
-    """A step's batch: columns of every kind, some along the response, with empty rows."""
+    """A step's batch: columns of every kind, some with a value for each response token, with empty rows."""
     count = draw(st.integers(1, 9))
     lengths = draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
     offsets = np.cumsum([0, *lengths])
@@ -221,7 +221,7 @@ def step(samples: int = 8, tokens: int = 50) -> Batch:
 
 
 def scored_by_two(group: CodecGroup, batch: Batch) -> Batch:
-    """The batch with what three passes add to it."""
+    """The batch with the columns of three forward passes."""
     for name in ("old_log_probs", "ref_log_probs", "values"):
         batch = batch.with_columns(group.forward(batch, [name]).result().columns)
     return batch
@@ -234,8 +234,8 @@ def test_tokens_are_put_once_and_results_never_pass_through_the_driver():
     tokens = sum(batch[name].nbytes for name in ("prompt_ids", "response_ids", "response_mask"))
     assert group.store.put_bytes == tokens
     assert group.store.got_bytes == 0
-    assert group.store.puts == 2  # the columns of a share go together
-    # Each rank makes its share of three float32 columns.
+    assert group.store.puts == 2  # the columns of a share are put together
+    # Each rank puts its share of three float32 columns.
     assert [store.put_bytes for store in group.stores] == [3 * 200 * 4] * 2
     assert full["values"].finite()
     assert group.store.got_bytes == 0

@@ -1,4 +1,4 @@
-"""Completions survive the way from a rollout's process: every field, whatever is missing or empty."""
+"""Completions from a rollout's process keep every field, also if fields are missing or empty."""
 
 from __future__ import annotations
 

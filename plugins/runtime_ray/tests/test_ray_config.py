@@ -1,4 +1,4 @@
-"""The runtime's config: which pools it stands for, and what is refused before anything starts."""
+"""The runtime's config: the pools that follow from it, and errors before any process starts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_how_weights_travel_follows_from_where_trainer_and_rollout_live(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert RayConfig(**config).default_transport() == transport
-    # Engines that are joined compute elsewhere, whatever the pools say.
+    # Joined engines compute outside the pools, so the pools do not matter.
     assert RayConfig(**config).default_transport(joined=True) == joined
 
 

@@ -22,7 +22,7 @@ class Heard:
 
 
 def refused(config: RayConfig) -> str:
-    """The error of connecting."""
+    """The message of the error when connecting."""
     with pytest.raises(PlacementError) as caught:
         Cluster(config, 1, Heard())
     return str(caught.value)
@@ -58,7 +58,7 @@ def test_addresses_of_nothing(address: str, said: str) -> None:
 def test_auto_where_no_cluster_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import services
 
-    # Others may run one on this machine.
+    # Another program may run a cluster on this machine.
     monkeypatch.setattr(services, "canonicalize_bootstrap_address", lambda _: None)
     message = refused(RayConfig(address="auto"))
     assert "answers at 'auto'" in message

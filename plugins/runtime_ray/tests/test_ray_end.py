@@ -20,7 +20,7 @@ DRIVER = Path(__file__).parent / "probe_driver.py"
 
 
 def until(true: Callable[[], bool], seconds: float = 120.0) -> bool:
-    """Whether it becomes true in time."""
+    """Whether a condition becomes true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if true():
@@ -30,7 +30,7 @@ def until(true: Callable[[], bool], seconds: float = 120.0) -> bool:
 
 
 class Driver:
-    """A controller of its own session, so that a signal to its group is as Ctrl-C in a terminal."""
+    """A controller in its own session, so that a signal to its process group acts like Ctrl-C in a terminal."""
 
     def __init__(self, then: str, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -54,24 +54,24 @@ class Driver:
         return sweeper.marked_processes(self.directory)
 
     def running(self) -> list[int]:
-        """The workers that have not ended; one that waits for whoever adopted it to take note has."""
+        """The workers that have not ended; zombies have ended."""
         return [pid for pid in self.told["pids"] if _state(pid) not in {"", "Z"}]
 
     def end(self) -> tuple[int, str]:
-        """Wait for it; its exit status, and what it wrote to stderr."""
+        """Wait for the controller; return its exit status and stderr."""
         _, written = self.process.communicate(timeout=240)
         return self.process.returncode, written
 
 
 def _state(pid: int) -> str:
-    """As in proc_pid_stat(5), such as `S` or `Z`; empty where there is no such process."""
+    """The state of a process as in proc_pid_stat(5), such as `S` or `Z`; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
 
 
-# A shell gives background jobs an ignored SIGINT, which children inherit: terminals do not.
+# Background jobs of a shell ignore SIGINT, and their children inherit this; jobs in a terminal don't ignore it.
 _WITH_SIGNALS = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,7 +82,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture
 def shared_memory() -> set[str]:
-    """The segments before; those of other programs come and go."""
+    """The names of segments before the test; other programs may add and remove segments meanwhile."""
     return {place.name for place in Path("/dev/shm").iterdir()}
 
 
@@ -124,7 +124,7 @@ def test_an_existing_cluster_lives_on_and_gets_everything_back(cluster: Any, the
     from ray.util import placement_group_table
 
     address = ray.get_runtime_context().gcs_address
-    # Ray would take this machine's other address for 127.0.0.1, where the cluster does not listen.
+    # Ray would replace 127.0.0.1 by another address of this machine, on which the cluster does not listen.
     driver = Driver(then, RAY_ADDRESS=address, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
     assert driver.told["directory"] is None
     if then == "wait":

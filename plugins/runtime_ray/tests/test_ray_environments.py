@@ -1,4 +1,4 @@
-"""Roles in Python environments of their own: another interpreter, acquainted with ours before anything starts."""
+"""Roles in Python environments of their own, which are compared with the controller's before any process starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROLES = ("actor", "ref", "rollout")
 
 @pytest.fixture
 def make_venv(tmp_path: Path) -> Any:
-    """Makes environments with all packages of this one, and other versions of some, with nothing in them."""
+    """A function that makes environments with all packages of this one, and empty packages of other versions in place of some."""
 
     def make(**versions: str) -> Path:
         place = tmp_path / "-".join(["venv", *versions])
@@ -62,7 +62,7 @@ def with_tokenizer(spec: Any, directory: Path) -> Any:
 
 
 def answer(replica: Any) -> list[int]:
-    """A sample of a request, and what it is to be."""
+    """Check the replica's sample of a request, and return the sample's tokens."""
     request = RolloutRequest(
         request_id="one",
         prompt_ids=np.arange(4),
@@ -88,7 +88,7 @@ def test_a_replica_lives_in_its_environment(
     (replica,) = runtime.rollout_replicas(spec, 1)
     assert replica.facts.executable == str(place / "bin" / "python")
     assert answer(replica)
-    # The tokenizer was loaded there.
+    # The replica's process has loaded the tokenizer.
     assert replica.metrics()["rollout/vocabulary"].value == len(spec.context.tokenizer)
 
 
@@ -140,7 +140,7 @@ def test_an_environment_that_does_not_do_is_refused_before_anything_starts(
 def test_an_interpreter_that_is_not_there_is_refused_at_once(
     probes: Any, start: Any, tmp_path: Path
 ) -> None:
-    # Ray itself would wait for it without end.
+    # Ray itself would wait for this interpreter forever.
     with pytest.raises(ConfigError, match="/gone'"):
         start(probes.pool("rollout"), environments={"rollout": str(tmp_path / "gone")})
 

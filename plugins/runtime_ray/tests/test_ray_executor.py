@@ -72,7 +72,7 @@ def test_what_no_machine_has_free_is_refused_at_once(runtime) -> None:
 
 
 def test_one_whose_machine_is_gone_may_wait_for_a_place(monkeypatch) -> None:
-    """Every try says what is lacking."""
+    """Every attempt reports the missing resources."""
     monkeypatch.setattr(executor.ray, "put", lambda value: value)
     free = {"CPU": 1.0}
     nodes = [Node(node_id="a", address="", host="a", total=free, free=free)]

@@ -1,4 +1,4 @@
-"""What a person reads when ranks fail, hang or die; and that nothing hangs with them. Real processes are killed."""
+"""Errors of ranks that fail, hang or die, and the end of all other calls. Real processes are killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.errors import NumericsError, PlacementError, WorkerError
 
 
 def ended(pid: int, within: float = 120.0) -> bool:
-    """Whether a process is gone, or will be in a moment."""
+    """Whether a process ends in time."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
@@ -88,7 +88,7 @@ def test_a_process_that_dies_in_a_call_is_named(probes: Any, start: Any, how: st
     actor = probes.group(runtime)
     pids = [where["pid"] for where in actor.where().result()]
     with pytest.raises(WorkerError) as caught:
-        # Rank 0 loses its neighbour in the collective, and may say so first: that is not the cause.
+        # Rank 0 loses its peer in the collective, and may fail first, but is not the cause.
         actor.fail(how, (1,), others="collective").result()
     message = str(caught.value)
     assert f"actor rank 1 of 2 (pid {pids[1]} on" in message
@@ -106,7 +106,7 @@ def test_a_process_that_dies_between_calls_fails_the_next_one_at_once(
     pid = actor.where().result()[0]["pid"]
     waiting = critic.pause_for(3600.0)
     os.kill(pid, signal.SIGKILL)
-    # Another pool's call is not waited for either.
+    # A call of another pool ends too.
     with pytest.raises(
         WorkerError,
         match=rf"critic.pause_for\(\) was under way when actor rank 0 of 1 \(pid {pid} on .* died",
@@ -127,7 +127,7 @@ def test_replicas_are_closed_also_where_a_rank_has_died(
     with pytest.raises(WorkerError):
         actor.fail("killed", (0,)).result()
     runtime.close()
-    # What an engine holds outside its process, such as its place in shared memory, goes with this.
+    # The engine was closed, which releases what it holds outside its process, such as shared memory.
     assert (tmp_path / "closed-0").exists()
 
 

@@ -1,4 +1,4 @@
-"""Worker groups over Ray: where workers live, what they are told, and that calls come back as from one process."""
+"""Worker groups over Ray: the processes of workers, their context, and results as from one process."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_results_that_nobody_reads_are_not_sent(two: Two, monkeypatch: pytest.Mo
     assert [answer is None for answer in came.pop()] == [False, True]
     assert pair.update(batch, None).result()["samples"].value == 3
     assert [answer is None for answer in came.pop()] == [False, True]
-    # Every rank of a mode that reads them all is heard, and so is a failure of one that is not read.
+    # If the dispatch mode reads all ranks, each sends its result. A failure is sent even by a rank that is not read.
     assert pair.pause_for(0.0).result() == [0, 1]
     with pytest.raises(ColumnError, match="no column 'ids'"):
         pair.forward(batch.drop(["ids"]), frozenset()).result()
@@ -129,7 +129,7 @@ def test_a_future_can_be_asked_again_after_a_timeout(two: Two, tmp_path: Path) -
 
 
 def test_calls_from_several_threads_reach_all_ranks_in_one_order(two: Two) -> None:
-    # Each call is a collective: two in different order on two ranks would wait for ever.
+    # Each call is a collective: in different orders on two ranks, two calls would wait forever.
     results: list[Any] = []
 
     def many(group: Any) -> None:
@@ -163,7 +163,7 @@ def test_any_other_error_becomes_one_of_the_first_failing_rank(
     with pytest.raises(WorkerError, match=said) as caught:
         two.actor.fail(how, (1,)).result()
     assert (caught.value.rank, caught.value.call) == (1, "fail")
-    assert two.actor.summed(1.0).result() == [3.0, 3.0]  # the group works on
+    assert two.actor.summed(1.0).result() == [3.0, 3.0]  # the group still works
 
 
 def test_what_workers_log_is_in_files_and_their_warnings_come_back(

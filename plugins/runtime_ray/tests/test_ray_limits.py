@@ -1,4 +1,4 @@
-"""Time limits for single methods: only for those that a run calls."""
+"""Time limits of single methods exist only for methods that a run calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_method_that_is_called_may_have_a_limit() -> None:
     # No worker is asked to export a state that no engine has loaded.
     assert set(METHODS_OF_ENGINES) == public - {"export_saved", "export_adapter", "quantization"}
     asked = {n for n, v in vars(RayReplica).items() if callable(v) and not n.startswith("_")}
-    # Whether a replica lives, and that it closes, is asked within times of their own.
+    # `alive` and `close` have fixed time limits of their own.
     assert set(METHODS_OF_REPLICAS) == asked - {"alive", "close"}
     limits = dict.fromkeys((*METHODS_OF_ENGINES, *METHODS_OF_REPLICAS), 1.0)
     assert RayConfig(name="ray", time_limits=limits).time_limits == limits

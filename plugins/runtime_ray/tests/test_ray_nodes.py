@@ -1,4 +1,4 @@
-"""A pool over two nodes of an existing cluster: different nodes, one process group over TCP, an environment on both."""
+"""A pool over two nodes of an existing cluster: ranks on different nodes, one process group over TCP, an environment on both nodes."""
 
 from __future__ import annotations
 

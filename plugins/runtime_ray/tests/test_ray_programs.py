@@ -1,4 +1,4 @@
-"""Programs in processes of the Ray runtime, on a cluster of two nodes: they reach the gateway, share the nodes, and end with their episode."""
+"""Programs in processes of the Ray runtime, on a cluster of two nodes: they reach the gateway, share nodes, and end with their episode."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ time.sleep(0.5)
 
 @pytest.fixture(scope="module")
 def runtime(no_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A runtime on two nodes of two CPUs, with one small pool that takes one of them; the gateway has the address of the first."""
+    """A runtime on two nodes of two CPUs, with one pool that takes one CPU; the gateway has the first node's address."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
@@ -73,7 +73,7 @@ def runtime(no_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def run(runtime: Any, folder: Path, source: str, n: int = 1, **settings: Any) -> Any:
     """Run episodes of a program in two processes of the runtime, and return them."""
-    if isinstance(runtime, RayRuntime):  # what the test before gave back arrives late
+    if isinstance(runtime, RayRuntime):  # resources of the previous test become free late
         assert soon(lambda: sum(n.free.get("CPU", 0) for n in runtime._cluster.nodes()) == 3)
     script = folder / "agent.py"
     script.write_text(CLIENT + source)
@@ -94,7 +94,7 @@ def run(runtime: Any, folder: Path, source: str, n: int = 1, **settings: Any) ->
 
 
 def left(mark: str) -> list[bytes]:
-    """Command lines of processes that have a text."""
+    """The command lines of processes that contain a text."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -143,7 +143,7 @@ def test_a_program_that_takes_too_long_is_ended_on_its_machine(
 def test_a_lost_process_fails_its_programs_and_is_started_again(
     runtime: Any, tmp_path: Path
 ) -> None:
-    """The first program ends the process that started it, as a machine does that has no memory left."""
+    """The first program kills the process that started it, as a machine without free memory does."""
     source = f"""{CHILD}
 if not os.path.exists("{tmp_path / "lost"}"):
     open("{tmp_path / "lost"}", "w").close()

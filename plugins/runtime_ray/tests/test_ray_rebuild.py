@@ -1,4 +1,4 @@
-"""Replicas that are killed for real, and start again in their places: between steps, in an update, in generation."""
+"""Replicas whose processes are killed and restarted: between steps, in an update, during generation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def replicas(probes: Any, runtime: Any) -> list[Any]:
 
 @pytest.fixture
 def pool(runtime: Any, replicas: list[Any]) -> RolloutPool:
-    """A pool over the two replicas; one that a test starts again takes its place in the next test too."""
+    """A pool over the two replicas; a replica that a test restarts replaces the old one in the next tests too."""
 
     def restart(replica: Any) -> Any:
         again = runtime.restart_replica(replica)
@@ -100,7 +100,7 @@ def test_a_replica_that_was_killed_between_steps_starts_again_in_its_place(
     assert new.facts.pid != old.facts.pid
     with pytest.raises(RolloutError, match="has not started"):
         runtime.restart_replica(old)
-    # It has the weights from disk: nobody asks it before an update has come.
+    # The new replica has the weights from disk, so it gets no requests before an update.
     assert pool.replicas.usable == (replicas[0],)
     assert pool.replicas.receive_weights(1, "good") == ()  # type: ignore[arg-type]
     assert pool.replicas.versions == {0: 1, 1: 1}
@@ -120,7 +120,7 @@ def test_a_replica_that_dies_in_an_update_is_told_from_one_that_refuses(
     assert {fault.number: fault.dead for fault in refusals} == {0: True, 1: False}
     assert pool.replicas.usable == ()
     assert pool.replicas.restart([0]) == ()
-    # Whoever lives is mended by a whole update.
+    # A complete update makes a living replica usable again.
     assert pool.replicas.receive_weights(6, "good") == ()  # type: ignore[arg-type]
     assert set(pool.replicas.usable) == set(replicas)
 

@@ -44,7 +44,7 @@ def runtime(probes: Any, start_for_module: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def replicas(probes: Any, runtime: Any) -> list[Any]:
-    """Two, of which the last test kills one."""
+    """Two replicas; the last test kills one of them."""
     return runtime.rollout_replicas(probes.rollout(), 2)
 
 
@@ -63,11 +63,11 @@ def test_a_sample_is_there_before_the_request_is_finished(replicas: list[Any]) -
         async for _ in replicas[0].submit(request("first-slow-later", 3)):
             break
 
-    # The sample that comes first is held back for ever by `slow`; others are not asked for.
+    # `slow` holds back every sample, so the wait for the first sample must time out.
     async def told() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(first(), 1.0)
-        # Whoever stops listening ends the request: its id is free again.
+        # A reader that stops reading ends the request, and the replica answers further requests.
         await asyncio.sleep(0.2)
         found = [c async for c in replicas[0].submit(request("after"))]
         assert len(found) == 3

@@ -1,4 +1,4 @@
-"""What is made in a process of another Python environment: it is as in the controller's."""
+"""Objects that a process of another Python environment makes anew: they are as in the controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPLATE = """\
 
 
 def test_a_process_in_another_environment_renders_alike(tmp_path: Path) -> None:
-    """Its tokenizer is loaded anew, since transformers may be another version there."""
+    """The other process loads the tokenizer anew, since its transformers may have another version."""
     tiny_model_and_tokenizer(tmp_path)
     model = ModelSection(path=str(tmp_path), chat_template=TEMPLATE)
     tokenizer = load_tokenizer(model, chat_template_args={"enable_thinking": False})

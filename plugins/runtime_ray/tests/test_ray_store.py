@@ -24,13 +24,13 @@ from dovetail_runtime_ray.store import Bundle, RayStore
 
 
 def references() -> int:
-    """How many objects this process refers to."""
+    """The number of objects that this process refers to."""
     gc.collect()
     return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
 
 
 class Engine(Worker, Plugin):
-    """Scores tokens by their ids."""
+    """A worker that scores tokens by their ids."""
 
     @register(dispatch_mode=nd("train"))
     def forward(self, batch, output):
@@ -105,7 +105,7 @@ def group():
 
 
 def step(samples: int = 64, tokens: int = 8192) -> Batch:
-    """4 MB of int64 tokens by default, more than goes along."""
+    """A batch with 4 MB of int64 tokens by default, more than is sent within a call."""
     offsets = np.arange(samples + 1) * tokens
     ids = Ragged(np.arange(samples * tokens), offsets)
     return Batch(
@@ -123,7 +123,7 @@ def test_a_step_over_processes_in_which_the_controller_reads_nothing(group):
         batch = batch.with_columns(group.forward(batch, output).result().columns)
     metrics = group.update(batch).result()
     assert metrics["actor/off"].value < 0.01
-    assert metrics["actor/copies"].value == 0  # views of shared memory, which refuse writing
+    assert metrics["actor/copies"].value == 0  # read-only views of shared memory
     metrics = group.update(batch.take(np.arange(1, 64, 3))).result()
     assert metrics["actor/off"].value < 0.01
     for name in ("old_log_probs", "ref_log_probs"):
@@ -157,7 +157,7 @@ def test_values_that_died_with_their_worker_are_one_clear_error(group):
     places = [source.reference for source in values.sources]
     ray.kill(group.ranks[0])
 
-    def read_until(deadline: float) -> None:  # Ray hears of a death after a second or so
+    def read_until(deadline: float) -> None:  # Ray notices a death after about a second
         while time.monotonic() < deadline:
             RayStore().get([(Bundle(bundle.reference), number) for bundle, number in places])
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Configs over the installed plugins, and what one rule says of them."""
+"""Fixtures: configs over the installed plugins, and the findings of one rule in a config."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def mute(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def picky(tmp_path: Path) -> dict[str, str]:
-    """The section of a rollout engine that leaves unlikely tokens out, by a setting of its own."""
+    """The section of a rollout engine that leaves out unlikely tokens, by a setting that only this engine has."""
     (tmp_path / "picky.py").write_text(PICKY)
     return {"path": str(tmp_path / "picky.py"), "attribute": "Picky"}

@@ -1,4 +1,4 @@
-"""The rules of this package: a config that trips each, what it then says, and a config that it leaves alone."""
+"""The rules of this package: for each rule a config that it reports, its message, and a config that it accepts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ SILENT = {
         ["algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
         ["algorithm.advantage=dr_grpo", "algorithm.loss_aggregation=seq_mean_token_sum_norm"],
         ["algorithm.policy_loss=gspo", "actor.objective=policy"],
-        # Both prescribe one: the loss's counts.
+        # Both plugins prescribe an aggregation; the loss's has precedence.
         ["algorithm.advantage=dr_grpo", "algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"],
         ["algorithm.preset=dr_grpo"],
         ["algorithm.preset=sapo"],

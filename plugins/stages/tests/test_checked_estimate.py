@@ -1,4 +1,4 @@
-"""What an estimator returns is checked before anything is made of it, and it can't write into the batch."""
+"""An estimator's result is checked before it is used, and the estimator can't write into the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A role's forward pass: in a first step, what an engine returned is compared with its interface."""
+"""A role's forward pass: in the first step, the engine's result is compared with its interface."""
 
 from __future__ import annotations
 

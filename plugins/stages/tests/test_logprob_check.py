@@ -1,4 +1,4 @@
-"""The log-probability check: healthy runs pass, truncated ones too, and each fault that is injected is named."""
+"""The log-probability check: healthy runs pass, also with truncated sampling, and each injected fault is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def log_softmax(logits):
 
 
 def truncate(log_probs, top_p=1.0, top_k=-1):
-    """What top-k and then top-p leave, renormalised."""
+    """The log-probabilities after top-k, then top-p, renormalised."""
     order = np.argsort(-log_probs, -1)
     ranked = np.take_along_axis(log_probs, order, -1)
     if top_k > 0:
@@ -37,7 +37,7 @@ def truncate(log_probs, top_p=1.0, top_k=-1):
 
 
 class World:
-    """Contexts of a made-up model, from near-certain to wide open, and a sampler that draws tokens in them."""
+    """Contexts of a synthetic model, from near-certain to almost uniform, and a sampler that draws tokens in these contexts."""
 
     def __init__(self, seed=0, lengths=(200, 0, 300, 1, 299, 400)):
         self.rng = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ class World:
         trainer_temperature=None,
         edit=lambda rollout_T: rollout_T,
     ):
-        """Draw from `sampler(engine's log-probabilities)`, and compare what came of it."""
+        """Draw from `sampler(engine's log-probabilities)`, and run the check on the samples."""
         sampling = sampling or SamplingParams(max_new_tokens=512)
         engine_TV = log_softmax(self.logits if engine is None else engine)
         sampler_TV = engine_TV if sampler is None else sampler(engine_TV)
@@ -98,7 +98,7 @@ class World:
         )
 
     def noisy(self, size):
-        """Logits of the same weights in worse arithmetic."""
+        """The logits of the same weights, computed with lower precision."""
         return self.logits + self.rng.normal(size=self.logits.shape) * size
 
 

@@ -1,4 +1,4 @@
-"""Mini-batches of whole groups, pass after pass, and where the updates of a step end."""
+"""Mini-batches of whole groups in several passes, and early stopping of a step's updates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENGINE = PluginSection(name="fsdp2")
 
 
 def plain_rows(groups: list[int], prompts: int) -> list[list[int]]:
-    """One pass, as a loop: the k-th mini-batch has the groups at positions k·prompts … of those that are there."""
+    """One pass, by a loop: the k-th mini-batch has the distinct groups from position k·prompts on."""
     present = sorted(set(groups))
     cuts = [present[i : i + prompts] for i in range(0, len(present), prompts)]
     return [[row for row, group in enumerate(groups) if group in cut] for cut in cuts]
@@ -86,7 +86,7 @@ def test_an_order_follows_from_seed_step_and_pass_alone():
 
 
 GOLDEN = [2, 4, 5, 3, 0, 1]
-"""Resumed runs depend on it."""
+"""The order of groups for these arguments; it must never change, since resumed runs depend on it."""
 
 
 class Group:
@@ -147,7 +147,7 @@ def test_metrics_are_merged_over_all_updates():
     [
         ([0.0, 0.01, 0.02, 0.05], 4, False),
         ([0.0, 0.06, 0.0, 0.0], 2, True),
-        ([0.0, 0.0, 0.0, 0.9], 4, False),  # nothing was left to leave out
+        ([0.0, 0.0, 0.0, 0.9], 4, False),  # no mini-batch was left to skip
         ([0.0, 0.05, 0.0, 0.0], 4, False),  # at the bound, not above
     ],
 )

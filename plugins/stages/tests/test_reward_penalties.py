@@ -47,12 +47,12 @@ masks = st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=6)
 
 
 class Shaped(SimpleNamespace):
-    """What the stages that a config asks for made of a batch.
+    """The result of a config's stages on a batch.
 
     Attributes:
-        batch: the last one.
-        metrics: of the step.
-        stages: names of those that ran.
+        batch: the batch after the last stage.
+        metrics: the metrics of the step.
+        stages: the names of the stages that ran.
     """
 
 
@@ -140,7 +140,7 @@ def kl_oracle(estimator: str, d: float) -> float:
 
 @given(masks, st.sampled_from(["k1", "abs", "k2", "k3"]), st.floats(0.01, 2), st.floats(0.1, 3))
 def test_kl_in_the_reward_as_a_loop(rows, estimator, coef, factor):
-    """What the mask leaves out is NaN here, and has no influence."""
+    """Masked-out values are NaN in this test, and have no influence."""
     batch = make_batch(rows)
     done = shaped(batch, kl=KlInRewardSection(estimator=estimator, coef=coef), factor=factor)
     total, tokens = 0.0, 0

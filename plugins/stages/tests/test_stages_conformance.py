@@ -57,14 +57,14 @@ _KL_IN_LOSS = "algorithm.kl.in_loss.coef=0.01"
 
 
 class ActiveStageConformance(StageConformance):
-    """A stage that the planner leaves out where `because` is None."""
+    """The suite of a stage that the planner leaves out if `because` is None."""
 
     def test_the_planner_activates_it_in_this_config(self) -> None:
         assert self.asked("because")
 
 
 class TestOldLogProbsFromRollout(ActiveStageConformance):
-    """The rollout policy is the old one."""
+    """The rollout policy is the old policy."""
 
     plugin = OldLogProbsFromRollout
     overrides = ("algorithm.rollout_correction=bypass_ppo_clip",)
@@ -114,7 +114,7 @@ class TestLogProbCheck(ActiveStageConformance):
 
 
 class TestLogProbCheckOfEveryStep(TestLogProbCheck):
-    """The actor's log-probabilities are there anyway."""
+    """Every step has the actor's log-probabilities anyway."""
 
     required = _OLD
 

@@ -22,7 +22,7 @@ NEVER = {
 
 
 def calls(steps: int, *, done: int = 0, **settings: Any) -> list[str]:
-    """What the trainer asks of a run; nothing but steps unless a setting says so."""
+    """The trainer's calls of a run; only steps unless a setting adds others."""
     run = ScriptedRun(steps, step=done)
     config = TrainerSection(name="on_policy", **{**NEVER, **settings})
     OnPolicyTrainer(config, PluginContext()).run(run)
@@ -47,7 +47,7 @@ def test_weights_are_published_before_the_first_step_and_in_each() -> None:
 def test_it_validates_and_saves_when_the_config_says_so(
     settings: dict[str, Any], when: list[tuple[str, int]]
 ) -> None:
-    """What is due after the last step is left to `save_last` and `validate_after`."""
+    """After the last step, only `save_last` and `validate_after` decide."""
     made = calls(4, **settings)
     found = [(call, made[:at].count("learn")) for at, call in enumerate(made)]
     assert [pair for pair in found if pair[0] in ("validate", "save")] == when

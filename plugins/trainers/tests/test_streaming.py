@@ -1,4 +1,4 @@
-"""The streaming trainer on a scripted run: what it admits, when it publishes, and how old its samples get."""
+"""The streaming trainer on a scripted run: the prompts that it queues, its publications, and the age of its samples."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from dovetail_trainers.streaming import StreamingTrainer
 
 
 class WatchedRun(ScriptedRun):
-    """Notes how old the samples of each step are, and how many prompts it admits.
+    """A run that records the age of each step's samples, and the queued prompts.
 
     Attributes:
-        ages: of each step in order, in versions: the oldest token's.
-        admitted: prompts of each call of `admit`.
+        ages: the age in versions of the oldest token of each step, in order.
+        admitted: the number of prompts of each call of `admit`.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -47,7 +47,7 @@ class WatchedRun(ScriptedRun):
 
 
 def trained(steps: int, *, step: int = 0, **settings: Any) -> WatchedRun:
-    """A run that the trainer has driven to its end, from a number of finished steps."""
+    """A run that the trainer has run to its end, from step `step` on."""
     config = StreamingConfig(name="streaming", **settings)
     run = WatchedRun(steps, step=step, max_staleness=StreamingTrainer.max_staleness(config))
     StreamingTrainer(config, PluginContext()).run(run)

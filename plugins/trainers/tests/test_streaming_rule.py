@@ -1,4 +1,4 @@
-"""The rule `streaming_unsound`: without a correction, a clip or a bound of the weights."""
+"""The rule `streaming_unsound`, in runs without a correction, a clip or a bound of the weights."""
 
 from __future__ import annotations
 

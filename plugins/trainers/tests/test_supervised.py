@@ -15,7 +15,7 @@ Kind = Literal["conversations", "preferences"]
 
 
 def calls(steps: int, *, done: int = 0, **settings: Any) -> list[str]:
-    """What the trainer asks of a run."""
+    """The trainer's calls of a run."""
     config = SupervisedConfig(name="supervised", **settings)
     run = ScriptedRun(steps, step=done, examples=SupervisedTrainer.examples(config))
     SupervisedTrainer(config, PluginContext()).run(run)

@@ -1,4 +1,4 @@
-"""A root of meetings for every test, short enough for sockets, and ends below it."""
+"""Fixtures: a rendezvous root for every test, whose path is short enough for sockets, and transports below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 
 @pytest.fixture
 def meetings() -> Iterator[Path]:
-    """Where the ends of a test meet."""
+    """The directory in which senders and receivers of a test meet."""
     root = Path(tempfile.mkdtemp(prefix="dt-"))
     yield root
     shutil.rmtree(root, ignore_errors=True)
@@ -24,7 +24,7 @@ def meetings() -> Iterator[Path]:
 
 @pytest.fixture
 def transport(meetings: Path):
-    """Makes a transport; those of one test find each other."""
+    """A function that makes a transport; the transports of one test find each other."""
 
     def make(*, rank: int = 0, role: str = "rollout", **config) -> SharedMemoryTransport:
         return SharedMemoryTransport(

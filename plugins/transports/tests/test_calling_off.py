@@ -1,4 +1,4 @@
-"""A sender that waits for a receiver which will not come is told so, and nobody else waits for it any longer."""
+"""Calling off: a sender that waits for a lost receiver is notified, and the other receivers stop waiting too."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 
 TENSORS = {"w": torch.arange(100.0)}
 FOREVER = 3600.0
-"""Whoever waits so long is not seen again by a test."""
+"""A time limit in seconds that no test reaches."""
 
 Make = Callable[..., Any]
 
 
 @pytest.fixture(params=["shared_memory", "nccl"])
 def make(request: pytest.FixtureRequest, meetings: Path) -> Make:
-    """Makes transports of one kind that find each other."""
+    """A function that makes transports of one kind, which find each other."""
 
     def made(role: str = "rollout", rank: int = 0) -> Any:
         context = PluginContext(role=role, rank=rank)
@@ -48,14 +48,14 @@ def failure(future: Future[Any]) -> BaseException | None:
 @pytest.mark.timeout(120)
 def test_a_sender_that_waits_is_told_and_so_is_who_came_and_who_comes_late(make: Make) -> None:
     sender, early, late = make("actor").sender(), make().receiver(), make(rank=1).receiver()
-    # Three are awaited; one came, one comes late, and one never does.
+    # The sender waits for three receivers: one connects, one connects late, and one never connects.
     manifest = attrs.evolve(sender.prepare(manifest_of(TENSORS)), receivers=3)
     with ThreadPoolExecutor(3) as threads:
         sending = threads.submit(sender.send, manifest, TENSORS.items())
         receiving = threads.submit(lambda: contents(early.receive(manifest)))
         with pytest.raises(TimeoutError):
             sending.result(timeout=1.0)
-        # A dead engine says much, and some of it takes six bytes of JSON.
+        # The message of a dead engine may be long, with bytes that take six in JSON.
         make("controller").call_off(manifest, "replica 2: its process died" + "\x1b" * 9000)
         error = failure(sending)
         assert isinstance(error, CalledOffError)
@@ -65,7 +65,7 @@ def test_a_sender_that_waits_is_told_and_so_is_who_came_and_who_comes_late(make:
             assert isinstance(told, CalledOffError)
             assert "weight update 1 broke off" in str(told)
 
-        # The next attempt is another one.
+        # The next attempt is a new update.
         again = attrs.evolve(sender.prepare(manifest_of(TENSORS)), receivers=2)
         sending = threads.submit(sender.send, again, TENSORS.items())
         both = [

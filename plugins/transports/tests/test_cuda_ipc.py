@@ -82,7 +82,7 @@ def test_receivers_read_the_ring_where_it_is_and_it_is_freed(tmp_path: Path) -> 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
 def test_what_is_exported_does_not_depend_on_the_allocator_of_torch() -> None:
-    """A span of cudaMalloc's, outside torch's pool: its handle leads to its first byte."""
+    """Memory from cudaMalloc is outside torch's pool, and its handle opens at its first byte."""
     memory = CudaMemory(torch.device("cuda:0"))
     reserved = torch.cuda.memory_reserved()
     made = memory.allocate(1 << 21)

@@ -1,6 +1,6 @@
-"""The ring of `cuda_ipc` on any machine: its protocol over memory of the host, which is opened by a handle as a GPU's is.
+"""The ring of `cuda_ipc` on any machine: its protocol over host memory, which is opened by a handle as GPU memory is.
 
-What CUDA itself does (handles, peer access, streams) only the tests on a GPU show.
+Only the tests on a GPU cover CUDA itself: handles, peer access, streams.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NO_PROCESSES = "CUDA's part needs a GPU; the protocol between processes is that 
 
 
 class HostMemory(CudaMemory):
-    """Memory of the host in the place of a GPU's.
+    """Host memory in place of GPU memory.
 
     Args:
-        identity: which GPU it stands for.
+        identity: the GPU that the memory stands for.
     """
 
     held: ClassVar[dict[bytes, Tensor]] = {}
@@ -72,14 +72,14 @@ class HostMemory(CudaMemory):
 
 
 class OnOneDevice(CudaIpcTransport):
-    """Trainer and rollouts share a device."""
+    """A transport whose trainer and rollouts share a device."""
 
     def memory(self, device: torch.device) -> CudaMemory:
         return HostMemory("GPU-a")
 
 
 class OnTwoDevices(CudaIpcTransport):
-    """Rollouts are on another one."""
+    """A transport whose rollouts are on another device than the trainer."""
 
     def sender_slots(self):
         self.gpu = "GPU-a"
@@ -128,7 +128,7 @@ def test_the_ring_is_exported_and_opened_once_and_freed_when_a_larger_one_is_ope
             sending = thread.submit(sender.send, manifest, tensors.items())
             assert contents(receiver.receive(manifest)) == contents(iter(tensors.items()))
             sending.result()
-    # Nobody has the first ring open any more when it is freed.
+    # The receiver closes the first ring before the sender frees it.
     assert HostMemory.events == ["allocate", "open", "allocate", "shut", "open", "free"]
     receiver.close()
     sender.close()

@@ -1,4 +1,4 @@
-"""A run on several machines: the first rank of each sends to the receivers there, and no others come."""
+"""A run on several machines: the first rank of each machine sends to the receivers there, and to no others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.
 def made(
     directory: Path, machine: str | None, rank: int = 0, seconds: float = 5.0, **context: Any
 ) -> SharedMemoryTransport:
-    """A transport of a process; machines are names here, and all processes are on this one."""
+    """The transport of a process; machines are only names, since all processes run on this machine."""
     return SharedMemoryTransport(
         SharedMemoryConfig(name="shared_memory", timeout=seconds),
         PluginContext(
@@ -101,7 +101,7 @@ def test_an_update_is_called_off_on_every_machine(place: Path) -> None:
     senders = [made(place, m, k, seconds=20).sender() for k, m in enumerate(("one", "two"))]
     with ThreadPoolExecutor(2) as threads:
         sending = [threads.submit(s.send, manifest, iter(WEIGHTS.items())) for s in senders]
-        # The controller knows of no machine, and says it in the run's directory.
+        # The controller does not know its machine, so its note is in the run's directory.
         made(place, None).call_off(manifest, "replica 1 died")
         for sent in sending:
             with pytest.raises(CalledOffError, match="replica 1 died"):

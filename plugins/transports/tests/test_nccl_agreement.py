@@ -1,4 +1,4 @@
-"""What processes say of themselves before they become a group of `nccl`, and which can't be of one."""
+"""The properties that processes compare before they form a group of `nccl`, and processes that can't form one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS: dict[str, Any] = {"backend": ["nccl", 2, 28], "machine": "a", "memory": "-
 
 @pytest.fixture
 def memory_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a process says whose NCCL_CUMEM_ENABLE is this, None where it is not set."""
+    """A function that returns a process's properties for a value of NCCL_CUMEM_ENABLE; None leaves the variable unset."""
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
 
     def of(value: str | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dovetail_transports.ring.slots import Pulse
 
 
 @pytest.mark.parametrize(
-    # The group alone notices when its time is up, in which the next update must come too.
+    # The group notices the loss only after its time limit, within which the next update must arrive too.
     ("noticed", "timeout"),
     [("by its closed end", 60.0), ("by the group alone", 5.0)],
 )

@@ -1,4 +1,4 @@
-"""Shared memory: bounded by its ring, private, gone with its processes; and faults that name their side."""
+"""Shared memory: limited to its ring, private, freed with its processes; and faults that name the side that failed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from dovetail_transports.ring.writer import BucketWriter
 from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 
 ROWS = {f"row {i:02d}": torch.full((16,), float(i)) for i in range(20)}
-"""64 bytes each."""
+"""Tensors of 64 bytes each."""
 
 
 def held(root: Path) -> list[Path]:
-    """Everything below a root of meetings."""
+    """All files below a rendezvous root."""
     return sorted(root.rglob("*"))
 
 
@@ -47,8 +47,8 @@ def test_the_sender_is_never_more_than_the_ring_ahead(transport) -> None:
         sending = thread.submit(sender.send, manifest, gathering())
         for number, (name, tensor) in enumerate(receiver.receive(manifest)):
             if number == 3:
-                time.sleep(0.3)  # the sender goes as far as it may
-            # Two rows a bucket: the one that is read, and two more that the ring holds.
+                time.sleep(0.3)  # the sender fills as many slots as it may
+            # A bucket has two rows; at most the bucket that is read and two further buckets are gathered.
             assert len(gathered) <= 2 * (number // 2 + 3)
             assert (name, tensor.tolist()) == (f"row {number:02d}", [float(number)] * 16)
         sending.result()
@@ -89,7 +89,7 @@ def test_without_digests_tensors_arrive_all_the_same(transport) -> None:
         sending.result()
 
 
-# What is there, and what is left
+# Files and memory during an update and afterwards
 
 
 def test_what_has_a_name_is_private_and_goes_with_the_last_end(transport, meetings: Path) -> None:
@@ -173,14 +173,14 @@ def test_nobody_registered(transport) -> None:
 
 def test_a_receiver_that_does_not_come_is_named_and_the_other_has_the_update(transport) -> None:
     here, absent = transport(rank=0).receiver(), transport(rank=1).receiver()
-    sender = transport(timeout=2.0).sender()  # long enough for the one that comes
+    sender = transport(timeout=2.0).sender()  # long enough for the receiver that connects
     manifest = manifest_of(ROWS, bucket_bytes=128)
     with ThreadPoolExecutor(1) as thread:
         received = thread.submit(lambda: contents(here.receive(manifest)))
         with pytest.raises(WeightSyncError, match=r"reached 1 of 2 .* rollout\.1 .* did not come"):
             sender.send(manifest, ROWS.items())
         assert received.result() == contents(iter(ROWS.items()))
-    # What was opened for the absent one is not taken for the next update.
+    # The connection to the absent receiver is not used for the next update.
     manifest = manifest_of(ROWS, version=2)
     with ThreadPoolExecutor(2) as threads:
         received_by = [
@@ -241,7 +241,7 @@ def test_ends_with_different_manifests_are_told_so(transport) -> None:
 
 
 def test_a_sender_that_fails_gathers_the_rest_so_that_no_rank_waits_for_it(transport) -> None:
-    """Two ranks gather through a barrier; rank 0 has nobody to send to."""
+    """Two ranks gather through a barrier; rank 0 has no receiver."""
     barrier = threading.Barrier(2, timeout=60)
 
     def gathering():
@@ -267,7 +267,7 @@ def test_tensors_of_an_accelerator_arrive(transport) -> None:
         manifest = manifest_of(tensors, version, bucket_bytes)
         there = [(name, tensor.to(device)) for name, tensor in tensors.items()]
         with ThreadPoolExecutor(1) as thread:
-            # Each is made just before it is sent, and its memory is free again just after.
+            # Each tensor is made just before it is sent, and its memory is free again right afterwards.
             sending = thread.submit(sender.send, manifest, ((n, t.clone()) for n, t in there))
             arrived = contents(receiver.receive(manifest))
             sending.result()

@@ -1,4 +1,4 @@
-"""Which runtimes can use it."""
+"""Which runtimes can use the transport `shared_memory`."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _one(directory: Path, *, check: bool) -> bool:
 
 
 def _refuse(title: str, differences: Iterable[str], command: str) -> None:
-    """Print what is out of date, and the command that writes it anew."""
+    """Print the differences of a file that is out of date, and the command that updates the file."""
     for line in (title, *(f"  - {difference}" for difference in differences), f"  → {command}"):
         click.echo(line, err=True)
 

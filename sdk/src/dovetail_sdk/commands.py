@@ -84,7 +84,7 @@ def new(
 
 
 def _next(package: Path) -> str:
-    """The command that installs a package and tests it, from where the user is."""
+    """Return the command that installs and tests a package, for the user's current folder."""
     there = "" if package.resolve() == Path.cwd() else f"cd {package} && "
     return f"{there}pip install -e '.[test]' && pytest"
 
@@ -144,7 +144,7 @@ def check(
 def _chosen(
     plugin: str | None, overrides: tuple[str, ...], every: bool, kind: str | None
 ) -> list[PluginEntry]:
-    """The plugins to check."""
+    """Return the plugins to check, from the command's arguments."""
     if not every:
         if kind is not None:
             raise click.UsageError("--kind goes with --all; or name one plugin, as KIND/NAME")
@@ -173,7 +173,7 @@ def _chosen(
 
 
 def _ship(report: dict[str, Any]) -> None:
-    """Write a report into the package of its plugin."""
+    """Write a report into the plugin's package."""
     package = report["plugin"]["target"].split(":")[0].split(".")[0]
     place = package_directories(package)[0] / FILE_NAME
     write_report(place, report)

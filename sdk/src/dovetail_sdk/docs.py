@@ -98,7 +98,7 @@ def plugins_of(projects: Iterable[Project]) -> Plugins:
 
 
 def _rules(rules: Iterable[Page]) -> str:
-    """The page of all preflight rules, which have neither settings nor columns."""
+    """Return the page of all preflight rules, which have neither settings nor columns."""
     chapters = [f"{_FROM_PLUGIN}\n# Preflight rules", "[all plugins](README.md)", _ABOUT_RULES]
     for rule in rules:
         chapters += [f"## {rule.name}", prose(rule.doc)]

@@ -1,4 +1,4 @@
-"""What a plugin may claim beyond its interface, kind by kind: what each capability promises."""
+"""The capabilities that plugins may declare beyond their interface, by kind, each with its promise."""
 
 from __future__ import annotations
 

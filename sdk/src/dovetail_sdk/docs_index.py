@@ -32,7 +32,7 @@ _NEEDS = {
     "baseline_scores": "greedy response",
     "reward_components": "reward with components",
 }
-"""Columns that cost a model or a response more, and what those are."""
+"""Columns that need a further model or response, each with the text for that need."""
 
 Plugins = Mapping[tuple[str, str], PluginManifest]
 
@@ -83,7 +83,7 @@ def plugin_table(kind: str, plugins: Plugins, folder: str = "") -> list[str]:
 
 
 def _needs(plugin: PluginManifest, plugins: Plugins) -> Iterator[str]:
-    """What has to be there besides the policy: for a preset, what its parts and its KL penalty need."""
+    """Yield a plugin's needs besides the policy; for a preset, the needs of its parts and its KL penalty."""
     if plugin.kind == "advantage" and (plugin.facts or {}).get("min_group_size", 1) > 1:
         yield f"n ≥ {(plugin.facts or {})['min_group_size']}"
     yield from (what for column, what in _NEEDS.items() if column in (plugin.requires or ()))

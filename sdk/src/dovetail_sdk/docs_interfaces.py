@@ -150,7 +150,7 @@ def pages() -> dict[str, str]:
 
 
 def _public() -> Iterator[str]:
-    """A table for each public package."""
+    """Yield a table of public names for each public package."""
     for module, names in public_names().items():
         doc = (inspect.getdoc(importlib.import_module(module)) or "").partition("\n")[0]
         rows = [(f"`{name}`", inline(first_paragraph(module, name))) for name in sorted(names)]
@@ -244,7 +244,7 @@ def _capabilities(capabilities: Mapping[str, str]) -> Iterator[str]:
 
 
 def _types(module: str, names: tuple[str, ...]) -> Iterator[str]:
-    """What methods take and return, as far as it is declared beside the interface."""
+    """Yield the parameter and result types that are declared beside the interface."""
     if names:
         yield "## Types"
     for name in names:
@@ -260,7 +260,7 @@ def _types(module: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _declared(cls: type) -> dict[str, str]:
-    """`name: type` of each public annotated attribute, or the values of an enumeration, by name."""
+    """Return `name: type` of each public annotated attribute, or the values of an enumeration, by name."""
     if values := getattr(cls, "__members__", None):
         return {name: f"{name} = {value.value!r}" for name, value in values.items()}
     found = {}

@@ -1,4 +1,4 @@
-"""Docstrings as the source has them: those below attributes, and Google's sections as Markdown."""
+"""Docstrings from the source: strings below attributes, and sections in Google's style as Markdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bare(member: object) -> Any:
 
 
 def _items(text: str) -> Iterator[str]:
-    """`name: words` as items of a list; an indented line continues the one before."""
+    """Yield lines of the form `name: words` as list items; an indented line continues the line before."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(" ") and lines:

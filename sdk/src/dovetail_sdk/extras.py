@@ -1,4 +1,4 @@
-"""What the suites and doubles of some kinds need besides: the extra `torch`."""
+"""The extra `torch`, which the suites and test doubles of some kinds need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.errors import PluginNeedsError
 
 _TORCH = {"torch", "transformers", "PIL", "jaxtyping", "dovetail_rollouts", "dovetail_stages"}
-"""Packages of the extra `torch`, as they are imported."""
+"""Import names of the packages in the extra `torch`."""
 
 
 def naming_the_extra(load: Callable[[str], Any]) -> Callable[[str], Any]:

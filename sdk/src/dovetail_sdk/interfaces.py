@@ -1,8 +1,8 @@
-"""Machine-readable descriptions of the interfaces: what each declares, and which version a change of it needs.
+"""Machine-readable descriptions of the interfaces: their declarations, and the version that a change requires.
 
 The description of every interface is committed (`dovetail/plugins/interfaces.json`). A change of a method, of a class
-attribute or of a data class needs another version: a minor one where plugins and callers of before keep working,
-a major one where they do not.
+attribute or of a data class needs a new version: a minor version if existing plugins and callers keep working, else a
+major version.
 """
 
 from __future__ import annotations
@@ -149,14 +149,14 @@ def _members(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 
 
 def _grew_only(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a method only gained keyword-only parameters with defaults, or is no longer required."""
+    """Return whether a method only gained keyword-only parameters with defaults, or is no longer required."""
     if now["required"] and not was["required"]:
         return False
     if was["declared"] == now["declared"]:
         return True
     try:
         (fixed, before), (fixed_now, after) = map(_parsed, (was["declared"], now["declared"]))
-    except (SyntaxError, AttributeError):  # it is not a method
+    except (SyntaxError, AttributeError):  # not a method
         return False
     new = after.keys() - before.keys()
     kept = {name: after.get(name) for name in before}
@@ -164,10 +164,10 @@ def _grew_only(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def _parsed(declared: str) -> tuple[tuple[str, str], dict[str, tuple[str, str]]]:
-    """Take a declaration apart: its kind, positional parameters and result; and keyword-only parameters with defaults.
+    """Parse a declaration into kind, positional parameters and result, and the keyword-only parameters with defaults.
 
     Raises:
-        SyntaxError, AttributeError: it is not one of a method.
+        SyntaxError, AttributeError: the declaration is not of a method.
     """
     kind, signature = re.fullmatch(r"((?:\w+ )?)\w+(\(.*)", declared).groups()  # type: ignore[union-attr]
     [function] = ast.parse(f"def f{signature}: ...").body
@@ -219,7 +219,7 @@ def _attributes(interface: type) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _type(cls: type) -> dict[str, dict[str, Any]]:
-    """The values of an enumeration, the fields of a data class, or the methods of any other class."""
+    """Describe the values of an enumeration, the fields of a data class, or the methods of any other class."""
     if issubclass(cls, enum.Enum):
         return {
             one.name: {"declared": f"{one.name} = {one.value!r}", "required": False} for one in cls
@@ -236,7 +236,7 @@ def _type(cls: type) -> dict[str, dict[str, Any]]:
 
 
 def _plain(annotation: object) -> str:
-    """An annotation as it stands in the source, without what differs between Python versions."""
+    """Return an annotation as source text, in a form that is the same in all Python versions."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     try:
         return ast.unparse(ast.parse(text, mode="eval"))

@@ -93,7 +93,7 @@ def drift(project: Project) -> list[str]:
 
 
 def _import_from_source(project: Project) -> None:
-    """Import the package, and make sure that it is the one in the source folder."""
+    """Import the package, and check that it is imported from the source folder."""
     root = str(project.package_directory.parent.resolve())
     if root not in sys.path:
         sys.path.insert(0, root)
@@ -113,7 +113,7 @@ def _import_from_source(project: Project) -> None:
 
 
 def _kind(declared: Declared) -> Kind:
-    """A kind that a package brings, from its interface.
+    """Return a kind that the package adds, from its interface.
 
     Raises:
         PluginError: the interface can't be imported, is not a subclass of Plugin, or has no `interface_api`.
@@ -162,9 +162,9 @@ def describe(declared: Declared, project: Project, kind: Kind) -> dict[str, Any]
 
 
 def _doc(cls: type[Plugin], project: Project) -> str:
-    """The class's docstring; below its module's first paragraph where only that names the paper.
+    """Return the class's docstring, preceded by the first paragraph of its module if only that names the paper.
 
-    A module may hold several plugins: then its docstring is of none of them.
+    The docstring of a module with several plugins is not used, since it describes none of them alone.
     """
     own = inspect.cleandoc(cls.__doc__ or "")
     try:
@@ -180,7 +180,7 @@ def _doc(cls: type[Plugin], project: Project) -> str:
 
 
 def _settings(default: PluginSection | None) -> dict[str, Any]:
-    """What a preset sets by default; nothing for plugins of other kinds."""
+    """Return a preset's default settings; empty for plugins of other kinds."""
     if not isinstance(default, PresetSection):
         return {}
     try:
@@ -190,7 +190,7 @@ def _settings(default: PluginSection | None) -> dict[str, Any]:
 
 
 def _facts(cls: type[Plugin], default: PluginSection | None) -> dict[str, Any]:
-    """What else its kind declares that a reader of a config should know, where there is any of it."""
+    """Return further facts of a plugin for readers of a config, such as a stage's phase; empty if there are none."""
     found = {key: getattr(cls, key, None) for key in ("aggregation", "action")}
     if issubclass(cls, Stage):
         found["phase"] = cls.phase
@@ -266,7 +266,7 @@ def _check_attributes(declared: Declared, cls: type[Plugin], kind: Kind) -> None
 
 
 def _default_config(config: type[PluginSection], declared: Declared) -> PluginSection | None:
-    """The config with all defaults; None where a field has none, or they are not a config: of two fields one must be set."""
+    """Return the config with all defaults; None if a field has no default, or the defaults are invalid together."""
     positional = [field.name for field in attrs.fields(config) if not field.kw_only]
     if positional:
         raise PluginError(
@@ -284,7 +284,7 @@ def _default_config(config: type[PluginSection], declared: Declared) -> PluginSe
 def _columns(
     cls: type[Plugin], method: Literal["requires", "provides"], default: PluginSection | None
 ) -> list[str] | None:
-    """What `requires` or `provides` says of the default config; None where there is none, and where the plan decides."""
+    """Return the columns of `requires` or `provides` for the default config; None without one, or if the plan decides."""
     if issubclass(cls, Stage):
         return None
     if not issubclass(cls, ColumnPlugin):
@@ -300,7 +300,7 @@ def _columns(
 
 
 def _clashes(plugins: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names and aliases that select two plugins of one kind."""
+    """Return a complaint for each name or alias that selects two plugins of one kind."""
     owners: dict[tuple[str, str], str] = {}
     complaints = []
     for plugin in plugins:

@@ -1,4 +1,4 @@
-"""How two manifests differ."""
+"""The differences between two manifests, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markdown from plain text: tables, fences, links to papers, and text in which no letter has a meaning by accident."""
+"""Markdown from plain text: tables, fences, links to papers, and text with escaped special characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin package's source folder: what its pyproject.toml says of plugins, extras and where the code lies."""
+"""A plugin package's source folder: plugins, extras and the code's location from its pyproject.toml."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]
     if not engines:
         return ()
     lists = {tuple(dict.fromkeys(choice)) for choice in itertools.product(*engines)}
-    # A list that holds another one is met whenever that one is.
+    # A list that contains another list is redundant.
     minimal = [one for one in lists if not any(set(other) < set(one) for other in lists)]
     return tuple(sorted(minimal))
 
@@ -137,7 +137,7 @@ def _plugins(
 
 
 def _declared(kind: str, entries: Mapping[str, str], file: Path) -> tuple[Declared, ...]:
-    """The entry points of one group."""
+    """Return the entry points of one group."""
     found = [Declared(kind=kind, name=name, target=entries[name]) for name in sorted(entries)]
     for plugin in found:
         if ":" not in plugin.target:

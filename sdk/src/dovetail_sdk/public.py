@@ -1,6 +1,6 @@
-"""What is public: the names in `dovetail/__init__.pyi`, those in the `__init__.pyi` of each package that it lists, and those of libraries.
+"""Public names: the names in `dovetail/__init__.pyi`, in the `__init__.pyi` of each package that it lists, and of libraries.
 
-The docs page, `plugins check` and the repository's own lint all read it from here.
+The docs page, `plugins check` and the repository's own lint read the names from this module.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _private(tree: ast.Module, own: Collection[str]) -> Iterator[tuple[int, str]
 
 
 def _advice(module: str, name: str) -> str:
-    """Where the name is public, or the nearest public name of the package."""
+    """Return a text with the package in which a name is public, or else the nearest public name; empty without either."""
     package = ".".join(module.split(".")[: 2 if module.startswith("dovetail.") else 1])
     homes = [home for home, names in public_names().items() if name in names]
     if homes:
@@ -130,7 +130,7 @@ def _advice(module: str, name: str) -> str:
 
 
 def _defined(module: ModuleType) -> set[str]:
-    """Public names that a single module defines itself."""
+    """Return the public names that a single module defines itself."""
     tree = ast.parse(inspect.getsource(module))
     names: set[str] = set()
     for node in tree.body:

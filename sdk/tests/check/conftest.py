@@ -1,4 +1,4 @@
-"""Little distributions to check: a sound one, and one for every way of being wrong, installed into one folder."""
+"""Small distributions to check, installed into one folder: a sound one, and one with each kind of error."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def edit(package: Path, *changes: tuple[str, str], file: str = "plugin.py") -> N
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all of them installed from their source folders."""
+    """A folder with all these distributions, installed from their source folders."""
     home = tmp_path_factory.mktemp("checked")
     packages = {
         name: new_plugin("advantage", f"acme_{name}", home)
         for name in ("sound", "missing", "signature", "config", "manifest", "nothing", "crash")
     }
     packages["formula"] = new_plugin("objective", "acme_formula", home)
-    # Writing their manifests imported them from their source folders.
+    # Writing the manifests has imported the packages from their source folders.
     for name in [name for name in sys.modules if name.startswith("dovetail_acme_")]:
         del sys.modules[name]
     sys.path[:] = [place for place in sys.path if not place.startswith(str(home))]
@@ -93,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def index(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The index that sees them."""
+    """The plugin index that finds these distributions."""
     monkeypatch.syspath_prepend(str(site))
     default_index.cache_clear()
     yield default_index()
@@ -102,7 +102,7 @@ def index(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def checked(index: Any) -> Callable[..., dict[str, Any]]:
-    """Check one of them."""
+    """A function that checks a plugin of one distribution, and returns the report."""
 
     def run(name: str, *overrides: str, kind: str = "advantage", **options: Any) -> dict[str, Any]:
         entry = index.find(kind, f"acme_{name}")

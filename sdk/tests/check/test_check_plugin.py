@@ -1,4 +1,4 @@
-"""Checking an installed plugin: what the report holds, and what its author is told where something is wrong."""
+"""The check of an installed plugin: the content of the report, and the advice to the author about errors."""
 
 from __future__ import annotations
 
@@ -215,5 +215,5 @@ def test_a_wheel_built_without_the_manifest_is_told(tmp_path, monkeypatch):
     with pytest.raises(PluginError, match=r"has no dovetail_acme_bare/dovetail-plugin\.json"):
         shipping.check_wheel(entry)
     pyproject.write_text(text)
-    shipping.built_file.cache_clear()  # one process checks a source that does not change
+    shipping.built_file.cache_clear()  # cached, since in use a source does not change
     shipping.check_wheel(entry)

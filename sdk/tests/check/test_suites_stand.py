@@ -1,4 +1,4 @@
-"""A standard test can't be overridden quietly: only expected to fail, with a reason, and then it must."""
+"""A standard test can't be overridden silently; it may be expected to fail, with a reason, and then it must fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages that `dovetail plugins new` writes, built, and installed into a clean environment over this one."""
+"""Packages that `dovetail plugins new` writes, built and installed into a clean environment on top of this one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MAIN = ("rollout", "engine", "advantage", "policy_loss", "reward_function")
 
 @attrs.frozen
 class Environment:
-    """A virtual environment that sees the packages of this one, and has the written ones on top."""
+    """A virtual environment with the packages of this environment and the written packages."""
 
     python: str
     packages: Mapping[str, Path]
     """Kind → source folder."""
 
     def run(self, *arguments: str, cwd: Path, expected: int = 0) -> str:
-        """Run its Python with these arguments and return what it printed."""
+        """Run the environment's Python with these arguments, and return its output."""
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHON"))}
         done = subprocess.run(
             [self.python, *arguments],
@@ -47,7 +47,7 @@ def install(home: Path, kinds: tuple[str, ...]) -> Environment:
     """Write a package of each kind, build its wheel, and install it."""
     paths = list(sys.path)
     packages = {kind: new_plugin(kind, f"my_{kind}", home) for kind in kinds}
-    # Deriving a manifest imports a package; the next environment has others of these names.
+    # Deriving a manifest imports the package, and the next environment has other packages of these names.
     sys.path[:] = paths
     for module in [name for name in sys.modules if name.startswith("dovetail_my_")]:
         del sys.modules[module]
@@ -61,7 +61,7 @@ def install(home: Path, kinds: tuple[str, ...]) -> Environment:
     venv.create(home / "env", with_pip=False, symlinks=True)
     python = home / "env" / "bin" / "python"
     [site] = (home / "env" / "lib").glob("python*/site-packages")
-    # `addsitedir` heeds the .pth files of the base, in which editable installs lie.
+    # `addsitedir` reads the .pth files of the base environment, which hold editable installs.
     base = sysconfig.get_paths()["purelib"]
     (site / "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]

@@ -1,4 +1,4 @@
-"""`plugins new --into`: further plugins in a package that there is, which go on as before."""
+"""`plugins new --into`: adds plugins to an existing package, whose other plugins still work."""
 
 from __future__ import annotations
 

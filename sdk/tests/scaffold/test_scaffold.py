@@ -1,4 +1,4 @@
-"""What `dovetail plugins new` writes builds, installs, passes its own tests, is listed, selected and trained with."""
+"""Packages from `dovetail plugins new` build, install, pass their own tests, and are listed, selected and trained with."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def own_tests(environment, home, *kinds):
 
 
 def listed(environment, home, *, imported=False):
-    """Each is there; by the doctor, which imports every plugin of the environment, it is loadable too."""
+    """Check that each plugin is listed; with `imported`, also that `dovetail doctor` can import it."""
     asked = ("doctor", "--json") if imported else ("plugins", "list", "--json")
     found = json.loads(environment.run(*DOVETAIL, *asked, cwd=home))["plugins"]
     mine = {p["kind"]: p for p in found if p["name"].startswith("my_")}
@@ -119,7 +119,7 @@ def test_every_kind_is_listed_selected_and_clean(everything, tmp_path):
 def test_every_kind_type_checks(everything, tmp_path):
     sources = [str(place) for p in everything.packages.values() for place in p.glob("src/*")]
     flags = ("--strict", "--explicit-package-bases", "--namespace-packages")
-    # With the interpreter whose packages are on its path: mypy does not follow what a .pth file runs.
+    # Uses this interpreter's packages, since mypy does not follow code in .pth files.
     command = ("-m", "mypy", *flags, "--python-executable", sys.executable)
     everything.run(*command, "--cache-dir", str(tmp_path / "cache"), *sources, cwd=tmp_path)
 

@@ -73,7 +73,7 @@ class EpisodeOutcome(SampleFilter):
         return groups.trajectory_mean_N(found_N.astype(np.float64)) == 0
 
     def _outcomes(self, document: Mapping[str, Any], finish_reason: str) -> set[str]:
-        """All that are true of an episode."""
+        """Return all outcomes that apply to an episode."""
         trajectory = Trajectory.from_json(document)
         last = trajectory.turns[-1]
         by_tool = trajectory.end is EpisodeEnd.DONE and bool(last.calls)

@@ -41,7 +41,7 @@ def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
         try:
             tool: Any = load_plugin_class(ref_for("tool", section))
         except DovetailError:
-            continue  # the planner refuses it
+            continue  # the planner reports the error
         longest = tool.longest_call(section)
         if longest is not None and longest >= set_.get(key, math.inf):
             yield Finding.warning(

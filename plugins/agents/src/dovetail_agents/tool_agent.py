@@ -1,4 +1,4 @@
-"""ToolAgent: the policy calls tools, sees their results, and goes on until it calls none."""
+"""ToolAgent: the policy calls tools and sees their results, until a turn calls no tool."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ class ToolAgent(AgentLoop):
                 done = await self._observe(session, tools, parsed)
 
     async def _observe(self, session: Session, tools: OpenTools, parsed: ParsedTurn) -> bool:
-        """Run the calls of a turn and show their results; whether a tool ends the episode."""
+        """Run the calls of a turn and show their results; return whether a tool ends the episode."""
         most = self.config.max_calls_per_turn
         run = parsed.calls[:most]
         results = await _together([self._call(session, tools, call) for call in run])
         calls = [_message_call(call) for call in run]
-        # What can't be read stands as a call of its own: a template shows results of calls alone.
+        # An unreadable call becomes a call of its own, since templates show only results of calls.
         for number, error in enumerate(parsed.errors[: most - len(run)]):
             calls.append(
                 _message_call(ToolCall(id=f"error_{number}", name=UNREADABLE, arguments={}))
@@ -163,7 +163,7 @@ class ToolAgent(AgentLoop):
         return any(result.done for result in results)
 
     async def _call(self, session: Session, tools: OpenTools, call: ToolCall) -> ToolResult:
-        """Run one call. Raises EpisodeError where its tool fails."""
+        """Run one call, with retries. Raises EpisodeError if its tool fails."""
         if call.name in self._names:
             session.count(f"tool_calls/{call.name}")
         found = await self._once(session, tools, call)
@@ -179,7 +179,7 @@ class ToolAgent(AgentLoop):
     async def _once(
         self, session: Session, tools: OpenTools, call: ToolCall
     ) -> ToolResult | EpisodeError:
-        """Return what the policy is shown, or how the tool failed."""
+        """Run one attempt of a call; return the result for the policy, or the tool's failure."""
         limit = asyncio.timeout(self.config.call_seconds)
         failure: Exception | None = None
         try:
@@ -194,7 +194,7 @@ class ToolAgent(AgentLoop):
             raise
         except Exception as error:  # noqa: BLE001 - a tool raises what it likes
             failure = error
-        if limit.expired():  # also where the tool did not let its cancellation pass
+        if limit.expired():  # also if the tool swallowed its cancellation
             what = f"took longer than {self.config.call_seconds:g} s, its limit (call_seconds), and was cancelled"
         elif failure is None:
             return result
@@ -209,7 +209,7 @@ class ToolAgent(AgentLoop):
 
 
 def _message_call(call: ToolCall) -> MessageCall:
-    # A template walks through arguments: it gets none that can't be sent, stored or shown.
+    # Templates iterate over arguments, so arguments that can't be sent, stored or shown are left out.
     arguments = {} if problem_of(call.arguments) else dict(call.arguments)
     function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
@@ -222,7 +222,7 @@ def _with_note(content: Any, note: str) -> Any:
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Wait for all; where one fails, or the wait is cancelled, the others have ended before that is raised."""
+    """Await all; if one fails or the wait is cancelled, cancel the others and wait for their end before raising."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,4 +1,4 @@
-"""The tools of a run as an agent loop uses them: calls are found by name and compared with their schema."""
+"""The tools of a run, as an agent loop uses them: a call's tool is found by name, and its arguments are checked by schema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ToolSet:
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tuple(tools)
         self.schemas: tuple[ToolSchema, ...] = ()
-        """All functions, in order."""
+        """The schemas of all functions, in the order of the tools."""
         self._functions: dict[str, tuple[Tool, Any]] = {}
         for tool in self.tools:
             schemas = tuple(tool.schemas())
@@ -85,12 +85,12 @@ class ToolSet:
                 f"tools {other!r} and {tool.name!r} both have a function {name!r}",
                 hint="rename one, or leave one tool out",
             )
-        # Without a registry of its own the validator would fetch what `$ref` names from the network.
+        # With the default registry, the validator would fetch the targets of `$ref` from the network.
         self._functions[name] = tool, _validator()(parameters, registry=Registry())
 
 
 def _validator() -> Any:
-    """Draft 2020-12, but that 3.0 is not an integer: a function that takes an int would get a float."""
+    """Return a validator of draft 2020-12 in which 3.0 is no integer, since a function that takes an int would get a float."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
@@ -130,7 +130,7 @@ class OpenTools:
             raise ToolError(f"the arguments of {call.name!r} {problem}")
         try:
             wrong = list(islice(validator.iter_errors(dict(call.arguments)), _SHOWN_PROBLEMS))
-        except ArithmeticError as error:  # such as that a number is too large for the schema's
+        except ArithmeticError as error:  # such as a number that is too large for the check
             raise ToolError(f"wrong arguments of {call.name!r}: {error}") from error
         if wrong:
             said = "; ".join(sorted(map(_problem, wrong)))
@@ -148,12 +148,12 @@ async def _release(tool: Tool, state: Any) -> None:
 
 
 def _problem(error: Any) -> str:
-    """What is wrong with one argument, with its path."""
+    """Return what is wrong with one argument, preceded by the argument's path."""
     path = ".".join(map(str, error.absolute_path))
     return f"{path}: {_cut(error.message)}" if path else _cut(error.message)
 
 
 def _cut(value: object, length: int = 200) -> str:
-    """A value in a message."""
+    """Return a value as text for a message, cut to `length` characters."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= length else f"{text[:length]}…"

@@ -1,4 +1,4 @@
-"""ChildProcess: runs commands in processes of their own, one after the other, and passes this process's signals on to them."""
+"""ChildProcess: runs commands as child processes, one after the other, and forwards this process's signals to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChildProcess:
 
     def __enter__(self) -> None:
         for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # SIG_IGN as under nohup
                 self._before[number] = signal.signal(number, self._receive)
 
     def __exit__(self, *_: object) -> None:
@@ -37,10 +37,10 @@ class ChildProcess:
     def call(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
         """Run a command and return its exit code, negative if a signal killed the command."""
         sys.stdout.flush()
-        # Not the terminal as input: reading it would stop the group, which is in the background.
+        # No terminal as input: reading it would stop the child's process group, which is in the background.
         apart: dict[str, Any] = {"process_group": 0, "stdin": subprocess.DEVNULL, "env": env}
         with subprocess.Popen(command, **apart) as self._running:  # noqa: S603 - this command, on the caller's arguments
-            if self.received is not None:  # while it was being started
+            if self.received is not None:  # received during the start
                 self._running.send_signal(self.received)
             return self._running.wait()
 

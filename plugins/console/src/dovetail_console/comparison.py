@@ -1,4 +1,4 @@
-"""What differs between runs: keys of their configs, and curves on one axis as a page."""
+"""Differences between runs: keys of their configs, and their curves on shared axes as a page."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _colour(number: int) -> str:
 
 
 def _chart(metric: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """Draw one metric of all runs over steps; empty where none logged it."""
+    """Draw one metric of all runs over steps; empty if no run logged it."""
     lines = []
     for rows in runs:
         points = [

@@ -1,4 +1,4 @@
-"""Conformance reports: what `dovetail plugins check` found, as a package ships it, and the tier that follows from it."""
+"""Conformance reports: the results of `dovetail plugins check` that a package ships, and the plugin's tier that follows from them."""
 
 from __future__ import annotations
 

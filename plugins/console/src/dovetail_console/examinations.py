@@ -1,4 +1,4 @@
-"""What installed packages have the doctor examine besides their plugins: functions behind entry points of one group."""
+"""Examinations that installed packages add to `dovetail doctor`: functions that a group of entry points names."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _examined(
 
 
 def _fault(row: object) -> str | None:
-    """Return what is wrong with a row; None where nothing is."""
+    """Return what is wrong with a row; None if nothing is."""
     if not isinstance(row, dict) or row.keys() != ROW.keys():
         keys = sorted(row) if isinstance(row, dict) else type(row).__name__
         return f"a row has the keys {', '.join(ROW)}, not {keys}"

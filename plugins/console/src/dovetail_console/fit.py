@@ -17,7 +17,7 @@ USABLE = 0.93
 """Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and fragmentation."""
 
 _CACHES = 1 / 8
-"""Share of the caches of all samples of a step that an engine should have room for."""
+"""Minimum share of a step's KV caches that an engine should have memory for."""
 
 Changes = Mapping[str, object]
 Planned = Callable[[Changes], Plan]
@@ -66,7 +66,7 @@ def fitting(planned: Planned, card: int) -> Fit:
 
 
 def _tried(judge: Callable[[Changes], Fit], steps: Iterable[Changes]) -> Fit | None:
-    """Judge changes of which later ones come on top; None where the config does not take them."""
+    """Judge a run under all these changes together; None if the config does not accept them."""
     changes = {key: value for step in steps for key, value in step.items()}
     try:
         return judge(changes)
@@ -78,14 +78,14 @@ def _judged(planned: Planned, card: int, measured: Measured, changes: Changes) -
     """Judge a run under changes, with the share of an accelerator that its rollout's engine can have.
 
     Raises:
-        DovetailError: it can't be planned.
+        DovetailError: the run can't be planned.
     """
     plan, usable = planned(changes), round(card * USABLE)
     memory = estimate_memory(plan, card=card, measured=measured)
     for role, rule in _rules(plan).items():
         if rule.share is not None and role in _taken(plan) and _least(memory) > usable:
             beside = max(memory.least(phase) - taken for phase, taken in memory.rollout.items())
-            each = card * rule.engines  # a share is of one engine
+            each = card * rule.engines  # a share applies to one engine
             room = int(100 * (usable - beside) / each) / 100
             first, *rest = _taken(plan)[role].values()
             if (first + sum(rest) * _CACHES) / each <= room < rule.share:
@@ -113,7 +113,7 @@ def _taken(plan: Plan) -> Mapping[str, Mapping[str, int]]:
 
 
 def _candidates(plan: Plan) -> Iterator[Changes]:
-    """Yield changes in the order in which they cost a run something."""
+    """Yield changes, those with the least cost for the run first."""
     config = plan.facts.config
     for rule in _rules(plan).values():
         if rule.sleep_key is not None:

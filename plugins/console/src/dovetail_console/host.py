@@ -1,4 +1,4 @@
-"""The environment that a run would find: accelerators, and whether the installed torch can use them."""
+"""The environment of a run on this machine: accelerators, and whether the installed torch can use them."""
 
 from __future__ import annotations
 

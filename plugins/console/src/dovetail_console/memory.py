@@ -1,4 +1,4 @@
-"""An estimate of the memory that a plan's models take, from the model's shape alone."""
+"""An estimate of the memory of a plan's models, from the model's shape alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Measured = MutableMapping[str, WorkingMemory | None]
 """Working memory that engines reported (None if unknown), by the question that was asked."""
 _FLOAT32 = BYTES["float32"]
 _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
-"""Bytes of a weight in 4 bits, with 8 for the scale of 64 weights and 32 for that of 256 scales."""
+"""Bytes of a 4-bit weight, including 8 bits for each 64 weights' scale, and 32 bits for the scale of 256 such scales."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +89,7 @@ def estimate_memory(
 def _taken(
     role: str, parts: Mapping[str, int], rule: MemoryRules, card: int | None
 ) -> Mapping[str, int]:
-    """Return what an engine takes: what it needs, or its share of the accelerator."""
+    """Return the memory that an engine takes: its needs, or its configured share of the accelerator."""
     if card is None or rule.share is None:
         return parts
     share = round(card * rule.share * rule.engines)
@@ -100,7 +100,7 @@ def _taken(
 
 @attrs.frozen
 class _Needs:
-    """What a role takes: always, and while it computes."""
+    """The memory of a role: held always (`held`), and while it computes."""
 
     role: ModelRole
     held: Mapping[str, int]
@@ -120,12 +120,12 @@ def _needs(plan: Plan, role: ModelRole, measured: Measured) -> _Needs:
 def _at_times(
     models: Sequence[_Needs], engines: Mapping[str, int], awake: Mapping[str, int]
 ) -> PlannedMemory:
-    """Return what a rank holds at each time of a step.
+    """Return the memory that a rank holds in each phase of a step.
 
     Args:
-        models: that share the rank.
-        engines: what generates there, by purpose.
-        awake: what of that stays while the models compute.
+        models: the models that share the rank.
+        engines: the memory of engines that generate on the rank, by purpose.
+        awake: the part of `engines` that stays while the models compute.
     """
     phases: dict[str, Mapping[str, int]] = {}
     rollout: dict[str, int] = {}
@@ -199,7 +199,7 @@ def _held(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
     else:
         full, rounded = base * _frozen_width(plan, shape), 0
         if planned.base is not None:
-            # Every rank has them whole.
+            # Every rank has the complete base weights.
             matrices = shape.linear_parameters
             rest = -(-(role.parameters(shape) - matrices) // shards)
             full, rounded = rest * _frozen_width(plan, shape), round(matrices * _NF4)
@@ -224,6 +224,6 @@ def most_checkpoints(plan: Plan) -> int:
 
 
 def _frozen_width(plan: Plan, shape: ModelShape) -> int:
-    """Bytes of a frozen number: masters are narrowed only to the dtype that they are stored in."""
+    """Return the bytes of a frozen weight: float32 unless the model is stored in the config's dtype."""
     dtype = plan.facts.config.model.dtype
     return BYTES[dtype] if shape.stored_dtype in (None, dtype) else _FLOAT32

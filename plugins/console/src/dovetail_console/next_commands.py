@@ -1,4 +1,4 @@
-"""What to type after a run: evaluate, chat, the same with another seed, or how to continue."""
+"""The commands to suggest after a run: evaluate, chat, the same run with another seed, or continue."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def next_commands(plan: Plan, run: RunDirectory, summary: Mapping[str, Any]) -> 
 
 
 def _after_training(plan: Plan, path: Path, saved: int, model: str | None) -> list[tuple[str, ...]]:
-    """Return what fits a run that is completed: evaluate its model and talk with it, then see how much of its result is chance."""
+    """Return the commands after a completed run: evaluate its model, chat, and train with another seed to see the effect of chance."""
     config, commands = plan.facts.config, list[tuple[str, ...]]()
     evaluated = f"{path}@all" if saved > 1 else str(path) if saved else model
     if plan.generates and config.data.val_files and evaluated:
         commands.append(("eval", evaluated))
     if model is not None and plan.models[0].head == "lm":
         commands.append(("chat", model))
-    # A run of this name would be continued, or refused.
+    # An existing run of this name would be continued or refused.
     seed, name = config.seed + 1, re.sub(r"_seed_\d+$", "", path.name)
     while path.with_name(f"{name}_seed_{seed}").exists():
         seed += 1
@@ -54,7 +54,7 @@ def next_stage(plan: Plan, summary: Mapping[str, Any]) -> str | None:
 
 
 def _command() -> str:
-    """What to type for `dovetail` here: its path, where the environment has not been activated."""
+    """Return the command `dovetail` as typed in this shell; its path if the environment is not activated."""
     script = Path(sys.executable).with_name("dovetail")
     found = shutil.which("dovetail")
     if not script.exists() or (found is not None and Path(found).samefile(script)):

@@ -1,4 +1,4 @@
-"""From what a person types to plugins: `NAME`, `KIND/NAME`, an alias; and what is said where none is found."""
+"""Finds a plugin by its `NAME`, `KIND/NAME` or alias; with errors that name the nearest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     """
     index = default_index()
     kind, slash, name = plugin.partition("/")
-    # A text with a slash may be an alias, as `openai/gsm8k` is.
+    # A text with a slash may be an alias, such as `openai/gsm8k`.
     if kind not in index.kinds and (not slash or any(plugin in e.aliases for e in index.entries())):
         kind, name = "", plugin
     if kind == "preflight":
@@ -66,7 +66,7 @@ def _not_a_plugin(rule: str) -> PluginNotFoundError:
 
 
 def _check_home(kind: str, name: str, index: Any) -> None:
-    """Refuse `kind/name` where only other kinds have a plugin of that name."""
+    """Refuse `kind/name` if only other kinds have a plugin of that name."""
     homes = sorted({e.kind for e in index.entries() if name in (e.name, *e.aliases)})
     if not kind or not homes or kind in homes:
         return

@@ -1,4 +1,4 @@
-"""What a person wants to know of a plugin before choosing it, from its manifest alone: `plugins show` and the docs print it."""
+"""The page of a plugin, from its manifest alone, which `plugins show` and the docs print."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ IN_A_CONFIG = "In a config:"
 """Heading of the docstring paragraph whose indented YAML is merged into the generated example."""
 
 _IMPLIED = frozenset({("rollout_correction", "mode")})
-"""Kind and key of settings that a plugin's name already says."""
+"""Kind and key of settings that follow from a plugin's name."""
 _MOOT = {"weights": "weight"}
-"""Where the one key of a rollout correction is null, keys that hold the other word mean nothing."""
+"""Key of a rollout correction → word; if the key is null, keys that contain the word have no effect."""
 _ROUNDS = 10
-"""Rounds of generation that an example allows for refilling what a filter drops, as DAPO's preset does."""
+"""Rounds of generation in an example of a filter that drops samples, as in DAPO's preset."""
 _BASE = "dovetail.sections"
 """Package of the config classes that plugins extend."""
 _SHAPES = {
@@ -155,7 +155,7 @@ def shown(value: object) -> str:
 
 
 def _summary(plugin: PluginManifest) -> str:
-    """What the Config says of itself, or the docstring's first sentence where the plugin has no Config of its own."""
+    """Return the docstring of the plugin's own Config, or else the first sentence of the plugin's docstring."""
     module = plugin.config.partition(":")[0]
     schema = plugin.config_schema or {}
     if schema.get("doc") and module != _BASE:
@@ -213,12 +213,12 @@ def _example(
 
 
 def _held(entry: object, collection: str | None) -> Any:
-    """An entry as its collection holds it: in a `list`, or in a `dict` under a key of the user's; else itself."""
+    """Return an entry in its collection: in a `list`, or in a `dict` under a key of the user; else the entry itself."""
     return {"list": [entry], "dict": {"my_key": entry}}.get(str(collection), entry)
 
 
 def _worth_showing(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that are null, empty, implied by the name, or without effect."""
+    """Return the settings, except those that are null, empty, implied by the name, or without effect."""
     moot = [word for key, word in _MOOT.items() if kind == "rollout_correction" and key in values and values[key] is None]  # fmt: skip
     return {
         key: value
@@ -230,7 +230,7 @@ def _worth_showing(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _companions(plugin: PluginManifest) -> dict[str, Any]:
-    """Keys of other sections without which the plugin does not do what its page says."""
+    """Return the keys of other sections that the plugin needs to have the effect on its page."""
     facts = plugin.facts or {}
     if plugin.kind in ("policy_loss", "advantage") and facts.get("aggregation"):
         return _at(("algorithm", "loss_aggregation"), facts["aggregation"])
@@ -240,7 +240,7 @@ def _companions(plugin: PluginManifest) -> dict[str, Any]:
 
 
 def _at(path: KeyPath, value: Any) -> dict[str, Any]:
-    """A config that holds one value."""
+    """Return a config with a single value."""
     for key in reversed(path):
         value = {key: value}
     config: dict[str, Any] = value
@@ -248,7 +248,7 @@ def _at(path: KeyPath, value: Any) -> dict[str, Any]:
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two configs as one: mappings merge, and of everything else the upper wins."""
+    """Merge two configs: mappings are merged, and for other values `above` takes precedence."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)

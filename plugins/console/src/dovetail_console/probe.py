@@ -1,4 +1,4 @@
-"""Probing: importing plugins in a subprocess, so that not even a crash at import reaches the caller."""
+"""Probing: imports plugins in a subprocess, so that not even a crash at import affects the caller."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def import_fault(kind: str, name: str, distribution: str) -> tuple[str, str | No
 
 
 def _of_distribution(entries: Sequence[Any]) -> list[Probed]:
-    """Probe in order; after a crash, go on with the next plugin in a fresh process."""
+    """Probe in order; after a crash, continue with the next plugin in a new process."""
     found: list[Probed] = []
     while left := entries[len(found) :]:
         plugins = [(entry.kind, entry.name, entry.distribution) for entry in left]

@@ -1,4 +1,4 @@
-"""How a run stands, in a row: for lists, comparisons and watching."""
+"""The overview of a run as one row, for lists, comparisons and `dovetail watch`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ends_of(run: RunDirectory, rows: list[dict[str, Any]]) -> dict[str, dict[str
         "reward/mean": "up"
     }
     scores = {name: "up" for row in rows[:1] for name in row if _SCORE.fullmatch(name)}
-    best = min(scores, default=None)  # acc before mean
+    best = min(scores, default=None)  # acc is preferred to mean
     return numbers.before_and_after(rows, named | ({best: "up"} if best else {}))
 
 

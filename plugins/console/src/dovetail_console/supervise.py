@@ -1,4 +1,4 @@
-"""The supervisor of a run: it starts the run again from its last checkpoint where the infrastructure failed (`trainer.run_restarts`)."""
+"""The supervisor of a run: restarts the run from its last checkpoint if the infrastructure failed (`trainer.run_restarts`)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def supervise(
 
 
 class _Attempts:
-    """What the processes of a run came to."""
+    """The processes of a run, one after the other, and their results."""
 
     def __init__(self, path: Path, variables: Mapping[str, str], cause: Path) -> None:
         self._path, self._variables, self._cause_file = path, variables, cause
@@ -90,7 +90,7 @@ class _Attempts:
         self._trained = False
         self._highest = self._reached()
         self.in_vain = -1
-        """Restarts in a row without a new step; -1 before the first."""
+        """Number of restarts in a row without a new step; −1 before the first process."""
         self._cause = ""
         self._told = ""
         self._code = 0
@@ -109,15 +109,15 @@ class _Attempts:
         return code
 
     def may_work_again(self, code: int) -> bool:
-        """Whether the infrastructure is to blame for an exit code."""
+        """Return whether an exit code may be caused by the infrastructure."""
         if code == 2:
             return self._trained
-        if code == 1:  # Ray ends a process so whose own raylet is lost
+        if code == 1:  # Ray ends a process like this if its raylet is lost
             return self._trained and not self._told
         return code == os.EX_TEMPFAIL or (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM))
 
     def why_not_again(self, done: int, most: int) -> str:
-        """Return why there is no further restart; empty where there is one."""
+        """Return why there is no further restart; empty if there is one."""
         if self.in_vain >= IN_VAIN:
             return f"{IN_VAIN} restarts in a row brought no new step; last cause: {self._cause}"
         if done >= most:
@@ -125,7 +125,7 @@ class _Attempts:
         return ""
 
     def announce(self, number: int, most: int, seconds: float) -> None:
-        """Say that the run is started again, and write it to the run directory, where there is one."""
+        """Print that the run is restarted, and record the restart in the run directory, if there is one."""
         latest = CheckpointStore(self._directory.checkpoints).latest()
         step = int(latest.name.removeprefix("step_")) if latest else 0
         reached = self._reached()
@@ -146,7 +146,7 @@ class _Attempts:
         )
 
     def give_up(self, config: RunConfig) -> None:
-        """Call the hook `given_up` of observers, and of the run's trackers that have it; those of the run's process are gone."""
+        """Call the hook `given_up` of observers and trackers, which are made anew, since those of the run's process are gone."""
         observers = Observers()
         hooks = observers.hook
         observers.load()
@@ -168,10 +168,10 @@ class _Attempts:
             )
 
     def check_free(self) -> None:
-        """Refuse to start a run again that another process has taken up meanwhile.
+        """Check that no other process has continued the run meanwhile.
 
         Raises:
-            RunDirectoryError: it has.
+            RunDirectoryError: another process has continued it.
         """
         if RunDirectory.begun(self._path) and self._directory.under_way:
             raise RunDirectoryError(
@@ -180,7 +180,7 @@ class _Attempts:
             )
 
     def _reached(self) -> int:
-        """Return the last step that was logged or saved, of whatever process."""
+        """Return the last step that any process of the run logged or saved."""
         logged = (step_of(row) for row in read_rows(self._directory.metrics))
         steps = [int(step) for step in logged if math.isfinite(step)]
         saved = CheckpointStore(self._directory.checkpoints).saved()

@@ -33,8 +33,8 @@ _LABELS = {
     "tokens_per_second": ("Tokens a second", "length"),
     "reward_failures": ("Failed rewards", "length"),
 }
-"""Labels and styles of what a summary holds, {} for the metric of validation, whose style an empty one stands for; other
-names are shown as they are."""
+"""Labels and styles of the entries of a summary. {} stands for the validation metric, and an empty style for this metric's style.
+Other names are shown unchanged."""
 _ELSEWHERE = {
     "error",
     "directory",
@@ -44,7 +44,7 @@ _ELSEWHERE = {
 }
 """Entries of a summary that are shown in another place."""
 _RECENT = 20
-"""Steps behind the estimate of the time left."""
+"""Number of recent steps from which the remaining time is estimated."""
 
 
 class ConsoleTracker(Tracker):
@@ -77,7 +77,7 @@ class ConsoleTracker(Tracker):
         self._latest: dict[str, str] = {}
         self._labels: dict[str, str] = {}
         self._explained = False
-        """Whether a line has said what ± means."""
+        """Whether a line has explained the sign ±."""
 
     clock: Callable[[], float]
     """Function that returns the time in seconds; for a watched run, the time at which the current row was written."""
@@ -87,7 +87,7 @@ class ConsoleTracker(Tracker):
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
-        # Whoever watches a run from outside knows its key figures alone.
+        # `dovetail watch`, which passes no config, knows only the plan's key figures.
         self._plan, self._directory = plan if config is not None else None, directory
         self._step, self._total = start_step, total_steps
         if plan is not None:
@@ -103,7 +103,7 @@ class ConsoleTracker(Tracker):
                 console=self._console,
                 refresh_per_second=self.config.refresh_per_second,
             )
-            # The cursor comes back even where a run dies without closing its trackers.
+            # The cursor is restored even if a run dies without closing its trackers.
             atexit.register(self._stop)
             self._live.start()
 
@@ -134,7 +134,7 @@ class ConsoleTracker(Tracker):
         self._stop()
 
     def _stop(self) -> None:
-        """Leave the last state of the display on the terminal and give the terminal back."""
+        """Stop the live display, which leaves its last state on the terminal."""
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
@@ -143,14 +143,14 @@ class ConsoleTracker(Tracker):
     # ── what is shown ──
 
     def _seconds_left(self) -> float | None:
-        """Time to the last step at the pace of the recent ones; None before the first."""
+        """Return the remaining seconds of the run at the pace of recent steps; None before the first step."""
         (first, since), (last, until) = self._ends[0], self._ends[-1]
         if last == first or not self._total:
             return None
         return (until - since) / (last - first) * max(0, self._total - last)
 
     def _line(self, step: int, metrics: Mapping[str, float], advanced: bool) -> str:
-        """One step as a line of a log."""
+        """Return one step as a line of text."""
         parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
         for figure in self._figures:
             name = figure.find(metrics)
@@ -165,7 +165,7 @@ class ConsoleTracker(Tracker):
         return "  ".join(parts)
 
     def _render(self) -> Group:
-        """The live display: where the run is, and the key figures with their course."""
+        """Return the live display: the run's progress, and the key figures with their curves."""
         explained = any("±" in text for text in self._latest.values())
         note = [Text(figures.PLUS_MINUS, style="dim")] if explained else []
         return Group(self._progress(), self._table(), *note)
@@ -242,7 +242,7 @@ class ConsoleTracker(Tracker):
         self._print_places(summary)
 
     def _print_places(self, summary: Mapping[str, Any]) -> None:
-        """Where the run's files are and what to do next, unbroken so that they can be copied."""
+        """Print the paths of the run's files and the next commands, without line breaks, so that they can be copied."""
         if directory := summary.get("directory") or self._directory:
             self._print_line(f"{'Run directory':<15}{directory}")
             if (report := Path(directory) / "report.html").exists():
@@ -265,7 +265,7 @@ class ConsoleTracker(Tracker):
 
 
 def _change(figure: figures.Figure, values: Sequence[float]) -> str:
-    """How far a figure has moved since its first value."""
+    """Return a metric's change since its first value as text."""
     change = values[-1] - values[0]
     if change == 0 or figure.style == "seconds" or not math.isfinite(change):
         return ""

@@ -1,4 +1,4 @@
-"""`dovetail demo`: make data and a model, fine-tune it on worked answers, and train it with GRPO."""
+"""`dovetail demo`: makes data and a model, fine-tunes the model on worked answers, and trains it with GRPO."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
     Makes the data and a Qwen2 of half a million parameters, fine-tunes it on worked answers (`dovetail sft`), and trains it with
     GRPO (`dovetail train`); nothing is downloaded. Overrides such as rollout.n=4 change the settings of the GRPO run.
     """
-    # Threads that wait for one another sleep instead of spinning: with steps as short as these, a machine whose cores are
-    # shared would otherwise train several times slower. OpenMP reads this when torch is loaded, which is later.
+    # Threads that wait for each other sleep instead of spinning. The demo's steps are short, and spinning threads would make
+    # them several times slower if cores are shared. OpenMP reads the variable when torch is loaded, which happens later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from dovetail.telemetry import RunDirectory, visible
     from dovetail_demo.data import make_data
@@ -98,10 +98,10 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
 
 def config_text(config: Path, out: Path, seed: int) -> str:
     """Return the demo's config, comments included, with paths and names for this folder and seed."""
-    folder = json.dumps(str(out), ensure_ascii=False)[1:-1]  # Within the quotes of a YAML string.
+    folder = json.dumps(str(out), ensure_ascii=False)[1:-1]  # for within the quotes of YAML
     text = config.read_text(encoding="utf-8")
     text = text.replace("seed: 1 ", f"seed: {seed} ").replace("seed_1", f"seed_{seed}")
-    # In one pass: the folder's own name may hold `demo/`.
+    # Replaced in one pass, since the folder's own name may contain `demo/`.
     return re.sub('"demo"|demo/', lambda match: match[0].replace("demo", folder), text)
 
 

@@ -1,4 +1,4 @@
-"""What a run's metrics say: its key figures, what is wrong with it and which key to change, its files as data frames.
+"""Diagnosis of a run: its key figures, conditions that keep it from learning with the key to change, and its files as data frames.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,4 +1,4 @@
-"""What no healthy run shows for long, and what to change where one does."""
+"""Conditions that no healthy run shows for long, and the change that each suggests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ KL, KL_PENALTY, UPDATE_KL = "actor/kl", "reward/kl_penalty", "actor/approx_kl"
 NORM, LOSS, HELD_OUT = "actor/grad_norm", "actor/loss", "val/loss"
 CHOSEN, MARGIN = "actor/chosen_reward", "actor/margin"
 _LOSSES = 8
-"""Steps at the start and the end of a run whose losses are compared."""
+"""Number of steps at the start and at the end of a run whose losses are compared."""
 _RECENT = 200
-"""Steps of which some may be without signal by chance."""
+"""Number of recent steps over which chance is judged."""
 _LEARNING_RATE = "actor.optim.lr"
 
 
@@ -49,7 +49,7 @@ class Condition:
 
 
 def _no_signal(history: MetricHistory) -> bool:
-    # 0.99, since one group of many that differs by chance teaches next to nothing.
+    # 0.99, since a single group of many that differs by chance teaches hardly anything.
     alike = [value >= 0.99 for value in history.of(SIGNAL).values[-_RECENT:]]
     equal = [value == 0.0 for value in history.of(REWARD_STD).values[-_RECENT:]]
     return (SIGNAL in history.now and _no_chance(alike)) or (
@@ -58,7 +58,7 @@ def _no_signal(history: MetricHistory) -> bool:
 
 
 def _no_chance(steps: list[bool]) -> bool:
-    """Whether so many true ones at the end are not chance, since small batches are without signal now and then."""
+    """Return whether the steps without signal at the end are too many to be chance, as in runs with small batches."""
     streak = next((n for n, step in enumerate(reversed(steps)) if not step), len(steps))
     before = steps[: len(steps) - streak]
     share = (sum(before) + 1) / (len(before) + 2) if any(before) else 0.0  # Laplace's rule
@@ -66,7 +66,7 @@ def _no_chance(steps: list[bool]) -> bool:
 
 
 def _lost(history: MetricHistory, reward: float) -> bool:
-    """Whether a reward has lost more than half of the best mean of some steps."""
+    """Return whether a reward has lost more than half of its best mean over some steps."""
     best = history.of(REWARD).high
     return math.isfinite(best) and best - reward > 0.5 * abs(best)
 
@@ -81,7 +81,7 @@ def _reward_fell(history: MetricHistory) -> bool:
 
 
 def _move(course: MetricCourse) -> float:
-    """Return how far a reward usually moves from one step to the next; two means of it differ by twice that at most by chance."""
+    """Return a reward's mean change from step to step; by chance, two of its means differ by at most twice that."""
     return fmean(abs(b - a) for a, b in pairwise(course.values[:200]))
 
 
@@ -89,7 +89,7 @@ def _collapsed(history: MetricHistory) -> bool:
     if not history.validations or history.score not in history.now:
         return False
     best, last = history.best, history.validations[-1]
-    # Intervals of 95% that do not meet, and a quarter lost: neither chance nor what the end of a schedule gives up.
+    # 95% intervals that do not overlap, and a loss of a quarter: more than chance or the end of a schedule explains.
     return (
         best is not None
         and last.high < best.low
@@ -108,7 +108,7 @@ def _gamed(history: MetricHistory) -> bool:
 
 def _rise_and_fall(history: MetricHistory) -> str:
     reward, best = history.of(REWARD), history.best
-    assert best is not None  # of a run that is gamed
+    assert best is not None  # called only for the condition `gamed`
     return (
         f"{history.score} fell from {best.value:.3g} at step {best.step} to {history.validations[-1].value:.3g}, while {REWARD} rose "
         f"to {reward.recent:.3g} (first steps: {reward.first:.3g})"
@@ -122,7 +122,7 @@ def _far(history: MetricHistory) -> list[str]:
 
 
 def _before_the_fall(history: MetricHistory) -> str:
-    """Say what norm and KL did between the best steps and now: where they rose, steps were too large."""
+    """Describe the fall, and the rise of gradient norm and KL since the best step, which shows that steps were too large."""
     best = history.best
     course = history.of(REWARD)
     since = course.high_step if best is None else best.step
@@ -168,11 +168,11 @@ def _overfitting(history: MetricHistory) -> str:
 
 
 def _diverges(history: MetricHistory) -> bool:
-    # A policy's loss says nothing: its size follows advantages.
+    # Runs with rewards are left out, since the size of a policy loss depends on advantages.
     losses = history.of(LOSS).values
     if REWARD in history.start or len(losses) < 2 * _LOSSES:
         return False
-    # Single batches differ: the middle one of the last lies above all of the first. Held-out rows are always the same ones.
+    # Batches differ, so the median of the last losses must exceed all of the first. Held-out rows are the same at every step.
     highest, held_out = max(losses[:_LOSSES]), history.of(HELD_OUT).values
     worse = bool(held_out) and _above(held_out[-1], held_out[0])
     return _above(median(losses[-_LOSSES:]), losses[0] if worse else highest)
@@ -189,11 +189,11 @@ def _divergence(history: MetricHistory) -> str:
 
 def _chosen_falls(history: MetricHistory) -> bool:
     chosen, margin = history.of(CHOSEN).recent, history.of(MARGIN).recent
-    # Rewards of responses may both fall a little; here most of the margin comes of the chosen response's own loss.
+    # Both rewards may fall a little. This condition holds if the chosen response's fall exceeds half of the margin.
     return chosen < -0.1 and -chosen > 0.5 * margin
 
 
-# Limits lie far outside what the presets show in 30 steps of the demo's task; that is in brackets.
+# The limits are far outside of the values that presets show in 30 steps of the demo's task; these are in brackets.
 CONDITIONS = (
     Condition(
         "gamed",
@@ -242,8 +242,8 @@ CONDITIONS = (
         key="data.train_files",
         unless=("collapsed", "reward_fell"),
     ),
-    # With a sharp policy answers repeat in a healthy run as well [≤ 0.84 of 0.875], so only where there is no signal either.
-    # Two answers a prompt that are always the same are a half.
+    # With a sharp policy, answers repeat in healthy runs as well [≤ 0.84 of 0.875], so the signal must be missing too.
+    # With two answers to a prompt, the value is 0.5 if they are always equal.
     Condition(
         "alike",
         (ALIKE,),
@@ -254,7 +254,7 @@ CONDITIONS = (
         key="rollout.temperature",
         unless=("collapsed", "reward_fell"),
     ),
-    # A cut answer rarely has its result. Long reasoning may begin with a third cut. [≤ 0.012]
+    # An answer that is cut off rarely has a result. With long reasoning, a third may be cut off at first. [≤ 0.012]
     Condition(
         "cut",
         (CUT, "response_length/limit"),
@@ -265,7 +265,7 @@ CONDITIONS = (
         key="data.max_response_length",
         unless=("gamed", "collapsed", "reward_fell", "kl"),
     ),
-    # A judge that is busy now and then loses fewer; above reward.max_failure_share the run stops. [0]
+    # A judge that is busy at times fails less often; above reward.max_failure_share the run stops. [0]
     Condition(
         "failures",
         (FAILED,),
@@ -274,8 +274,8 @@ CONDITIONS = (
         "samples/ in the run directory has every failure's message; raise reward.timeout or reward.retries where a service is slow",
         key="reward.timeout",
     ),
-    # Nats a token. Early stopping usually takes 0.01 to 0.05 within an update [≤ 0.012]; a policy two nats from its reference has
-    # left the language that it was trained on [≤ 0.12].
+    # Nats a token. Early stopping usually has a limit of 0.01 to 0.05 within an update [≤ 0.012]. A policy at a distance of two
+    # nats from its reference no longer writes the language that it was trained on [≤ 0.12].
     Condition(
         "kl",
         (UPDATE_KL, KL, KL_PENALTY),
@@ -286,7 +286,7 @@ CONDITIONS = (
         key=_LEARNING_RATE,
         shows=_far,
     ),
-    # Nats a token: at 0.001 sampling is greedy in effect. [≥ 0.026]
+    # Nats a token; below 0.001, sampling is practically greedy. [≥ 0.026]
     Condition(
         "entropy_collapsed",
         (ENTROPY,),
@@ -296,7 +296,7 @@ CONDITIONS = (
         "algorithm.entropy.coef=0.001 or a larger algorithm.policy_loss.clip_high",
         key="rollout.temperature",
     ),
-    # Against the run's start, since a base model may begin high. Text of models has about 1 nat a token, 2.5 read as noise.
+    # Relative to the run's start, since a base model may begin high. Text has about 1 nat a token; 2.5 nats look like noise.
     # [rises by ≤ 0.014]
     Condition(
         "entropy_exploded",

@@ -1,4 +1,4 @@
-"""RunDiagnosis: follows a run's metrics, and names what keeps it from learning, since when, and what to change."""
+"""RunDiagnosis: follows a run's metrics, and names conditions that keep it from learning, their first step, and the change to make."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunDiagnosis:
         self.in_force: dict[str, LearningWarning] = {}
         self._history = MetricHistory(FOLLOWED)
         self._streaks: Counter[str] = Counter()
-        """Rows in a row with a condition, or without it as a negative number."""
+        """Number of successive rows with a condition; negative for rows without the condition."""
         self._since: dict[str, int] = {}
         self._until: dict[str, int] = {}
 
@@ -67,7 +67,7 @@ class RunDiagnosis:
         return self.warnings[known:]
 
     def _speaks(self, condition: Condition) -> bool:
-        """Whether the row has a figure of the condition."""
+        """Return whether the row has a metric of the condition."""
         figures = {self._history.score if name == "val" else name for name in condition.figures}
         return not figures.isdisjoint(self._history.now)
 

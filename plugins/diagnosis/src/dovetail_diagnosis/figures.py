@@ -1,4 +1,4 @@
-"""The key figures of a run: which metric each is, what it is called, how it is written."""
+"""The key figures of a run: the metric, the title and the format of each."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def load(run: str | os.PathLike[str]) -> RunFrames:
         for row in read_rows(path)
     ]
     return RunFrames(
-        # Validation logs a step that training logged too: the last value that is there counts.
+        # Training and validation log the same step in several rows; the last present value counts.
         metrics=metrics.groupby("step").last(),
         samples=pd.DataFrame(samples),
         config=dict(read_file(directory.config).tree) if directory.config.exists() else {},

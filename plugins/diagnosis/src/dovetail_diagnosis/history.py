@@ -1,4 +1,4 @@
-"""The course of a run's metrics, as far as conditions look back at it."""
+"""The course of a run's metrics, as far as conditions need it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import median
 WINDOW = 5
 """Number of steps in a mean: one batch is not a trend."""
 _SCORES = (re.compile(r"val/acc@\d+"), re.compile(r"val/mean@\d+"))
-"""Metrics of validation with rewards, over all data sources; the first that is there counts."""
+"""Metrics of validation with rewards, over all data sources; the first metric that is present counts."""
 
 
 @dataclass

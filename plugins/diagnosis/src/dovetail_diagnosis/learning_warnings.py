@@ -1,4 +1,4 @@
-"""LearningWarnings: the observer that says while a run trains what keeps it from learning."""
+"""LearningWarnings: the observer that warns during training of conditions that keep the run from learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that talk to an API, and the gateway that answers them with the policy.
+"""Users' programs that call an API, and the gateway that answers the calls with the policy.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

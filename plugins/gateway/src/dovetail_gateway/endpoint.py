@@ -1,4 +1,4 @@
-"""EpisodeEndpoint: answers the calls of one episode, with the policy."""
+"""EpisodeEndpoint: answers the calls of one episode with the policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dovetail_gateway.sequences import EpisodeSequences, ServedSequence, prompt_
 from dovetail_gateway.turn_reader import TurnReader
 
 _LAST_SECONDS = 5.0
-"""How long a program may go on once its episode has no turns or tokens left."""
+"""Seconds that a program may continue after its episode has no turns or tokens left."""
 
 
 class EpisodeEndpoint:
@@ -116,11 +116,11 @@ class EpisodeEndpoint:
         self.session.count(f"refused_calls/{code}")
 
     def _refusal(self, error: Exception) -> ApiError:
-        """The error that a call gets where another was raised; what is not a fault of the call ends or fails the episode."""
+        """Return the API error for a raised error; an error that the call did not cause also ends or fails the episode."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, EpisodeEndedError):
-            if self.ended is None:  # the program goes on for a moment, to write what it has
+            if self.ended is None:  # the program may continue for a moment, to write its results
                 self.ended = error.end
                 self.loop.call_later(_LAST_SECONDS, self.closing.set)
             return _at_limit(error.end)
@@ -173,7 +173,7 @@ class EpisodeEndpoint:
         return answers
 
     def _with_earlier(self, call: ModelCall) -> ModelCall:
-        """A call with the messages of the response that it refers to before its own."""
+        """Return a call with the messages of the earlier response that it names put before its own."""
         earlier = call.body.get("previous_response_id")
         if earlier is None:
             return call
@@ -186,7 +186,7 @@ class EpisodeEndpoint:
         return attrs.evolve(call, messages=[*before, *own])
 
     async def _continued(self, call: ModelCall) -> ServedSequence:
-        """The sequence in which a call is answered, with all of the call in it; it is busy."""
+        """Return the sequence that answers a call, marked as busy and with all messages of the call."""
         found, why = self._sequences.find(call)
         if found is None:
             if self._sequences.unknown(call):
@@ -212,7 +212,7 @@ class EpisodeEndpoint:
         return found
 
     async def _turn(self, sequence: ServedSequence, call: ModelCall) -> ModelAnswer:
-        """Have the policy answer in a sequence."""
+        """Generate a turn of the policy in a sequence, and return the answer."""
         session = sequence.session
         turn = await session.generate(max_new_tokens=call.max_tokens, stop=call.stop)
         self._latest = session
@@ -245,7 +245,7 @@ class EpisodeEndpoint:
 
 
 def _at_limit(end: EpisodeEnd) -> ApiError:
-    """The error of a call for which the episode has no turns or no tokens left."""
+    """Return the error of a call for which the episode has no turns or tokens left."""
     message = f"the episode has reached its limit on {end}"
     if end is EpisodeEnd.TOKENS:
         what = f"{message}, all that it produced and was shown (data.max_response_length)"

@@ -65,7 +65,7 @@ class PlacedPrograms:
             stopped.cancel()
             if not answer.done():
                 worker.call(json.dumps({"folder": run.folder}).encode())
-            # Also where this is cancelled again: what the program started is not left behind.
+            # Shielded, so that no process of the program remains even if this is cancelled again.
             await asyncio.shield(asyncio.wait({answer}))
         return ProgramEnd(**json.loads(answer.result()))
 

@@ -25,13 +25,13 @@ from dovetail_gateway.config import ProgramConfig
 ROW, OUTPUT, LOG = "row.json", "output.json", "program.log"
 """The files in a program's folder: the row, the program's output file, and the printed output."""
 _FOREIGN = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
-"""Variables that would turn a client to another account."""
+"""Environment variables that would direct a client to another account."""
 _LONGEST_VARIABLE = 64 << 10
-"""Bytes of the row in the environment; Linux takes 128 KiB. A longer row is in the file alone."""
+"""Maximum bytes of the row in an environment variable (Linux allows 128 KiB); a longer row is only in the file."""
 _END_SECONDS = 10.0
-"""How long the supervisor may take to end a program before it is killed itself."""
+"""Seconds that the supervisor may take to end a program before it is killed itself."""
 _SHOWN = 300
-"""Characters of a program's last line in a message."""
+"""Maximum characters of a program's last line in a message."""
 
 
 @attrs.frozen
@@ -70,7 +70,7 @@ def command_of(config: ProgramConfig) -> list[str]:
             f"rollout.agent_loop.command: there is no program {words[0]!r}",
             hint="name one that is on the PATH, or its file, such as .venv-agent/bin/python",
         )
-    # Links are kept: an interpreter finds its environment by the link that it was called by.
+    # Links are not resolved, since an interpreter finds its environment by the link that started it.
     files = [os.path.abspath(w) if Path(w).is_file() else w for w in words[1:]]  # noqa: PTH100
     return [os.path.abspath(program), *files]  # noqa: PTH100
 
@@ -85,7 +85,7 @@ class ProgramFolder:
     """
 
     def __init__(self, base: Path, session: Session, config: ProgramConfig) -> None:
-        base = base.absolute()  # the program's own folder is another
+        base = base.absolute()  # the program runs in another folder
         base.mkdir(parents=True, exist_ok=True)
         self.path = Path(
             tempfile.mkdtemp(prefix=f"{session.sample_id}-".replace("/", "_"), dir=base)
@@ -107,7 +107,7 @@ class ProgramFolder:
             key: the key of the episode.
         """
         host = url.partition("://")[2].rpartition(":")[0]
-        # A proxy of the machine would be asked for the gateway.
+        # Otherwise a proxy of this machine would be used for the gateway.
         direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), host)))
         variables = {
             "OPENAI_BASE_URL": f"{url}/v1",
@@ -193,7 +193,7 @@ async def run_program(run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
         json.dumps([run.command, str(Path(run.folder) / LOG), run.max_bytes, run.max_processes]),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         cwd=run.folder, env={name: value for name, value in variables.items() if value is not None},
-        start_new_session=True,  # Ctrl-C is the run's affair
+        start_new_session=True,  # Ctrl-C must reach only the run
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
@@ -206,7 +206,7 @@ async def run_program(run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
     finally:
         stopped.cancel()
         process.stdin.close()
-        # Also where this is cancelled again: what the program started is not left behind.
+        # Shielded, so that no process of the program remains even if this is cancelled again.
         await asyncio.shield(_ended(process, report))
     text = report.result().decode("utf-8", "replace").strip()
     if text.startswith("{"):

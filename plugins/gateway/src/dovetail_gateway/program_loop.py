@@ -1,4 +1,4 @@
-"""ProgramLoop: a program of a user makes the sample, by calls to an API that the policy answers."""
+"""ProgramLoop: a user's program makes the sample by calls to an API, which the policy answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dovetail_gateway.server import Gateway
 from dovetail_gateway.turn_reader import HERMES, TurnReader
 
 _KEPT = 100
-"""Failed programs of a run whose folders are kept."""
+"""Number of failed programs of a run whose folders are kept."""
 
 
 class ProgramLoop(AgentLoop):
@@ -80,7 +80,7 @@ class ProgramLoop(AgentLoop):
         """
         command_of(self.config)
         self._reader = TurnReader.started(self.config.parser, self.context)
-        if self.config.placement and self.context.runtime is not None:  # planning has none
+        if self.config.placement and self.context.runtime is not None:  # None in planning
             self._placed = PlacedPrograms(self.context.runtime, self.config.placement)
         if self.config.port:
             self._opened()
@@ -120,7 +120,7 @@ class ProgramLoop(AgentLoop):
                     folder.remove(keep=keep)
 
     def _opened(self) -> Gateway:
-        """The gateway, which starts with the first episode where any port will do: planning then starts none."""
+        """Return the gateway. Without a configured port, it starts with the first episode, so that planning starts none."""
         if self._gateway is None:
             near = self.context.runtime.address() if self._placed else "127.0.0.1"
             self._gateway = Gateway(self.config, self.config.host or near)
@@ -134,10 +134,10 @@ class ProgramLoop(AgentLoop):
         return Path(self._temporary.name)
 
     def _judge(self, endpoint: EpisodeEndpoint, folder: ProgramFolder, end: ProgramEnd) -> None:
-        """Give the session what the program left, and its reward.
+        """Pass the program's results and reward to the session.
 
         Raises:
-            EpisodeEndedError: the episode reached a limit; it is scored as it is.
+            EpisodeEndedError: the episode reached a limit, and is scored as it is.
             EpisodeError: the program failed.
         """
         if endpoint.fault is not None:

@@ -1,4 +1,4 @@
-"""The sequences of an episode. A call continues one if its messages begin with that sequence's messages and answers."""
+"""The sequences of an episode. A call continues a sequence if the call's messages begin with the sequence's messages and answers."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class EpisodeSequences:
         raw = session.prompt.raw
         messages = [{"role": "user", "content": raw}] if isinstance(raw, str) else list(raw)
         self._produced = {_turn_key(m) for m in messages}
-        """Turns that are not foreign: the policy's, and the row's."""
+        """Keys of the known assistant turns: the policy's turns, and the turns of the dataset row."""
         self._all: list[ServedSequence] = []
-        # The row's prompt may be a text without the template's tokens around it, or have images.
+        # The first sequence has the row's prompt only if both have the same tokens: a prompt may be raw text or have images.
         if np.array_equal(encoder.ids([self._text(messages, ())])[0], session.prompt.prompt_ids):
             self._add(session, messages, ())
 
@@ -87,7 +87,7 @@ class EpisodeSequences:
         return None, "other_history"
 
     def _reads_same(self, sequence: ServedSequence, call: ModelCall) -> bool:
-        """Whether the template writes what a call has in place of a sequence's messages in the same way, white space aside."""
+        """Return whether a call's messages are rendered like the sequence's messages, apart from white space."""
         theirs = call.messages[: len(sequence.messages)]
         if [m["role"] for m in theirs] != [m["role"] for m in sequence.messages]:
             return False
@@ -152,14 +152,14 @@ def prompt_ids(session: Session, made: Completion) -> np.ndarray:
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
-    """Length of the longest common prefix of two token sequences."""
+    """Return the length of the longest common prefix of two token sequences."""
     length = min(len(first), len(second))
     differs = np.flatnonzero(first[:length] != second[:length])
     return int(differs[0]) if len(differs) else length
 
 
 def _same(ours: Message, theirs: Message) -> bool:
-    """Whether a message is the one that was asked or answered. Programs may leave out reasoning, and ids of calls may be theirs."""
+    """Return whether two messages are the same. Programs may leave out reasoning, and choose their own ids of calls."""
     if ours["role"] != theirs["role"]:
         return False
     if ours["role"] == "assistant":
@@ -169,7 +169,7 @@ def _same(ours: Message, theirs: Message) -> bool:
 
 
 def _turn_key(message: Message) -> str:
-    """An assistant's content and calls."""
+    """Return an assistant message's content and calls as a text to compare."""
     content = message.get("content") or ""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     called = [(f["name"], f["arguments"]) for f in functions]

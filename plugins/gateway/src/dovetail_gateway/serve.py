@@ -1,4 +1,4 @@
-"""`dovetail serve MODEL`: the gateway alone, to try a policy with the program that will use it."""
+"""`dovetail serve MODEL`: runs only the gateway, to try a policy with the program that will use it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dovetail_gateway.turn_reader import TurnReader
 from dovetail_inference import open_model
 
 _IDLE_SECONDS = 600.0
-"""After which a conversation is forgotten: a later call begins a new one with all its messages."""
+"""Seconds without a call after which a conversation is forgotten; a later call begins a new one with all its messages."""
 _BEGINNING = ({"role": "user", "content": ""},)
-"""The row of a conversation; its calls bring messages of their own."""
+"""The messages of a conversation's dataset row; calls contain their own messages."""
 
 
 class ServedLoop(AgentLoop):

@@ -28,7 +28,7 @@ from dovetail_gateway.dialects.responses import ResponsesApi
 
 _KEY_PREFIX = "sk-dovetail-"
 _REMEMBERED = 4096
-"""Keys of episodes that have ended, of which an error can say so."""
+"""Number of ended episodes whose keys are remembered, so that an error can say that the episode has ended."""
 _START_SECONDS = 30.0
 _BACKLOG = 2048
 _ANTHROPIC = MessagesApi()
@@ -117,15 +117,15 @@ class Gateway:
                 name = new_id(dialect.prefix)
                 answers = await _until_gone(request, endpoint, call, name)
             except ApiError as error:
-                if endpoint is not None and call is None:  # calls that it is asked it counts
-                    with suppress(RuntimeError):  # its loop has ended
+                if endpoint is not None and call is None:  # other calls are counted by the endpoint
+                    with suppress(RuntimeError):  # the endpoint's loop has ended
                         endpoint.loop.call_soon_threadsafe(endpoint.refused, error.code)
                 return _refusal(dialect, error)
             except ClientDisconnect:
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=499)  # the client is gone
             if not call.stream:
                 return _json(dialect.write(call, name, answers))
-            # An engine gives a turn when it has ended, so that all events are there at once.
+            # All events are sent at once, since an engine returns a turn only when it is complete.
             text = "".join(_event(kind, data) for kind, data in dialect.events(call, name, answers))
             return Response(
                 text, media_type="text/event-stream", headers={"cache-control": "no-cache"}
@@ -188,11 +188,11 @@ def _bound(host: str, port: int) -> socket.socket:
 async def _until_gone(
     request: Request, endpoint: CallEndpoint, call: ModelCall, name: str
 ) -> list[ModelAnswer]:
-    """Have an endpoint answer a call on its own loop; that is cancelled where the client hangs up.
+    """Let an endpoint answer a call on its own event loop; the answer is cancelled if the client disconnects.
 
     Raises:
-        ClientDisconnect: it did.
-        ApiError: the call is refused, or was cancelled, since the episode has ended.
+        ClientDisconnect: the client has disconnected.
+        ApiError: the call is refused, or was cancelled because the episode has ended.
     """
     work = asyncio.run_coroutine_threadsafe(endpoint.answer(call, name), endpoint.loop)
     done = asyncio.wrap_future(work)
@@ -216,7 +216,7 @@ async def _hung_up(request: Request) -> None:
 
 
 def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # In ASCII: what a request has of half a surrogate pair, and a response repeats, is not UTF-8.
+    # ASCII, since a response may repeat half a surrogate pair from its request, which UTF-8 can't encode.
     return Response(json.dumps(body), status, headers, media_type="application/json")
 
 
@@ -226,7 +226,7 @@ def _event(kind: str | None, data: Any) -> str:
 
 
 def _refusal(dialect: Dialect, error: ApiError) -> Response:
-    # Clients of both companies ask again after 429 and 5xx unless this header says otherwise.
+    # OpenAI's and Anthropic's clients retry after 429 and 5xx unless this header forbids it.
     headers = {"x-should-retry": str(error.retry).lower()}
     return _json(dialect.error(error), error.status, headers)
 
@@ -236,7 +236,7 @@ def _dialect(request: Request) -> Dialect:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """A model with the fields of both companies."""
+    """Return a model with the fields of both OpenAI's and Anthropic's APIs."""
     openai = {"object": "model", "created": 0, "owned_by": "dovetail"}
     anthropic = {"type": "model", "display_name": name, "lifecycle": "active"}
     return {"id": name, **openai, **anthropic, "created_at": "1970-01-01T00:00:00Z"}

@@ -1,7 +1,7 @@
 """A small program that runs a user's program for the gateway: it limits its output and processes, and kills all of them at the end.
 
-Run as `python -I -S supervise.py SETTINGS` with a pipe as standard input: when it closes, as where the run has died, everything ends.
-Nothing but the standard library is imported, so that it starts at once.
+Run as `python -I -S supervise.py SETTINGS` with a pipe as standard input. When the pipe closes, for example because the run has died,
+all processes of the program are killed. Only the standard library is imported, so that the supervisor starts fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_SECONDS = 0.25
-"""Between two counts of processes."""
+"""Seconds between two counts of processes."""
 _CHUNK = 1 << 16
 
 
@@ -37,7 +37,7 @@ def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> di
         `status`: the command's exit status, negative for a signal, None if this function killed the command. `reason`: why the command
         was killed: `closed`, `output`, `processes`, or an error of the system.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its orphans become ours, so that none is lost
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # adopts the program's orphans, so that none is lost
     reading, writing = os.pipe()
     try:
         child = subprocess.Popen(  # noqa: S603 - the config's command
@@ -50,7 +50,7 @@ def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> di
         )
     except OSError as error:
         return {"status": None, "reason": f"{command[0]}: {error.strerror}"}
-    # The end that is written to stays open here: a program that closes its own does not end what is read.
+    # The write end stays open here, so that a program that closes its own output does not end the reading.
     output = Output(reading, log, max_bytes)
     statuses: dict[int, int] = {}
     reason = watch(child.pid, output, statuses, max_processes)
@@ -102,10 +102,10 @@ def watch(child: int, output: Output, statuses: dict[int, int], max_processes: i
     for end in (woken, wakes):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # an ignored signal wakes nobody
+    signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # SIG_IGN would not wake `select`
     look = 0.0
     while True:
-        _reap(statuses)  # also of what ended before the signal was listened for
+        _reap(statuses)  # also children that ended before the handler was set
         if child in statuses:
             return None
         if time.monotonic() > look:
@@ -130,7 +130,7 @@ def _reap(statuses: dict[int, int]) -> None:
 
 
 def _end_all(statuses: dict[int, int]) -> None:
-    """Kill every descendant, and wait until none is left. They are stopped first: what is stopped starts nothing."""
+    """Kill every descendant, and wait until none is left. All are stopped first, so that they start no further processes."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         seen: set[int] = set()
         while fresh := {*_descendants(os.getpid())} - seen:
@@ -145,7 +145,7 @@ def _end_all(statuses: dict[int, int]) -> None:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Process ids of all descendants of a process."""
+    """Yield the process ids of all descendants of a process."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - importing pathlib takes longer than the rest
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
@@ -160,7 +160,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    # Ray kills the children of a process that it ends: that is then the one that waits, and the other one ends the program.
+    # Ray kills the children of a process that it ends. It then kills the waiting parent here, and the forked child ends the program.
     if os.fork():
         os.wait()
     else:

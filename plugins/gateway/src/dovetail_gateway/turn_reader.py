@@ -26,7 +26,7 @@ from dovetail_gateway.dialects.call import ModelAnswer, ModelCall
 
 HERMES = PluginSection(name="hermes")
 _ID_LENGTH = 9
-"""Characters of a tool call's id: as many as templates of Mistral take."""
+"""Number of characters of a tool call's id, as Mistral's templates require."""
 
 
 @attrs.frozen
@@ -86,7 +86,7 @@ class TurnReader:
         return answer, produced if readable else None
 
     def _log_probs(self, made: Completion, turn: Turn) -> list[tuple[str, float]]:
-        """Text and log-probability (nats) of each token of a turn; none where the engine is not asked for them."""
+        """Return text and log-probability (nats) of each token of a turn; empty without log-probabilities."""
         values_T = made.raw_log_probs if made.log_probs is None else made.log_probs
         if values_T is None:
             return []
@@ -96,7 +96,7 @@ class TurnReader:
 
 
 def _without_stop(turn: Turn, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The text of a turn up to the string that ended it, and that string."""
+    """Return the text of a turn up to the stop string that ended the turn, and that string; None without one."""
     if turn.finish_reason is FinishReason.STOP:
         places = [(turn.text.find(one), one) for one in stop if one in turn.text]
         if places:
@@ -106,7 +106,7 @@ def _without_stop(turn: Turn, stop: Sequence[str]) -> tuple[str, str | None]:
 
 
 def _behind(text: str, parsed: ParsedTurn) -> str:
-    """The text of a turn with its calls as they stand in it, behind the reasoning."""
+    """Return the text of a turn after the reasoning, with its calls unchanged."""
     if parsed.reasoning is None:
         return text
     _, _, rest = text.partition(parsed.reasoning)
@@ -115,7 +115,7 @@ def _behind(text: str, parsed: ParsedTurn) -> str:
 
 
 def _message_call(call: ToolCall, turn: str) -> MessageCall:
-    """A call as chat templates take it; ids of parsers that number a turn's calls are unique in the episode."""
+    """Return a call in the form of chat templates; ids that only number a turn's calls are made unique in the episode."""
     name = call.id
     if name.startswith("call_"):
         name = hashlib.sha256(f"{turn}.{name}".encode()).hexdigest()[:_ID_LENGTH]

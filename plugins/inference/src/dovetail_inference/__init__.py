@@ -1,4 +1,4 @@
-"""A model without training: evaluated on held-out prompts, asked for responses, talked with.
+"""Inference without training: evaluation on held-out prompts, generation of responses, and chat.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,4 +1,4 @@
-"""The card of an exported model, `README.md` beside its weights: what it is made from and how, its evaluation, how to serve it."""
+"""The card of an exported model, `README.md` beside its weights: its origin, its training, its evaluation, and how to serve it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from dovetail.plugins import load_plugin_class
 from dovetail.telemetry import RunDirectory, numbers, read_rows, step_of
 
 _LICENCE = ("license", "license_name", "license_link")
-"""Keys of a card's front matter."""
+"""Keys of a card's front matter that name the licence."""
 _NAMED = ("kind", "name", "distribution", "path", "attribute")
-"""What a lock says of a plugin, and its reference takes."""
+"""Fields of a plugin in a lock that its `PluginRef` takes."""
 _PACKAGES = ("dovetail-core", "torch", "transformers", "vllm", "sglang", "megatron-core")
 
 
@@ -68,7 +68,7 @@ def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor
 
 
 def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str, Any]:
-    """Return what the template names."""
+    """Return the variables of the template."""
     from huggingface_hub import ModelCardData
 
     written = read_file(run.config)
@@ -124,7 +124,7 @@ def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str
 def _serve_lines(
     run: RunDirectory, directory: Path, base: str, rank: int | None, lock: Mapping[str, Any]
 ) -> list[str]:
-    """Return the commands that serve a model, `DIR`, by vLLM and by SGLang, with the run's parser of tool calls; of an adapter, `base` with it."""
+    """Return the commands of vLLM and SGLang that serve the model in `DIR`, with the run's tool parser; for an adapter, with `base`."""
     name = shlex.quote(run.path.name)
     vllm = f"vllm serve DIR --served-model-name {name}"
     sglang = f"python -m sglang.launch_server --model-path DIR --served-model-name {name}"
@@ -136,7 +136,7 @@ def _serve_lines(
         for item in lock["plugins"]
         if item["kind"] == "tool_parser"
     ]
-    with suppress(PluginError):  # it is not installed where the model is exported
+    with suppress(PluginError):  # the parser is not installed here
         if len(parsers) == 1:
             template = directory / "chat_template.jinja"
             text = template.read_text(encoding="utf-8") if template.is_file() else ""
@@ -146,7 +146,7 @@ def _serve_lines(
 
 
 def _parser_options(ref: PluginRef, engine: str, before: str, template: str) -> str:
-    """Return the options by which a server reads turns as a plugin of kind `tool_parser` does; none where it has no such parser."""
+    """Return the options with which a server parses turns like the run's `tool_parser`; empty if it has no such parser."""
     parser: Any = load_plugin_class(ref)
     options = ""
     if engine in parser.served_as:
@@ -157,7 +157,7 @@ def _parser_options(ref: PluginRef, engine: str, before: str, template: str) -> 
 
 
 def _base(path: str, revision: str | None) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the hub id of a base model, None where it has none, and the front matter of its card, empty where there is no card."""
+    """Return a base model's hub id (None without one), and the front matter of its card (empty without a card)."""
     from huggingface_hub import ModelCard, hf_hub_download
 
     folder = Path(path).expanduser()
@@ -166,16 +166,16 @@ def _base(path: str, revision: str | None) -> tuple[str | None, Mapping[str, Any
     else:
         card, base = Path(), path
         with suppress(Exception):  # the hub can't be reached, or has no card
-            # Five seconds are waited: without network the run has ended all the same.
+            # At most 5 s, so that a run without network still ends soon.
             card = Path(hf_hub_download(path, "README.md", revision=revision, etag_timeout=5))
     described = ModelCard.load(card).data.to_dict() if card.is_file() else {}
     found = described.get("base_model") if folder.is_dir() else None
-    # A model that an earlier run exported has the card of this module: its base is the one that the hub knows.
+    # The card of a model that an earlier run exported is written by this module, and names the base on the hub.
     return base or (found if isinstance(found, str) else None), described
 
 
 def _hub_id(path: str, kind: str) -> str | None:
-    """Return the repository that a path in the hub's cache belongs to."""
+    """Return the repository of a path in the hub's cache; None for any other path."""
     match = re.search(rf"{kind}--([^/]+?)--([^/]+)/snapshots/", f"{path}/")
     return f"{match[1]}/{match[2]}" if match else None
 
@@ -189,7 +189,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _evaluation(run: RunDirectory, step: int) -> Iterator[tuple[str, str, str, str]]:
-    """Yield each figure of the validation after a step: name, before training, then, and its interval."""
+    """Yield each metric of the validation after a step: its name, values before training and after the step, and interval."""
     by_step: defaultdict[float, dict[str, Any]] = defaultdict(dict)
     for row in read_rows(run.metrics):
         by_step[step_of(row)] |= row

@@ -1,4 +1,4 @@
-"""A conversation with a model: answers generated from the whole of it so far, or episodes of the config's agent loop."""
+"""A conversation with a model: responses to the whole conversation so far, or episodes of the config's agent loop."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class EpisodeConversation(Conversation):
 
 
 def _shown(sample: Sample) -> str:
-    """An episode as text: its turns, and after each its calls and what the policy was shown."""
+    """Return an episode as text: its turns, each followed by its calls and the observations."""
     trajectory, outcome = sample.trajectory, sample.outcome
     turns = () if trajectory is None else trajectory.turns
     lines = [line for turn in turns for line in _turn(turn)]

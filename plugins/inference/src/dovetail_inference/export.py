@@ -1,4 +1,4 @@
-"""A trained model out of a checkpoint, in Hugging Face format, without the run's processes."""
+"""Export of a trained model from a checkpoint to Hugging Face format, without the run's processes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def export_foreign(source: Path, directory: Path) -> bool:
     """
     _refuse_existing(directory)
     for entry in default_index().entries("engine"):
-        # An engine that can't be used here is not an obstacle to another's reading it.
+        # An engine that can't be loaded here must not prevent another engine from reading the checkpoint.
         with suppress(PluginError):
             ref = PluginRef(kind="engine", name=entry.name, distribution=entry.distribution)
             engine: Any = load_plugin_class(ref)

@@ -1,4 +1,4 @@
-"""Responses of a model to prompts, written to a file of JSON lines in the order of the prompts, where a later call continues."""
+"""Responses of a model to prompts, written as JSON lines in the order of the prompts; a later call continues the file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from dovetail_rollouts import (
 )
 
 _AT_ONCE = 1024
-"""Prompts that are generated at once, at most; a kill loses no more."""
+"""Maximum number of concurrent prompts; a killed process loses at most these."""
 _PURPOSE = "generate"
 
 
@@ -76,7 +76,7 @@ class TextSource(DatasetSource):
         found = []
         for path in paths:
             try:
-                # `splitlines` would end a line at U+2028 and at a form feed, too.
+                # `splitlines` would also split at U+2028 and at form feeds.
                 lines = Path(path).expanduser().read_bytes().decode("utf-8-sig").split("\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise DataError(
@@ -235,7 +235,7 @@ async def _write(
 async def _in_order(
     prompts: Sequence[Prompt], respond: Callable[[Prompt], Awaitable[list[dict[str, Any]]]]
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
-    """Yield the responses to each prompt in the order of the prompts, with up to `_AT_ONCE` of them under way."""
+    """Yield the responses to each prompt in the order of the prompts, with up to `_AT_ONCE` concurrent prompts."""
     tasks: deque[asyncio.Future[list[dict[str, Any]]]] = deque()
     waiting = iter(prompts)
     try:
@@ -294,7 +294,7 @@ def _request(prompt: Prompt, sampling: SamplingParams, n: int, seed: int) -> Rol
 
 @contextmanager
 def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Hold the output's file of settings, which is written where there is no output yet.
+    """Lock the output's file of settings, which is written if there is no output yet.
 
     Raises:
         DovetailError: the output can't be written, belongs to other settings, or another process is writing it.

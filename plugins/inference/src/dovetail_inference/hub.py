@@ -1,4 +1,4 @@
-"""A directory that becomes a repository of the Hugging Face hub."""
+"""Upload of a directory to a repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def on_hub(repository: str) -> Iterator[Path]:
 
 
 def _refused(repository: str, error: Exception) -> CheckpointError:
-    """What is raised where the hub does not take it; the client's errors have no class in common."""
+    """Return the error for a refused upload; the hub client's own errors have no common class."""
     said = " ".join(str(error).split()) or type(error).__name__
     return CheckpointError(
         f"the hub does not take {repository}: {said}",

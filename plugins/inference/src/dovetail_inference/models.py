@@ -1,4 +1,4 @@
-"""A model without a trainer: what a command's MODEL argument names, its config, and rollout replicas that serve it."""
+"""A model without a trainer: the model that a command's MODEL argument names, its config, and rollout replicas that serve it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dovetail_rollouts import RolloutPool, replicas_in
 
 _ROLLOUT = "rollout"
 _NO_TRAINING = tuple(f"{role}.max_tokens_per_micro_batch={1 << 30}" for role in ("actor", "ref"))
-"""Overrides by which responses may be longer than a trainer's micro-batch."""
+"""Overrides that allow responses longer than a trainer's micro-batch."""
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +143,7 @@ def find_model(name: str) -> ModelSource:
             hint="name a run (runs/<project>/<experiment>), a directory in Hugging Face format, or a hub id",
         )
     if base.startswith(("/", ".", "~")) or base.count("/") > 1:
-        RunDirectory.open(path)  # raises: it is not there
+        RunDirectory.open(path)  # raises, since the path does not exist
     return ModelSource(name=name, path=base, revision=which or None)
 
 

@@ -1,4 +1,4 @@
-"""A model behind a server with OpenAI's API, such as vLLM's or SGLang's: its samples, its chat template, and a run's figures beside its own."""
+"""A model behind a server with OpenAI's API, such as vLLM's or SGLang's: its samples, chat template, and comparison with a run."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class ServedRollout(BaseRollout):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sample(self, request: RolloutRequest, number: int) -> Completion:
-        if self._running is None:  # of the event loop that asks
+        if self._running is None:  # bound to the current event loop
             self._running = asyncio.Semaphore(CONCURRENCY)
         body = {
             "model": self._server.model,
@@ -197,7 +197,7 @@ class ServedRollout(BaseRollout):
 
 
 def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
-    """All that decides how tokens are drawn: what a request leaves out, servers take from the model's generation_config.json."""
+    """Return all sampling parameters, since servers take missing ones from the model's generation_config.json."""
     return {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,

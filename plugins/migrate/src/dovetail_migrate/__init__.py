@@ -1,1 +1,1 @@
-"""Commands and configs of verl and TRL become Dovetail configs, with a report of every key."""
+"""Translates commands and configs of verl and TRL to Dovetail configs, with a report of every key."""

@@ -36,7 +36,7 @@ def _ppo() -> dict[str, object]:
 
 @functools.cache
 def _known() -> frozenset[str]:
-    """Every key of verl's configs, and the sections above."""
+    """Return every key of verl's configs, and the sections that contain these keys."""
     names = ("ppo_trainer", "ppo_megatron_trainer", "fully_async_ppo_trainer")
     keys = {key for name in names for key, _ in leaves(Composer(VERSIONS[0]).compose(name))}
     parts = (key.split(".") for key in keys)

@@ -1,4 +1,4 @@
-"""`dovetail import verl|trl`: a config, the command to run it, and a report of every key."""
+"""`dovetail import verl|trl`: makes a config, the command to run it, and a report of every key."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def verl(
 
 
 def _on_several_nodes(draft: Draft) -> Iterator[str]:
-    """What a person may choose there; verl's own layout is imported as it is."""
+    """Yield advice for runs on several nodes; verl's own layout is imported unchanged."""
     nodes, gpus = (int(draft.values.get(f"runtime.{key}") or 1) for key in ("nodes", "gpus_per_node"))  # fmt: skip
     if nodes == 1:
         return
@@ -144,7 +144,7 @@ def finish(
 
 
 def _version(asked: str | None) -> tuple[str, str]:
-    """Verl's version to take, and a sentence that says why."""
+    """Return the version of verl whose defaults apply, and a sentence with the reason."""
     if asked is not None:
         return asked, f"defaults are those of verl {asked}"
     try:
@@ -192,7 +192,7 @@ def _leading_variables(
 def _of_script(
     words: Sequence[str], variables: dict[str, str]
 ) -> tuple[list[tuple[str, ...]], list[Path]]:
-    """The commands that a script starts, and the folders that its programs may lie below."""
+    """Return the commands that a script starts, and the folders in which its programs may be."""
     rest = [word for word in words[1:] if word not in ("-x", "-e", "-ex", "-xe", "-l")]
     script = Path(rest[0]) if rest else Path()
     click.echo(may_do(script), err=True)
@@ -223,7 +223,7 @@ def _training(commands: Sequence[tuple[str, ...]]) -> list[VerlCommand]:
 
 
 def _other(command: VerlCommand) -> str:
-    """The command that stands here for a program of verl's that does not train."""
+    """Return Dovetail's command in place of a program of verl that does not train."""
     options = dict(zip(command.rest, command.rest[1:], strict=False))
     if command.module == "verl.model_merger" and "--local_dir" in options:
         return f"{OTHERS[command.module]} {options['--local_dir']} {options.get('--target_dir', 'DIRECTORY')}"

@@ -105,8 +105,8 @@ _SELECTING = (".name", ".path", ".attribute")
 
 
 def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what the chosen plugins' defaults say anyway; all is kept where the config is not valid."""
-    # Plugins in files of the job's own are not run, and need not be here.
+    """Leave out values that equal the chosen plugins' defaults; if the config is invalid, keep all values."""
+    # Plugins in the job's own files are left out, since they are not run and may not exist here.
     own = {key: value for key, value in values.items() if key.startswith(_OF_FILES)}
     known = {key: value for key, value in values.items() if key not in own}
     selecting = {
@@ -125,7 +125,7 @@ def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         default = _at(chosen if key not in selecting else plain, key)
         if default is _ABSENT or default != _at(whole, key):
             kept[key] = value
-    # A section that its keys select by name stays selected.
+    # The plugin's name is kept if any other key of its section is kept.
     for key, value in values.items():
         section, _, last = key.rpartition(".")
         if last == "name" and any(other.startswith(f"{section}.") for other in kept):
@@ -137,7 +137,7 @@ _ABSENT = object()
 
 
 def _at(config: Any, key: str) -> Any:
-    """The value at a key of a config, or of mappings in it."""
+    """Return the value at a dotted key of a config, or of mappings in the config; `_ABSENT` if there is none."""
     for part in key.split("."):
         is_mapping = isinstance(config, Mapping)
         config = config.get(part, _ABSENT) if is_mapping else getattr(config, part, _ABSENT)
@@ -162,7 +162,7 @@ def _lines(tree: Mapping[str, Any], comments: Mapping[str, str], above: str) -> 
 
 
 def _flow(value: Any) -> str:
-    """One value on one line, as YAML."""
+    """Return a value as YAML on one line."""
     if isinstance(value, float) and value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         return f"{value:.10g}" if "." in f"{value:.10g}" else f"{value:.1e}".replace("e-0", "e-")
     text = yaml.safe_dump(

@@ -45,7 +45,7 @@ def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
 
 def _longest_response(config: RunConfig) -> tuple[str, int]:
-    """How many tokens a response may have, in training or validation, and the key that says so."""
+    """Return the longest allowed response in tokens, in training or validation, and the key that sets it."""
     response = config.data.max_response_length
     validation = config.rollout.validation.max_response_length or 0
     if config.data.val_files and validation > response:
@@ -54,7 +54,7 @@ def _longest_response(config: RunConfig) -> tuple[str, int]:
 
 
 def _positions(section: ModelSection) -> tuple[int | None, str]:
-    """How many tokens a model takes, None where nothing here says so; and where that stands."""
+    """Return a model's maximum number of tokens, and a text with its origin; None and an empty text if unknown here."""
     from dovetail_datasets import max_positions
 
     directory = model_directory(section.path, section)

@@ -1,4 +1,4 @@
-"""Rules about what a run reads and where it runs: files and trackers named twice, environments of roles, profiles."""
+"""Rules about a run's files and environment: files and trackers named twice, environments of roles, profiles."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Findin
         if role in config.runtime.roles_apart or ref.path is not None:
             continue
         if role == "rollout" and config.rollout.joined:
-            continue  # what it needs is where the engines run that it joins
+            continue  # its needs are met where the joined engines run
         entry = default_index().find(ref.kind, f"{ref.name}@{ref.distribution}")
         unmet = [need for need in entry.needs if not need.met]
         if not unmet or entry.manifest is None or not entry.manifest.isolated:
@@ -101,7 +101,7 @@ def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Findin
 
 
 def _refs(plan: Plan, role: str) -> list[PluginRef]:
-    """The plugins that a role's processes load, its own first."""
+    """Return the plugins that a role's processes load, the role's own plugins first."""
     if role == "rollout":
         return [plan.refs[path] for path in _ROLLOUT]
     (model,) = (model for model in plan.models if model.role == role)
@@ -153,12 +153,12 @@ def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Fin
 
 
 def _repeated(files: tuple[str, ...]) -> list[str]:
-    """Those that are named again, each once, as they are first written."""
+    """Return the files that are named more than once, each once, as first written."""
     counts = Counter(_place(file) for file in files)
     first = {_place(file): file for file in reversed(files)}
     return [first[place] for place, count in counts.items() if count > 1]
 
 
 def _place(file: str) -> Path | str:
-    """The file itself, however it is written; an address stays as it is."""
+    """Return the resolved path of a file, equal for all its spellings; an address is unchanged."""
     return file if "://" in file else Path(file).expanduser().resolve()

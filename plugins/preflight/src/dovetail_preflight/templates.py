@@ -1,4 +1,4 @@
-"""A rule about chat templates: what they leave out of rows."""
+"""A rule about chat templates that leave out parts of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about what a config names and nothing uses: keys without effect, a metric that validation does not report, columns that are not read."""
+"""Rules about unused parts of a config: keys without effect, a metric that validation does not report, columns that are not read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dovetail.sections import (
 )
 
 _MISSPELT = 0.8
-"""Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""
+"""Minimum similarity at which a name counts as misspelt, and not as the name of a stage that is not installed."""
 
 
 def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     No metric shows that a KL penalty or a clip bound has no effect: the policy drifts although the config seems to limit the drift.
     """
     if plan is None or not plan.generates or config.actor.objective is None:
-        return  # without a rollout, `rollout_unused` names them
+        return  # without a rollout, the rule `rollout_unused` names these keys
     keys = [f"algorithm.{key}" for key in _without_effect(config, plan)]
     if keys:
         yield Finding.warning(
@@ -89,7 +89,7 @@ def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def _changed(section: Any, defaults: Any) -> Iterator[str]:
-    """Keys whose values are not the defaults'."""
+    """Yield the keys whose values differ from the defaults."""
     for field in attrs.fields(type(section)):
         value, default = getattr(section, field.name), getattr(defaults, field.name)
         if isinstance(value, PluginSection):
@@ -103,7 +103,7 @@ def _changed(section: Any, defaults: Any) -> Iterator[str]:
 def _changed_plugin(
     field: attrs.Attribute[Any], section: PluginSection, default: Any
 ) -> Iterator[str]:
-    """A field where it selects another plugin than the default, or else the plugin's settings that are not at their defaults."""
+    """Yield the field if it selects another plugin than the default, or else the plugin's settings that are not at their defaults."""
     if section.path is not None or section.name != field.metadata.get(PLUGIN_DEFAULT):
         yield field.name
     else:
@@ -111,7 +111,7 @@ def _changed_plugin(
 
 
 def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str]:
-    """Settings of a plugin that are not at their defaults: at those of `given` where it has them, otherwise at the plugin's own."""
+    """Yield a plugin's settings that differ from their defaults: from the values in `given`, or else from the plugin's own defaults."""
     fields = attrs.fields_dict(type(section))
     for key, value, own in own_fields(section):
         default = getattr(given, key, own)
@@ -122,7 +122,7 @@ def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str
 
 
 def _without_effect(config: RunConfig, plan: Plan) -> Iterator[str]:
-    """Keys that are not at their defaults, and that only a policy loss or an estimator of advantages would use."""
+    """Yield the keys that are not at their defaults, and that only a missing policy loss or advantage estimator would use."""
     algorithm, has_policy_loss = config.algorithm, config.actor.objective is None
     parts = [] if has_policy_loss else ["policy_loss", "loss_aggregation"]
     if not plan.has_stage("advantage"):
@@ -147,7 +147,7 @@ def _without_effect(config: RunConfig, plan: Plan) -> Iterator[str]:
 
 
 def _set(section: PluginSection, standard: str) -> Iterator[str]:
-    """What selects another plugin than the default, and settings that are not at their defaults."""
+    """Yield the key that selects another plugin than the default, and the settings that are not at their defaults."""
     if section.path is not None or section.name != standard:
         yield "name" if section.path is None else "path"
     yield from _changed_settings(section)
@@ -176,7 +176,7 @@ def rewrite_unread(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     if plan is None:
         return
     estimator = plan.facts.plugins["algorithm.advantage"]
-    # A property depends on the config, which an instance has.
+    # Read statically, since a level that is a property depends on the config of an instance.
     level = inspect.getattr_static(estimator.cls, "level", None)
     written = {"token": "scores", "sample": "token_rewards"}.get(str(level))
     read = "token_rewards" if written == "scores" else "scores"

@@ -1,4 +1,4 @@
-"""A rule about token ids: every model of a run is to read them as the run's tokenizer means them."""
+"""A rule about token ids: every model of a run must assign them the same tokens as the run's tokenizer."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dovetail.sections import ModelSection, RunConfig
 from dovetail_datasets import model_directory
 
 _SHOWN = 3
-"""Tokens that a finding names."""
+"""Maximum number of tokens that a finding names."""
 
 
 @attrs.frozen(kw_only=True)
 class _Vocabulary:
-    """What a tokenizer's ids mean."""
+    """The tokens of a tokenizer, with their ids."""
 
     ids: Mapping[str, int]
     added: frozenset[str]
-    """Those that came after it was trained: special tokens, and a chat template's."""
+    """Tokens that were added after the tokenizer was trained: special tokens, and tokens of a chat template."""
     needed: frozenset[str]
-    """Those tokens that samples certainly or probably contain: end-of-sequence tokens, and those that the chat template writes."""
+    """Added tokens that samples certainly or probably contain: end-of-sequence tokens, and tokens in the chat template."""
 
     def below(self, rows: int | None) -> _Vocabulary:
-        """Without ids from `rows` on."""
+        """Return the vocabulary without ids from `rows` on."""
         if rows is None:
             return self
         return attrs.evolve(self, ids={t: n for t, n in self.ids.items() if n < rows})
@@ -58,9 +58,9 @@ def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding
     template = section.chat_template
     own = _vocabulary(home, section, template) if others and home is not None else None
     if own is None:
-        return  # whoever reads the run's tokenizer says what is wrong with it
+        return  # an error of the run's tokenizer is reported when it is loaded
     tokenizer = f"model.{'tokenizer_path' if section.tokenizer_path else 'path'} = {given}"
-    # What the policy has no embedding for is in no sample.
+    # Samples contain no tokens for which the policy has no embedding.
     sampled = own.below(_rows(section) if policy is not None else None)
     for role, place in others:
         meant = own if role.role == "actor" else sampled
@@ -70,7 +70,7 @@ def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding
 def _judge(
     role: ModelRole, place: Path, own: _Vocabulary, tokenizer: str, section: ModelSection
 ) -> Iterator[Finding]:
-    """At most one finding about one model: the gravest."""
+    """Yield at most one finding about a model, the most serious one."""
     model = f"{_key(role)} = {role.path}"
     theirs, rows = _vocabulary(place, section), _rows(section)
     there = theirs.ids if theirs is not None else {}
@@ -78,7 +78,7 @@ def _judge(
     trained = [token for token in moved if token not in own.added]
     beyond = [t for t, n in own.ids.items() if rows is not None and n >= rows]
     if role.role == "actor":
-        # With this tokenizer in its own directory nothing would be said.
+        # Ids beyond the embeddings are accepted if the actor's own tokenizer has them too.
         beyond = [t for t in beyond if there.get(t) != own.ids[t]]
     grave = [t for t in beyond if t not in own.added or t in own.needed]
     if trained and theirs is not None:
@@ -106,7 +106,7 @@ def _judge(
 def _vocabulary(
     directory: Path, section: ModelSection, template: str | None = None
 ) -> _Vocabulary | None:
-    """The vocabulary of the tokenizer in a directory, with the given chat template or its own; None where it can't be listed."""
+    """Return the vocabulary of a directory's tokenizer, with the given or its own chat template; None if it can't be listed."""
     from dovetail_datasets import load_tokenizer
 
     there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=template)
@@ -115,7 +115,7 @@ def _vocabulary(
     except ModelError:
         return None
     if not hasattr(tokenizer, "get_added_vocab"):
-        return None  # such as that of mistral-common, where all tokens are one vocabulary
+        return None  # such as mistral-common's, which does not tell added tokens apart
     added = frozenset(tokenizer.get_added_vocab())
     return _Vocabulary(
         ids=tokenizer.get_vocab(), added=added, needed=frozenset(_needed(tokenizer, added))
@@ -123,7 +123,7 @@ def _vocabulary(
 
 
 def _needed(tokenizer: Tokenizer, added: frozenset[str]) -> Iterator[str]:
-    """The added tokens that end a sequence or stand in the chat template, under their own or a special token's name."""
+    """Yield the added tokens that end a sequence or occur in the chat template, by text or as a special token's variable."""
     templates = tokenizer.chat_template or ""
     text = templates if isinstance(templates, str) else "\n".join(templates.values())
     yield from (token for token in added if token == tokenizer.eos_token or token in text)
@@ -132,11 +132,11 @@ def _needed(tokenizer: Tokenizer, added: frozenset[str]) -> Iterator[str]:
 
 
 def _rows(section: ModelSection) -> int | None:
-    """How many token ids a model has embeddings for; None where it can't be read."""
+    """Return the number of a model's token embeddings; None if the model can't be read."""
     from dovetail_datasets import read_shape
 
     try:
-        # By the path as the config has it: the other rules read the same shape.
+        # With the path as in the config, for which other rules have cached the shape.
         return read_shape(section).vocabulary
     except ModelError:
         return None
@@ -151,7 +151,7 @@ def _count(tokens: list[str]) -> str:
 
 
 def _shown(tokens: list[str], own: _Vocabulary, theirs: _Vocabulary | None = None) -> str:
-    """The first of them by id, with what they are elsewhere where that is to be compared."""
+    """Return the first tokens by id as text, with their ids in `theirs` if given."""
     first = sorted(tokens, key=own.ids.__getitem__)[:_SHOWN]
     if theirs is None:
         return ", ".join(f"{token!r} ({own.ids[token]})" for token in first)

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page that holds everything itself."""
+"""The report of a run: one self-contained HTML page."""
 
 import lazy_loader
 

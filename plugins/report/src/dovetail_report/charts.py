@@ -1,4 +1,4 @@
-"""Curves of a run as data, which the page draws: it zooms in them, and follows the width and the colours of the window."""
+"""Curves of a run as data. The page draws them, zooms in them, and adapts them to the window's width and colours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_diagnosis import figures
 SERIES_COLOURS = 8
 """Number of series colours in the page's stylesheet: `--series-1` …"""
 _POINTS = 1000
-"""Points of a line; a longer one is drawn as means of equal runs of it, in a band from the least to the largest value."""
+"""Maximum points of a line. A longer line is drawn as means of equal sections, in a band from their least to their largest value."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _line(line: Line, *, band: bool = True) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    # The mean of values near the largest float may be infinite, which JSON lacks.
+    # Bounded, since the mean of values near the largest float may be infinite, and JSON has no infinity.
     return float(f"{max(-1e300, min(1e300, value)):.6g}")
 
 

@@ -1,4 +1,4 @@
-"""`dovetail report`: write the report of a run from what its directory holds."""
+"""`dovetail report`: writes the report of a run from the files in its directory."""
 
 from __future__ import annotations
 

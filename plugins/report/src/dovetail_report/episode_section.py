@@ -1,4 +1,4 @@
-"""The part of a report about episodes of many turns: their figures, and each episode turn by turn. T tokens of a response."""
+"""The section of a report about episodes: their figures, and each episode turn by turn. T tokens of a response."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _summary(trajectory: Trajectory, mask_T: Sequence[int]) -> str:
 
 
 def _figures(trajectory: Trajectory, mask_T: Sequence[int]) -> list[tuple[str, str]]:
-    """Figures of the episode as (label, text)."""
+    """Return the figures of an episode as (label, text)."""
     known = [
         (
             "Ended by",
@@ -111,7 +111,7 @@ def _figures(trajectory: Trajectory, mask_T: Sequence[int]) -> list[tuple[str, s
 
 
 def _untrained(row: Mapping[str, Any]) -> str:
-    """Why no token of the episode is trained on; empty where those are that the policy produced."""
+    """Return why no token of the episode is trained on; empty if the tokens that the policy produced are trained on."""
     if row.get("failure"):
         return "a failed episode has no score"
     if row.get("filtered"):
@@ -120,7 +120,7 @@ def _untrained(row: Mapping[str, Any]) -> str:
 
 
 def _turn(turn: Turn, tokens: Mapping[str, Any], *, until: int) -> dict[str, Any]:
-    """A turn, and what the policy was shown between it and the response's token `until`, where the next begins."""
+    """Return a turn and the observations after it, up to the response's token `until`, where the next turn begins."""
     texts_T, logs_T = tokens["text"], tokens.get("log_probs")
     known = [log for log in (logs_T or ())[turn.start : turn.stop] if log is not None]
     return {
@@ -147,7 +147,7 @@ def _turn(turn: Turn, tokens: Mapping[str, Any], *, until: int) -> dict[str, Any
 
 
 def _call(call: MessageCall) -> str:
-    """A call as it would be written in Python: `add(a=1, b=2)`."""
+    """Return a call as written in Python, such as `add(a=1, b=2)`."""
     function = call.get("function", {})
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
@@ -159,7 +159,7 @@ def _call(call: MessageCall) -> str:
 
 
 def _label(name: str) -> str:
-    """A figure's name for reading; what follows the first slash may be a function's and stays."""
+    """Return a figure's name for display; the part after the first slash may be a function's name, and is unchanged."""
     figure, slash, rest = name.partition("/")
     return f"{figure.replace('_', ' ')}{slash}{rest}"
 

@@ -1,4 +1,4 @@
-"""Steps of a run at which something happened: warnings, resumes, settings that were changed."""
+"""Steps of a run with an event: a warning, a resume, a changed setting."""
 
 from __future__ import annotations
 

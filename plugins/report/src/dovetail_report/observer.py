@@ -9,9 +9,9 @@ from dovetail.hooks import hookimpl
 from dovetail_report.page import write_report
 
 _SECONDS_BETWEEN = 30.0
-"""At least so many lie between two reports of a run that is under way."""
+"""Minimum seconds between two reports of an active run."""
 _SHARE = 0.02
-"""At most this share of a run's time goes to such reports."""
+"""Maximum share of a run's time that is spent on reports."""
 
 
 class ReportWriter:
@@ -43,6 +43,6 @@ class ReportWriter:
         began = monotonic()
         try:
             write_report(self._directory)
-        finally:  # one that fails is not tried again at every step
+        finally:  # a failed report is not retried at every step
             ended = monotonic()
             self._due = ended + max(_SECONDS_BETWEEN, (ended - began) / _SHARE)

@@ -47,10 +47,10 @@ _CHARTS = (
 )
 _CLIP_SHARES = re.compile(r"\w+/\w*clip\w*_frac\w*")
 _BESIDE_STEPS = {"step", "validation", "checkpoint", "checkpoint_blocking"}
-"""Phases that are not part of a step's own time."""
+"""Phases that are not part of a step's time."""
 _COMPLAINTS_SHOWN = 20
 _WARNINGS_SHOWN = 12
-"""The latest; those in force are among them."""
+"""Number of latest warnings that the page shows; current conditions are among them."""
 
 
 def write_report(run_directory: str | os.PathLike[str]) -> Path:
@@ -79,7 +79,7 @@ def write_report(run_directory: str | os.PathLike[str]) -> Path:
 
 
 def _content(directory: Path) -> dict[str, Any]:
-    """What the template shows."""
+    """Return the variables of the page's template."""
     rows = read_rows(directory / "metrics.jsonl")
     events = read_rows(directory / "events.jsonl")
     history = History(rows)
@@ -87,7 +87,7 @@ def _content(directory: Path) -> dict[str, Any]:
     last = max(history.steps, default=0)
     steps = known.get("steps", last)
     if not numbers.is_number(steps) or steps < last or known.get("status") in (None, "running"):
-        # The summary is of before the run was resumed, or there is none.
+        # There is no summary, or it is older than the run's resumption.
         known["status"] = "running" if RunDirectory(directory).under_way else "killed"
         known.pop("steps", None)
     summary = {**summarise(directory, history), **known}
@@ -128,7 +128,7 @@ def _content(directory: Path) -> dict[str, Any]:
         "headline": _headline(summary, history, key_figures),
         "tiles": _tiles(summary),
         **charts_of,
-        # In a script element, only what begins with < can end it.
+        # Escaped, since only text that begins with < can end a script element.
         "data": json.dumps({"charts": drawn, "marks": marks}).replace("<", "\\u003c"),
         "marks": marks,
         "plus_minus": figures.PLUS_MINUS,
@@ -144,32 +144,32 @@ def _content(directory: Path) -> dict[str, Any]:
 
 
 def _known(summary: object) -> dict[str, Any]:
-    """What `summary.json` tells; entries that it leaves open do not hide what the metrics tell."""
+    """Return the entries of `summary.json` without null values, which must not hide values from the metrics."""
     entries = summary.items() if isinstance(summary, dict) else ()
     return {name: value for name, value in entries if value is not None}
 
 
 def _trained_no_critic(history: History) -> bool:
-    """Whether steps were logged and none of them had a critic."""
+    """Return whether steps were logged, and none of them had a critic."""
     trained = any(name in history.names for name in ("reward/mean", "actor/updates"))
     return trained and not any(name.startswith("critic/") for name in history.names)
 
 
 def _best(best: Any) -> dict[str, str] | None:
-    """The best checkpoint in words, and where it is; None where none is marked."""
+    """Return text and path of the best checkpoint; None if none is marked."""
     text = figures.write_best(best)
     return {"text": text, "path": str(best.get("path", ""))} if text else None
 
 
 def _rewards_label(summary: Mapping[str, Any]) -> str:
-    """What the first and the last reward are: of one step each, or means over some."""
+    """Return the label of the first and last rewards, which are of single steps, or means over several steps."""
     steps = summary.get("reward_steps", 1)
     many = f"Mean reward, first {steps} steps → last {steps}"
     return "Mean reward, first step → last" if steps == 1 else many
 
 
 def _key_figures(directory: Path) -> dict[str, str]:
-    """Return the metrics that say how the run goes, as its plan names them, each with the better direction."""
+    """Return the key figures that the run's plan names, each with its better direction."""
     plan = _read_json(directory / "plan.json")
     named = plan.get("key_figures") if isinstance(plan, dict) else None
     return named if isinstance(named, dict) else {}
@@ -178,7 +178,7 @@ def _key_figures(directory: Path) -> dict[str, str]:
 def _headline(
     summary: Mapping[str, Any], history: History, key_figures: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """The result in one line: accuracy or score before and after, or else the key figures of a run without a reward, or the reward's rise."""
+    """Return the result in one line: accuracy or score before and after; without a reward, a key figure; else the reward's change."""
     if "reward/mean" not in key_figures and "accuracy_before" not in summary:
         rows = [history.at(step) for step in history.steps]
         ends = numbers.before_and_after(rows, key_figures)
@@ -199,7 +199,7 @@ def _headline(
         (f"{accuracy}, before → after", "accuracy_before", "accuracy_after", figure.style),
         (_rewards_label(summary), "reward_first", "reward_last", "number"),
     )
-    # The reward of a single step has not gone from anywhere to anywhere.
+    # A single step has no change of the reward.
     for label, first, last, style in pairs[:1] if summary.get("steps") == 1 else pairs:
         before, after = summary.get(first), summary.get(last)
         if numbers.is_number(before) and numbers.is_number(after):
@@ -213,7 +213,7 @@ def _headline(
 
 
 def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Further figures as (label, text)."""
+    """Return further figures as (label, text)."""
     steps = summary.get("steps")
     total = summary.get("total_steps")
     known = [("Steps", f"{steps} of {total}" if total and total != steps else str(steps))]
@@ -236,9 +236,9 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict[str, Any]:
-    """A card: title, latest value, drawing, legend; the drawing is None where nothing was logged.
+    """Return a card with title, latest value, chart and legend; the chart is None if nothing was logged.
 
-    `metric` is the one of validation that the run is judged by.
+    `metric` is the validation metric by which the run is judged.
     """
     if figure is figures.KL and not history.values(figure) and history.values(figures.POLICY_KL):
         figure = figures.POLICY_KL
@@ -282,7 +282,7 @@ def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict
 
 
 def _clip_shares(history: History) -> list[dict[str, Any]]:
-    """Return a card with every share of tokens that a loss clipped; none where no loss clips."""
+    """Return a card with the shares of tokens that losses clipped; empty if no loss clips."""
     names = [name for name in history.names if _CLIP_SHARES.fullmatch(name)][
         : charts.SERIES_COLOURS
     ]
@@ -297,8 +297,8 @@ def _clip_shares(history: History) -> list[dict[str, Any]]:
 def _ends(
     history: History, name: str | None, steps: Sequence[int], *, only: bool
 ) -> tuple[list[float] | None, list[float] | None]:
-    """Return lower and upper ends of a figure's interval, of the reward its percentiles; None where a step has none, or several lines
-    would overlap.
+    """Return the lower and upper ends of a figure's interval, or the reward's percentiles; None if a step has none, or if bands of
+    several lines would overlap.
     """
     ends = (
         ("reward/p10", "reward/p90")
@@ -310,7 +310,7 @@ def _ends(
 
 
 def _phases(history: History) -> list[dict[str, Any]]:
-    """Return a card with the time of each phase of a step, and for each phase its mean seconds and share; none without phases."""
+    """Return a card with the time, the mean seconds and the share of each phase of a step; empty without phases."""
     phases = [
         name.removeprefix("time/")
         for name in history.names
@@ -350,7 +350,7 @@ def _phases(history: History) -> list[dict[str, Any]]:
 def _failures(
     events: Sequence[Mapping[str, Any]], history: History, restarts: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str, int]]:
-    """What went wrong, counted: (where, what, how often)."""
+    """Return the failures of the run as (where, what, count)."""
     rows = []
     for name in history.names:
         if name.startswith("reward/failures/"):
@@ -371,7 +371,7 @@ def _failures(
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Steps in few characters: 3–5, 9."""
+    """Return steps as a short text, such as `3–5, 9`."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][-1] + 1:
@@ -390,7 +390,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> Any:
-    """The file's content; None where it is missing or torn, since a report of a killed run is wanted too."""
+    """Return the file's content; None if the file is missing or incomplete, as in a killed run."""
     try:
         return RunDirectory(path.parent).read_json(path.name)
     except RunDirectoryError:

@@ -1,4 +1,4 @@
-"""What a run was made of, for its report: its algorithm in a line, its plugins as a table, its config as text."""
+"""The recipe of a run for its report: the algorithm in a line, the plugins as a table, the config as text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _PARTS = (
     ("policy_loss", "{} policy loss"),
     ("loss_aggregation", "{} aggregation"),
 )
-"""Keys of the config's section `algorithm`, and how the plugin chosen there is called."""
+"""Keys of the config's section `algorithm`, each with the text for its plugin."""
 _CRITIC = re.compile(r"^critic:.*\n(?:[ \t].*\n?|\n)*", re.MULTILINE)
-"""The section of the critic in a config as `dovetail.config.dump_yaml` writes it."""
+"""A pattern of the critic's section in a config, as `dovetail.config.dump_yaml` writes it."""
 
 
 def algorithm_line(config: str) -> str:
@@ -43,7 +43,7 @@ def algorithm_line(config: str) -> str:
 
 
 def _name(plugin: object) -> str:
-    """The name of a chosen plugin: a mapping with `name`, or the name alone."""
+    """Return the name of a chosen plugin, which is given as a mapping with `name`, or as the name."""
     name = plugin.get("name") if isinstance(plugin, Mapping) else plugin
     return name if isinstance(name, str) else ""
 

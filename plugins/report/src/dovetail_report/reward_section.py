@@ -1,4 +1,4 @@
-"""The part of a report about the reward: how each component is spread, and signs that the policy games its scorer."""
+"""The section of a report about the reward: the distribution of each component, and signs of reward hacking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPONENT = "reward/components/"
 """Prefix of the metrics of components' means; a component's percentiles are `reward/component_p10/…` and `reward/component_p90/…`."""
 _MOST_COMPONENTS = 12
 _LAST = 4
-"""A sign is judged over the last quarter of the steps."""
+"""Divisor of the number of steps that gives the last steps (a quarter), over which signs are judged."""
 
 Judge = Callable[[Sequence[float]], str]
 """A function from all values of a figure to a text on what is suspicious; empty if nothing is suspicious."""
@@ -108,5 +108,5 @@ def card(title: str, values: Sequence[float], write: Callable[[float], str]) -> 
 
 
 def _late(values: Sequence[float]) -> float:
-    """Mean over the last quarter of the steps."""
+    """Return the mean over the last quarter of the steps."""
     return fmean(values[-max(1, len(values) // _LAST) :])

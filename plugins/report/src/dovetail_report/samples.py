@@ -1,8 +1,8 @@
-"""Samples of a run in files beside its report, of which the page loads those that are looked at.
+"""Samples of a run in files beside its report; the page loads a file when its samples are viewed.
 
-A page opened as `file:` may load scripts and nothing else. So `report/step_N.js` calls a function of the page with the samples of step N as
-gzipped JSON in base64: no text of a sample can be markup or script. `report/index.js` has a line for each sample, which the page lists and
-filters; it also says which files of the run it was made of, so that a later report writes what is new.
+A page opened as `file:` may load only scripts. So `report/step_N.js` calls a function of the page with the samples of step N as gzipped
+JSON in base64, so that no text of a sample can act as markup or script. `report/index.js` has a line for each sample, which the page lists
+and filters. The index also names the run's files from which it was made, so that a later report writes only new samples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERSION = 2
 _MOST_FILES = 1000
 _MOST_BYTES = 15 << 20
 _TEXTS = (LONGEST_TEXT // 2, LONGEST_TEXT // 8)
-"""Characters of a text: first so many, then fewer, before steps are left out."""
+"""Maximum characters of a text: if the files become too large, the second limit applies, before steps are left out."""
 _MOST_ROWS = {"step": 512, "validation": 64}
 _MOST_TOKENS = 4000
 _OF_TOKENS = ("log_probs", "old_log_probs", "ref_log_probs", "advantages")
@@ -102,7 +102,7 @@ def write_samples(directory: Path) -> EmbeddedSamples:
 
 
 def _files(directory: Path) -> Iterable[tuple[str, int]]:
-    """Yield kind and step of every file of samples; those kept by rule stand with their step's."""
+    """Yield kind and step of every file of samples; samples kept by a rule belong to the file of their step."""
     for path in (directory / "samples").glob("*_*.jsonl"):
         kind, _, step = path.stem.rpartition("_")
         if kind in _MOST_ROWS and step.isdecimal():
@@ -110,7 +110,7 @@ def _files(directory: Path) -> Iterable[tuple[str, int]]:
 
 
 def _index(directory: Path) -> dict[str, Any]:
-    """Return the index that an earlier report wrote, its files as `entries` by name; nothing where it is missing or damaged."""
+    """Return an earlier report's index, with its files as `entries` by name; empty if it is missing or damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError, EOFError):
         text = (directory / FOLDER / "index.js").read_text("utf-8")
         index = json.loads(gzip.decompress(base64.b64decode(text.split('"')[3])))
@@ -125,7 +125,7 @@ def _index(directory: Path) -> dict[str, Any]:
 
 
 def _indexed(entries: Iterable[Mapping[str, Any]], every: int, longest: int) -> dict[str, Any]:
-    """Return the index of entries, each prompt in it once."""
+    """Return the index of entries, with each prompt stored once."""
     prompts: dict[str, int] = {}
     files = [
         {**e, "rows": [[prompts.setdefault(r[0], len(prompts)), *r[1:]] for r in e["rows"]]}
@@ -136,7 +136,7 @@ def _indexed(entries: Iterable[Mapping[str, Any]], every: int, longest: int) -> 
 
 
 def _script(name: str, value: object) -> str:
-    # Halves of surrogate pairs become JSON's escapes.
+    # Halves of surrogate pairs are written as JSON escapes.
     text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")
     packed = gzip.compress(text, 6, mtime=0)
     return f'dovetail("{name}", "{base64.b64encode(packed).decode()}");\n'
@@ -150,7 +150,7 @@ def _written(
     right: float | None,
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Write the samples of a step, unless the last report did, and return their entry of the index. For `right` see `suspicions`."""
+    """Write the samples of a step, unless the last report wrote them, and return their entry of the index. See `suspicions` for `right`."""
     name = f"{kind}_{step}"
     sources = [run.path / "samples" / f"{name}.jsonl"]
     if kind == "step":
@@ -184,7 +184,7 @@ def _written(
 
 
 def _merged(rows: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Yield each sample once, with what its rows say of it, samples of one prompt together."""
+    """Yield each sample once, with its rows merged, and samples of one prompt together."""
     by_id: dict[str, dict[str, Any]] = {}
     for place, row in enumerate(rows):
         by_id.setdefault(str(row.get("sample_id", place)), {}).update(row)
@@ -197,7 +197,7 @@ def _merged(rows: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
 
 
 def _prompt_key(row: Mapping[str, Any]) -> str:
-    """Return what samples of one prompt share: their id but its last part, or else the prompt."""
+    """Return the key that samples of one prompt share: their id without its last part, or else the prompt."""
     group, dot, number = str(row.get("sample_id", "")).rpartition(".s")
     return group if dot and number.isdecimal() else as_text(row.get("prompt"))
 
@@ -222,7 +222,7 @@ def _line(sample: Mapping[str, Any]) -> list[Any]:
 
 
 def _sample(row: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """Return what the page shows of a sample, whatever its row holds; a text of one that no rule kept has at most `longest` characters."""
+    """Return a sample as the page shows it, whatever its row holds; unless a rule kept it, texts have at most `longest` characters."""
     rules = row.get("kept")
     kept = [rule for rule in RULES if isinstance(rules, list) and rule in rules]
     longest = 2 * LONGEST_TEXT if kept else longest
@@ -258,7 +258,7 @@ def _number(value: object) -> float | None:
 
 
 def _left_out(row: Mapping[str, Any]) -> str:
-    """Return why a sample with a score is not trained on; empty where it is."""
+    """Return why a sample with a score is not trained on; empty if it is trained on."""
     for key in ("filtered", "masked"):
         if row.get(key):
             return f"{'dropped' if key == 'filtered' else key} by filter {row[key]}"
@@ -266,14 +266,14 @@ def _left_out(row: Mapping[str, Any]) -> str:
 
 
 def _episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the turns of a sample; None where it is one response, or its row is damaged."""
+    """Return the turns of a sample; None if the sample is one response, or its row is damaged."""
     with suppress(DovetailError, LookupError, TypeError, ValueError, AttributeError):
         return episode(row)
     return None
 
 
 def _tokens(tokens: Any, most: int) -> dict[str, Any] | None:
-    """Return the first tokens with what is known of each; None where none are known."""
+    """Return the first tokens with their known columns; None if the tokens are unknown."""
     if not isinstance(tokens, Mapping) or not isinstance(tokens.get("text"), list):
         return None
     texts = [str(text) for text in tokens["text"][:most]]

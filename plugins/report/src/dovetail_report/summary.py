@@ -1,4 +1,4 @@
-"""What a run came to: its metrics by step, and the figures that `summary.json` holds, from the run's files."""
+"""The results of a run from its files: its metrics by step, and the figures of `summary.json`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class History:
                     figures_of_step[name] = value
         self.steps = sorted(merged)
         self._by_step = {step: merged[step] for step in self.steps}
-        # Of many steps, few differ in their metrics.
+        # Stored once each, since few of many steps differ in their metrics' names.
         self._kinds = [*dict.fromkeys(map(tuple, self._by_step.values()))]
 
     @classmethod
@@ -132,7 +132,7 @@ def accuracy_metric(run_directory: Path, history: History) -> str | None:
     try:
         named = RunDirectory(run_directory).read_json("summary.json")
     except RunDirectoryError:
-        named = None  # a run that was killed has no summary, or a torn one
+        named = None  # a killed run has no summary, or an incomplete one
     metric = named.get("accuracy_metric") if isinstance(named, dict) else None
     if metric in history.names:
         return str(metric)

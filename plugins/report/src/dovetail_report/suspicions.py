@@ -1,4 +1,4 @@
-"""Samples that may be paid for something else than the task: what a person should read first."""
+"""Samples that may be rewarded for something other than the task, which a person should read first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.telemetry import numbers
 from dovetail_report.text import as_text
 
 _RIGHT = re.compile(r"(?:.*/)?(?:acc|accuracy|correct|is_correct)")
-"""Components that say whether an answer is right."""
+"""Names of components that say whether an answer is right."""
 _LEAST_CHARACTERS = 20
 """Minimum length of an answer that is suspect when several prompts get it; shorter ones, such as yes and no, are not."""
 _LEAST_WORDS = 30
@@ -43,10 +43,10 @@ def suspicions(
 
 
 class _Step:
-    """What is usual in a step.
+    """The usual values of a step.
 
     Attributes:
-        least_right: what a right answer is paid at least; None where none was right so far.
+        least_right: the lowest score of a right answer; None if no answer has been right so far.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class _Step:
         self._length = lengths[len(lengths) // 2] if lengths else 0
 
     def signs(self, row: Mapping[str, Any], score: float) -> Iterator[str]:
-        """Yield what is suspect of a sample with a high score."""
+        """Yield the suspicious properties of a sample with a high score."""
         text, length = as_text(row.get("response")), row.get("response_length")
         low, middle, high = self._quarters
         if self.least_right is not None and _right(row) == 0 and score >= self.least_right:
@@ -85,7 +85,7 @@ class _Step:
 
 
 def _right(row: Mapping[str, Any]) -> float | None:
-    """Return 1 for a right answer, 0 for a wrong one, as a component of the reward says; None where none does."""
+    """Return 1 for a right answer and 0 for a wrong one, by a component of the reward; None without such a component."""
     components = row.get("components")
     if isinstance(components, Mapping):
         for name, value in components.items():
@@ -95,14 +95,14 @@ def _right(row: Mapping[str, Any]) -> float | None:
 
 
 def _repeated(text: str) -> float:
-    """Return the share of runs of four words that stood in the text before; 0 for a short one."""
+    """Return the share of runs of four words that occur earlier in the text; 0 for a short text."""
     words = text.split()
     runs = [*zip(words, words[1:], words[2:], words[3:], strict=False)]
     return 1 - len(set(runs)) / len(runs) if len(words) >= _LEAST_WORDS else 0.0
 
 
 def _same_calls(row: Mapping[str, Any]) -> int:
-    """Return how often an episode makes the call that it makes most often."""
+    """Return the number of repetitions of an episode's most frequent call."""
     trajectory = row.get("trajectory")
     turns = trajectory.get("turns") if isinstance(trajectory, Mapping) else None
     calls = [

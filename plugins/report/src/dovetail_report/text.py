@@ -1,4 +1,4 @@
-"""Prompts, messages and responses as a report shows them."""
+"""Prompts, messages and responses as text for the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The latest validation as a table: data sources down, figures of k samples across, each with its interval."""
+"""The latest validation as a table: a row for each data source, a column for each metric over k samples, with intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _METRIC = re.compile(
     r"val/(?:(?P<source>.+)/)?(?P<kind>acc|mean|pass|majority|best)@(?P<k>\d+)", re.DOTALL
 )
 _KINDS = ("acc", "mean", "pass", "majority", "best")
-"""In the order of the columns."""
+"""The metrics of validation, in the order of the columns."""
 EVERYTHING = "all"
 """Name of the table's row over all prompts."""
 

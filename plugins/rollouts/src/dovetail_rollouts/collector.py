@@ -1,4 +1,4 @@
-"""RolloutCollector: the samples of a step, from the rollout service, with refills and filters."""
+"""RolloutCollector: collects the samples of a step from the rollout service, with refills and filters."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class RolloutCollector:
         self._service.give_back(kept)
 
     def _how(self) -> str:
-        """Digest of what decides on samples and their scores besides the weights."""
+        """Return a digest of the settings that, besides the weights, decide on samples and their scores."""
         config = self._site.config
         how = (
             config.rollout.n,
@@ -208,7 +208,7 @@ class RolloutCollector:
         try:
             return self._service.take(count, early)
         except StopRequested:
-            self._sync.rest()  # the trainer, which saves the run, needs the accelerator
+            self._sync.rest()  # the trainer needs the accelerator to save the run
             raise
 
     def give_back(self, step: int, *, sound: bool) -> None:
@@ -226,7 +226,7 @@ class RolloutCollector:
             self._doubted |= set(groups)
 
     def _refill(self, groups: Sequence[Group], step: StepContext) -> None:
-        """Draw samples in place of those that could not be scored, where the config wants it."""
+        """Generate samples in place of those that could not be scored, if `reward.on_failure` is `refill`."""
         reward = self._site.config.reward
         if reward.on_failure != "refill":
             return
@@ -247,14 +247,14 @@ class RolloutCollector:
         step.metrics["reward/refilled"] = step.metrics.get("reward/refilled", 0.0) + redrawn
 
     def _enter(self, group: Group, step: StepContext) -> None:
-        """Tell the ledger that the step has a group, and which attempts of it failed before."""
+        """Record in the ledger that the step takes a group, and that the group's earlier attempts failed."""
         epoch, prompt, latest = group.prompt.key
         while (attempt := self._ledger.attempt(epoch, prompt)) < latest:
             self._ledger.retry(epoch, prompt, attempt)
         self._ledger.take(epoch, prompt, latest, step=step.number)
 
     def _report(self, rollout: DynamicSampler, step: StepContext) -> None:
-        """Metrics, written samples and hooks of a rollout that is finished."""
+        """Record metrics and write samples of a finished rollout, and call the hooks."""
         site, config, service = self._site, self._site.config, self._service
         samples = rollout.samples
         step.metrics |= service.seconds()

@@ -34,7 +34,7 @@ ALWAYS = frozenset(
         "temperature",
     ]
 )
-"""Columns that every rollout has without a request."""
+"""Columns of every rollout, even if no plugin requires them."""
 OF_EPISODES = frozenset({"turn_ids", "trajectory"})
 """Columns that episodes add if a plugin requires them; single-response samples don't have these columns."""
 OF_REWARDS = frozenset({"scores", "token_rewards", "reward_components"})
@@ -162,7 +162,7 @@ def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
 
 
 def _filters_mask(facts: PlanFacts) -> bool:
-    """Whether a sample filter may take the loss of samples."""
+    """Return whether a sample filter may mask samples."""
     return any(
         plugin.cls.action_of(plugin.config) == "mask"
         for path, plugin in facts.plugins.items()
@@ -182,7 +182,7 @@ def _token_rewards(sample: Sample) -> Float32[np.ndarray, "T"]:
 
 
 def _turn_ids(sample: Sample) -> Int64[np.ndarray, "T"]:
-    """The turn that produced each token of all sequences; −1 for tokens that the policy did not write."""
+    """Return the turn that produced each token of all sequences; −1 for tokens that the policy did not produce."""
     ids_T = np.where(sample.produced_T, 0, -1)
     starts_S = np.cumsum([0, *(len(c.response_ids) for c in sample.sequences)])
     for number, turn in enumerate(sample.trajectory.turns if sample.trajectory else ()):

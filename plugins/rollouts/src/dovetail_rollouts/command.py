@@ -1,4 +1,4 @@
-"""`dovetail pool`: show, add and drain the rollout replicas of an active run."""
+"""`dovetail pool`: shows, adds and drains the rollout replicas of an active run."""
 
 from __future__ import annotations
 

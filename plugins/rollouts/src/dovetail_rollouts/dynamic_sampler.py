@@ -156,7 +156,7 @@ class DynamicSampler:
         )
 
     def _filter(self, samples: list[Sample]) -> list[Sample]:
-        """The samples that no filter drops. One that loses a sequence is dropped whole."""
+        """Return the samples that no filter drops; a sample that loses one of its sequences is dropped."""
         batch = self._batch(samples)
         rows = np.arange(len(batch))
         for name, chosen in self._filters.items():
@@ -175,7 +175,7 @@ class DynamicSampler:
             self._counts[f"filter/{name}/dropped_samples"] += len(gone)
             self._counts[f"filter/{name}/dropped_groups"] += groups.count - left
             self.dropped |= taken
-            # The last filter that takes a sample of a prompt is the one that left nothing of it.
+            # Later filters overwrite the reason: the filter that takes a prompt's last samples is the cause.
             self.reasons |= {sample.prompt.key: f"filter:{name}" for sample in gone}
             rows = rows[keep_N]
         return [samples[number] for number in np.unique(batch["trajectory_id"][rows])]
@@ -186,7 +186,7 @@ def _action(chosen: SampleFilter) -> str:
 
 
 def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
-    """Names of a filter's metrics."""
+    """Return the names of a filter's metrics."""
     figures = (
         ("masked_samples",) if _action(chosen) == "mask" else ("dropped_samples", "dropped_groups")
     )
@@ -194,10 +194,10 @@ def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
 
 
 def _checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-    """The filter's answer, bool [N].
+    """Call a filter, and return its checked result, bool [N].
 
     Raises:
-        PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
+        PluginBrokenError: the filter raised an error or returned something else; names the plugin, its file and line.
     """
     name = partial(title_of, "sample_filter", chosen)
     result = called(name, chosen.keep, columns, groups)

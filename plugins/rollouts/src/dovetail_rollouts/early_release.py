@@ -1,4 +1,4 @@
-"""The choice of finished groups that a step takes before earlier groups, such that every group is still trained on in time."""
+"""EarlyRelease: chooses the finished groups that a step takes before earlier groups, so that no group becomes too old to train on."""
 
 from __future__ import annotations
 

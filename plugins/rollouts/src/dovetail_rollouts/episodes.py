@@ -1,4 +1,4 @@
-"""Episodes: runs an agent loop for each sample, and turns its result or its failure into a sample.
+"""Episodes: runs an agent loop for each sample, and turns the loop's result or failure into a sample.
 
 The loop is constructed from the config. The chat template is tried on the loop's kinds of observations before generation.
 """
@@ -130,10 +130,10 @@ class Episodes:
             failure = Failure(kind=error.kind, message=str(error))
         except Exception as error:  # noqa: BLE001 - a loop, and what it calls, raises what it likes
             failure = self._failed(error)
-        if timeout.expired():  # also where the loop did not let its cancellation pass
+        if timeout.expired():  # also if the loop swallowed its cancellation
             message = f"the episode took longer than {limit:g} s, its limit (max_seconds of agent loop {self._loop.name!r})"
             failure = Failure(kind=FailureKind.LIMIT, message=message)
-        if of_engine:  # whatever the loop made of it
+        if of_engine:  # even if the loop caught the error
             raise of_engine[0]
         trajectory = session.trajectory(end, time.monotonic() - began)
         if failure is None and not trajectory.turns:
@@ -179,9 +179,9 @@ class Episodes:
             raise ValueError(f"{sample.sample_id} has no turn to continue from")
         begin = request.prompt_ids if completion.prompt_ids is None else completion.prompt_ids
         last = trajectory.turns[-1]
-        # At the limit on tokens the completion says `length`, however its last turn ended.
+        # The completion of an episode at its token limit has the finish reason `length`, even if its last turn ended otherwise.
         turn = attrs.evolve(completion, finish_reason=last.finish_reason)
-        # What was shown after the last turn is not in its tokens. A text there has continued the turn itself.
+        # Messages observed after the last turn have no tokens yet, except assistant messages: their text continued the turn.
         shown = [m for m in last.observed if m["role"] != "assistant"]
         ids = self._encoder.after(
             [{"role": "user", "content": text}],
@@ -238,10 +238,10 @@ def _started(config: RunConfig, context: PluginContext) -> Iterator[AgentLoop]:
 
 
 def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> None:
-    """Try what the loop observes under the chat template.
+    """Try the chat template on the loop's kinds of observations.
 
     Raises:
-        ConfigError: the template does not render it, or changes earlier turns, and the config refuses that.
+        ConfigError: the template does not render an observation, or changes earlier turns although the config forbids it.
     """
     found = observed_transitions(encoder, loop.transitions)
     if missing := not_rendered(found, loop.transitions):

@@ -106,7 +106,7 @@ class Generation:
         self.held = False
         while self._waiting:
             *_, turn = heapq.heappop(self._waiting)
-            if not turn.done():  # where its task was cancelled
+            if not turn.done():  # done if its task was cancelled
                 turn.set_result(None)
 
     async def drain(self) -> None:
@@ -119,10 +119,10 @@ class Generation:
         """Hold back new requests, and abort running ones: each response keeps its tokens so far and is continued after `go_on`."""
         self.hold()
         while not self._pool.idle:
-            # Again and again: a request whose replica fails meanwhile is asked of another one.
-            # Noted first, since answers may arrive before `abort` returns, and they are cut short by then.
+            # Repeated, since a request whose replica fails meanwhile is sent to another replica.
+            # The requests are recorded before the abort, since interrupted responses may arrive before `abort` returns.
             self._aborted |= self._asked
-            with suppress(RolloutError):  # a replica that can't be asked has lost its requests
+            with suppress(RolloutError):  # an unreachable replica has lost its requests
                 await self._pool.abort(sorted(self._asked))
             await self._pool.wait_idle(_AGAIN_SECONDS)
 
@@ -141,13 +141,13 @@ class Generation:
         """Abort the requests on a replica; each response continues on another replica, from its tokens so far."""
         while member.requests:
             self._aborted |= member.requests
-            with suppress(RolloutError):  # where it can't be asked, it has lost its requests
+            with suppress(RolloutError):  # an unreachable replica has lost its requests
                 await self._pool.abort(sorted(member.requests), member)
             with suppress(TimeoutError):
                 await asyncio.wait_for(member.idle.wait(), _AGAIN_SECONDS)
 
     async def _draw(self, group: Group, request: RolloutRequest) -> list[Sample]:
-        """The samples of a request, each scored as soon as it has arrived."""
+        """Generate the samples of a request, and score each sample as soon as it has arrived."""
         names = [sample_name(request, number) for number in range(request.n)]
         try:
             for sample in filter(None, map(group.arrived.get, names)):
@@ -158,14 +158,14 @@ class Generation:
                 while parts := missing_parts(request, names, group):
                     await self._turn(group, request)
                     with self.working:
-                        # Also where it is one: what is asked in several parts must not come after what is asked in one.
+                        # `together` also for a single part: awaited directly, it would be sent before an earlier request of several parts.
                         await together(self._ask(group, request, *part) for part in parts)
             failed = {n: s.outcome for n, s in group.arrived.items() if s.outcome is not None}
             with self.working:
                 outcomes = await self._scorer.outcomes([n for n in names if n not in failed])
             self.progress = monotonic()
-        except BaseException:  # also where the task is cancelled
-            # The prompt is asked again under the same names: these must not be scored any more.
+        except BaseException:  # also if the task is cancelled
+            # A retry uses the same sample names, so the samples of this attempt must not be scored any more.
             await self._scorer.forget(names)
             raise
         outcomes |= failed
@@ -174,7 +174,7 @@ class Generation:
     async def _run_episodes(
         self, episodes: Episodes, group: Group, request: RolloutRequest, names: Sequence[str]
     ) -> None:
-        """Run the episodes of the samples that have not arrived; each sample is scored as soon as it has."""
+        """Run the episodes of the missing samples, and score each sample when its episode ends."""
 
         async def run(number: int) -> None:
             name, stream = names[number], request.streams[number]
@@ -201,10 +201,10 @@ class Generation:
     async def _respond(
         self, group: Group, episode: str, request: RolloutRequest, time: RunningTime
     ) -> Completion:
-        """Return the one response to a request of an episode. One that was cut short is continued.
+        """Return the single response to a request of an episode; an interrupted response is continued.
 
-        An episode that begins again, because its process ended, gets the turns that it has had already, as long as its loop does
-        what it did before: they answered the same tokens.
+        An episode that starts again, such as in a resumed run, gets its earlier responses again as long as its loop sends the
+        same prompts.
         """
         name, prompt = request.request_id, request.prompt_ids
         earlier = group.cut.get(name)
@@ -239,7 +239,7 @@ class Generation:
                 return whole
 
     async def _turn(self, group: Group, request: RolloutRequest) -> None:
-        """Wait until requests are asked; after a hold those of the oldest groups come first, and greedy responses last."""
+        """Wait while requests are held back; then the oldest groups' requests are sent first, and greedy requests last."""
         while self.held:
             turn = asyncio.get_running_loop().create_future()
             greedy = request.request_id.startswith(f"{BASELINE}.")
@@ -253,8 +253,8 @@ class Generation:
         part: RolloutRequest,
         numbers: Sequence[int],
     ) -> None:
-        """Ask for a part of a request, the samples of these numbers, and keep each as it arrives: whole or cut short."""
-        await self._turn(group, request)  # a hold may have come since the whole request's turn
+        """Send a part of a request, for the samples of these numbers, and store each response on arrival, complete or interrupted."""
+        await self._turn(group, request)  # `hold` may have been called since `_draw` waited
         self._asked.add(part.request_id)
         missing = part.n
         self.asking.add(part.n)
@@ -288,7 +288,7 @@ class Generation:
             self._aborted.discard(part.request_id)
 
     def _score(self, sample: Sample, request: RolloutRequest) -> None:
-        """Have a sample scored; an episode that failed has its outcome."""
+        """Queue a sample for scoring, unless its episode failed."""
         if sample.outcome is None:
             self._scorer.add(sample, group=request.request_id, group_size=request.n)
 
@@ -299,7 +299,8 @@ def _whole(group: Group, samples: Drawing, greedy: Drawing) -> asyncio.Task[None
             part.cancel()
 
     task = asyncio.create_task(_complete(group, samples, greedy))
-    task.add_done_callback(end)  # also where it is cancelled before its first turn
+    # A callback, since a task that is cancelled before it starts runs no `finally`.
+    task.add_done_callback(end)
     return task
 
 
@@ -316,7 +317,7 @@ async def together(works: Iterable[Awaitable[object]]) -> None:
     try:
         await asyncio.gather(*tasks)
     finally:
-        # `gather` leaves the others running where one fails; their samples would be generated for nothing.
+        # If one task fails, `gather` lets the others run on, and their samples would be generated for nothing.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

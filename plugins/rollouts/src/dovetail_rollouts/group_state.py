@@ -32,7 +32,7 @@ _TOKENS = {
     "response_mask": np.bool_,
     "prompt_ids": np.int64,
 }
-"""Arrays of a completion."""
+"""Dtypes of a completion's arrays, by field."""
 
 
 def pack(groups: Sequence[Group]) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def unpack(
 
 
 _Response = tuple[str, str, Completion, Sample | None]
-"""What it is in its group (`sample`, `greedy`, `arrived`, `cut`; `earlier`: a sequence of the next one that is whole), its sample id,
-its tokens, and the sample where it is whole.
+"""A response's role in its group, sample id, tokens, and its sample if complete. Roles are `sample`, `greedy`, `arrived`, `cut`, and
+`earlier`: a sequence of the next complete sample, before the last sequence.
 """
 
 
@@ -206,7 +206,7 @@ def _outcome(document: Mapping[str, Any], found: Mapping[str, np.ndarray | None]
 
 
 def _packed(rows: Sequence[np.ndarray | None]) -> dict[str, np.ndarray]:
-    """S rows end to end; a length of −1 stands for None."""
+    """Concatenate S rows; a length of −1 stands for None."""
     there = [row for row in rows if row is not None]
     return {
         "lengths": np.array([-1 if row is None else len(row) for row in rows], np.int64),

@@ -27,19 +27,19 @@ from dovetail_rollouts.schedule_simulation import (
 )
 
 _WARM_UP = 2
-"""Steps that are left out: engines compile, caches fill."""
+"""Number of first steps to leave out, in which engines compile and caches fill."""
 _STEPS = 20
-"""Steps to simulate, at least."""
+"""Minimum number of steps to simulate."""
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of `Decoding.fixed` in the seconds of generation that are simulated; values between are interpolated."""
+"""Simulated shares of `Decoding.fixed` in the seconds of generation; results for other shares are interpolated."""
 _ROUNDS = 6
-"""Maximum rounds of simulations until the seconds of generation match those measured."""
+"""Maximum number of simulations to match the measured seconds of generation."""
 _FIT_ERROR = 1e-3
-"""Relative error of the seconds of generation at which the rounds end."""
+"""Relative error of the seconds of generation that counts as a match."""
 _MODEL_ERROR = 0.05
 """Tolerated relative error of the number of concurrent samples, since an engine is less simple than the simulation."""
 _WAITS = ("time/rollout", "time/drain")
-"""The trainer waits for the rollout."""
+"""Metrics of the times in which the trainer waits for the rollout."""
 _NEEDED = (
     "time/rollout",
     "time/rollout/generation",
@@ -60,7 +60,7 @@ _PREDICTED = (
     "rollout.max_restarts",
     "actor.optim",
 )
-"""Keys that the prediction takes into account, and those that change neither lengths nor seconds."""
+"""Config keys that the prediction takes into account, or that change neither response lengths nor times."""
 
 
 @attrs.frozen(kw_only=True)
@@ -159,7 +159,7 @@ class Measured:
         close = shares[np.abs(apart) <= _MODEL_ERROR]
         alike = max(seconds) - min(seconds) <= 2 * _FIT_ERROR * max(seconds)
         if alike or not len(close):
-            # Every fit has as many samples at once, or none has: nothing is known.
+            # The concurrency is the same for every share, or close to the run's for none, so any share is possible.
             found = [0.5, 0.0, 1.0]
         else:
             order = np.argsort(seconds)
@@ -260,7 +260,7 @@ def read_run(path: Path) -> Measured:
 def _lengths(
     row: Mapping[str, float], written: Sequence[int], pool: Sequence[int], count: int, seed: int
 ) -> list[int]:
-    """The lengths of a step's responses: those written where all are, else drawn from the run's with the step's mean and longest."""
+    """Return the response lengths of a step: as written if complete, else drawn from the run's, with the step's mean and maximum."""
     if len(written) == count:
         return list(written)
     chance = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ TRANSPORT = "rollout.weight_transport"
 _BETWEEN_PROCESSES = "shared_memory"
 """The transport between processes of one machine, on CPU or GPU."""
 _BETWEEN_ACCELERATORS = "nccl"
-"""Different ones."""
+"""The transport between different accelerators."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +66,7 @@ def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlaceme
 
 
 def _described(replicas: int, joined: int, engine_ranks: int | None) -> str:
-    """How many replicas there are, and where their engines compute, for people."""
+    """Return the number of replicas and the processes of their engines as text."""
     if joined:
         return f"rollout × {replicas}, each an engine that runs already"
     if engine_ranks is None:
@@ -126,13 +126,13 @@ def default_transport(config: RunConfig) -> str:
         return _BETWEEN_PROCESSES
     if rollout.joined:
         return _BETWEEN_ACCELERATORS
-    # The engine's processes compute on this one's accelerator; few kinds can hand memory from process to process.
+    # The engine's processes use this process's accelerator. Few kinds of accelerator can share memory between processes.
     installed = {entry.name for entry in default_index().entries("weight_transport")}
     return f"{kind}_ipc" if f"{kind}_ipc" in installed else _BETWEEN_PROCESSES
 
 
 def _accelerator(device: str) -> str | None:
-    """The kind of accelerator that this process computes on; None on the CPU."""
+    """Return the device type of this process's accelerator; None on the CPU."""
     import torch
 
     if device != "auto":
@@ -165,7 +165,7 @@ def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: Sele
 def _check_machines(
     config: RunConfig, transport: SelectedPlugin, rollout: Pool, trainer: Pool
 ) -> None:
-    """Refuse a transport that carries nothing between the machines of its ends, or from an accelerator to itself."""
+    """Refuse a transport that can't connect the machines of trainer and rollout, or that needs different accelerators if both share one."""
     able, joined = transport.cls.capabilities, config.rollout.joined
     together = rollout == trainer and not joined
     if together and trainer.accelerators and able >= {"across_machines", "ends_meet"}:

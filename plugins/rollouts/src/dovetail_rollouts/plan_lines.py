@@ -14,8 +14,8 @@ from dovetail_rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_o
 from dovetail_rollouts.measured_run import Forecast, schedule_of
 
 BETWEEN_MACHINES, WITHIN_MACHINE, HOST_MEMORY, FILES = 25e9, 30e9, 5e9, 1e9
-"""Bytes a second that `weight_update` assumes: for a 200 Gb/s network, for accelerators of one machine with digests (36e9 were
-measured on one H200), for host memory, and for a shared disk."""
+"""Assumed bytes a second of a weight update: over a 200 Gb/s network, between accelerators of one machine with digests (36e9 were
+measured on one H200), through host memory, and over a shared disk."""
 
 
 def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
@@ -70,7 +70,7 @@ def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]
     shape, width = read_shape(config.model), BYTES[config.model.dtype] * _engines_a_rank(plan)
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width
-    # Stages have layers of their own; what is divided beside them, down to one head, is heads.
+    # Pipeline stages divide the layers. Tensor parallelism divides the KV heads; with more ranks than heads, heads are copied.
     tensor = min(ranks, getattr(config.rollout, "tensor_parallel_size", ranks))
     parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
     each = -(-shape.cached_per_token // parts)
@@ -78,7 +78,7 @@ def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]
 
 
 def _engines_a_rank(plan: Plan) -> int:
-    """Return how many replicas compute on one accelerator: all of those in one process, and otherwise one."""
+    """Return the number of replicas on one accelerator: all if the run is one process, otherwise one."""
     return plan.placement.source.replicas if plan.facts.config.runtime.in_process else 1
 
 
@@ -112,7 +112,7 @@ class WeightUpdate:
     """Seconds of an update by each transport that this placement allows, the chosen transport first."""
 
     def __str__(self) -> str:
-        """Describe it for people, with the rates that are assumed."""
+        """Return size and times of the update as text, with the assumed rates."""
         ways = ", ".join(f"{seconds:.2g} s by {way}" for way, seconds in self.seconds.items())
         rates = f"{WITHIN_MACHINE / 1e9:g} GB/s within a machine, {BETWEEN_MACHINES / 1e9:g} between machines"
         return (
@@ -134,7 +134,7 @@ def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
         if engine.weight_kind() == "adapter":
             numbers = shape.adapter_parameters(engine.planned_adapter())
     size = numbers * BYTES[config.model.dtype]
-    # The first rank of a machine has a tensor once all shards have come to it, those of other machines over the network.
+    # The first rank of a machine gathers all shards of a tensor, those of other machines over the network.
     gathered = size / BETWEEN_MACHINES if shards > trainer.ranks_per_node else 0.0
     replicas = plan.placement.source.replicas
     ways = {"disk": size * (1 + replicas) / FILES}

@@ -88,7 +88,7 @@ class PoolCommands:
 
     async def _add(self, address: str) -> AsyncIterator[Answer]:
         address = address.rstrip("/")
-        # A replica is listed once it has started: two commands at once would add one server twice.
+        # A replica is listed only once it has started, so two concurrent commands could add the same server twice.
         async with self._adding:
             known = next((m for m in self._pool.replicas.all if m.address == address), None)
             if known is not None:
@@ -120,7 +120,7 @@ class PoolCommands:
         yield {"replica": member.number, "state": "drained"}
 
     def _named(self, name: str) -> Replica:
-        """The replica of a number or an address."""
+        """Return the replica with this number or address."""
         names = {
             key: member
             for member in self._pool.replicas.all

@@ -111,7 +111,7 @@ async def _open(commands: PoolCommands, place: Path) -> asyncio.Server:
                 say({"error": f"the request can't be read: {error!r}", "hint": None})
             await writer.drain()
         except ConnectionError:
-            pass  # who asked does not wait for the answer; what was begun goes on
+            pass  # the client has disconnected; a replica that it added still joins
         finally:
             writer.close()
 
@@ -124,12 +124,12 @@ def _close(service: RolloutService, server: asyncio.Server) -> None:
     async def close() -> None:
         server.close()
 
-    with suppress(RuntimeError):  # the loop has ended
+    with suppress(RuntimeError):  # the event loop has ended
         service.start(close()).result(timeout=10)
 
 
 def _remove(link: Path) -> None:
-    """Remove what a run that was killed has left."""
+    """Remove the socket and the link that a killed run left behind."""
     with suppress(OSError):
         place = link.readlink()
         link.unlink()

@@ -55,7 +55,7 @@ def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     try:
         tokenizer = load_tokenizer(attrs.evolve(section, path=str(home), tokenizer_path=None))
     except ModelError:
-        return  # other rules say what is wrong with it
+        return  # other rules report the error
     observed = loop.cls.transitions
     encoder = TurnEncoder(tokenizer, () if observed == {"user"} else (_TOOL,))
     found = observed_transitions(encoder, observed)
@@ -95,12 +95,12 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     if home is None or policy is None or raw or rollout.ignore_eos or not generates(config):
         return
     if text_config(policy, section) is None:
-        return  # transformers would warn about the tokenizer of such a model
+        return  # transformers would warn about the tokenizer of an unreadable model
     try:
         tokenizer = load_tokenizer(attrs.evolve(section, path=str(home), tokenizer_path=None))
         facts = ModelFacts.read(attrs.evolve(section, path=str(policy)), tokenizer, None)
     except ModelError:
-        return  # other rules say what is wrong with it
+        return  # other rules report the error
     if beyond := [n for n in rollout.stop_token_ids if not 0 <= n < facts.vocab_size]:
         yield Finding.warning(
             f"rollout.stop_token_ids = {list(rollout.stop_token_ids)}: the model has the ids 0 to {facts.vocab_size - 1} alone, and "
@@ -162,7 +162,7 @@ def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Find
 
 def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """`trainer.best_metric` names a metric that validation never reports, so that no checkpoint is ever marked as the best."""
-    # The figures' module needs NumPy and more, which a config without this key has no use for.
+    # Imported here, since the module loads NumPy and more, which the other rules don't need.
     from dovetail_rollouts.validation import BESIDES, figure_names, metric_names
 
     metric, n = config.trainer.best_metric, config.rollout.validation.n
@@ -175,9 +175,9 @@ def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Findin
         )
         return
     if not generates(config):
-        return  # the objective's figures
+        return  # validation reports the objective's metrics
     match = _FIGURE.fullmatch(metric)
-    # Data sources are known only once the data has been read; any name may be one.
+    # Data sources are known only once the data has been read, so any name is accepted as a data source.
     if metric in BESIDES or (match is not None and match["figure"] in figure_names(n)):
         return
     source = match["source"] if match is not None else None

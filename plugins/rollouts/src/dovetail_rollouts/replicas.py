@@ -260,7 +260,7 @@ class ReplicaSet:
         for member in members:
             if member.state is ReplicaState.RECEIVING:
                 member.took(version)
-                self._updated = True  # what joins or starts again from now on is behind
+                self._updated = True  # replicas that start from now on are behind
         return faults
 
     def metrics(self) -> dict[str, Metric]:
@@ -277,7 +277,7 @@ class ReplicaSet:
         freed: list[int] = []
 
         def let_go(engine: BaseRollout) -> None:
-            # Engines of interface 1.0 do not know the argument.
+            # Engines of interface version 1.0 lack this argument.
             how: dict[str, Any] = {} if keep_weights else {"keep_weights": False}
             freed.append(engine.sleep(tags, **how))
 
@@ -326,7 +326,7 @@ class ReplicaSet:
     def _all(
         self, call: Callable[[BaseRollout], object], members: Sequence[Replica]
     ) -> tuple[ReplicaFault, ...]:
-        """Call these replicas at the same time; who fails is at fault from then on."""
+        """Call a function with the engines of these replicas concurrently; replicas whose call raises are marked as failed."""
         faults = []
         for member, result in self.each(lambda member: call(member.engine), members):
             if isinstance(result, Exception):
@@ -338,7 +338,7 @@ class ReplicaSet:
 
     @property
     def _started(self) -> ReplicaState:
-        """What a replica holds that has just been started."""
+        """The state of a replica that has just started."""
         return ReplicaState.BEHIND if self._updated else ReplicaState.CURRENT
 
     def _started_again(self, member: Replica) -> BaseRollout:

@@ -17,7 +17,7 @@ DRAWS = 1 << 16
 MOST_DRAWS = 1024
 """Largest number of draws of a single prompt."""
 _CELLS = 1 << 22
-"""Entries of the largest temporary array."""
+"""Maximum number of entries of a temporary array."""
 
 
 def powers_up_to(n: int) -> list[int]:
@@ -67,7 +67,7 @@ def best_at_k(
     there_PM = rank_M < sizes_P[:, None]
     falling_PM = -np.sort(np.where(there_PM, -scores_PM, np.inf), axis=1)
     drawn_P1 = np.minimum(k, sizes_P)[:, None]
-    # The chance that the sample of falling rank r is the best: k/m for r = 0, then times (m − r − k) / (m − 1 − r).
+    # The chance that the sample at rank r, by descending score, is the best of k: k/m for r = 0, then times (m − r − k) / (m − 1 − r).
     others_PM = np.maximum(sizes_P[:, None] - 1 - rank_M, 1)
     steps_PM = np.maximum(sizes_P[:, None] - drawn_P1 - rank_M, 0) / others_PM
     weights_PM = drawn_P1 / sizes_P[:, None] * np.ones(width)
@@ -98,7 +98,7 @@ def majority_at_k(
     """
     prompts, width = scores_PM.shape
     there_PM = np.arange(width) < sizes_P[:, None]
-    # Column 0 of everything by answer stands for "no answer", which never competes.
+    # Arrays by answer (A) have "no answer" in column 0 and padding in the last column; neither can win a vote.
     codes_PM = np.where(there_PM, answers_PM + 1, width + 1)
     counts_PA = _count(codes_PM, width + 2)
     sums_PA = _count(codes_PM, width + 2, np.where(there_PM, scores_PM, 0.0))
@@ -113,7 +113,7 @@ def majority_at_k(
             codes_PDM = np.broadcast_to(
                 codes_PM[part][:, None, :], (len(codes_PM[part]), draws, width)
             )
-            # Sorting noise shuffles each row; what is beyond its size sorts last.
+            # Sorting by random noise shuffles each row; the padding, with noise 2, sorts last.
             noise_PDM = rng.random(codes_PDM.shape)
             noise_PDM[np.broadcast_to(~there_PM[part][:, None, :], codes_PDM.shape)] = 2.0
             mixed_PDM = np.take_along_axis(codes_PDM, np.argsort(noise_PDM, axis=2), axis=2)
@@ -148,7 +148,7 @@ def bootstrap_intervals(
     """
     rows, prompts = values_KP.shape
     means_KR = np.empty((rows, resamples))
-    # Distance to the row's own mean keeps digits, and gives equal values an interval of no width.
+    # Subtracting the row's mean preserves precision, and gives equal values an interval of width 0.
     centre_K1 = values_KP.mean(1, keepdims=True)
     centred_PK = np.ascontiguousarray((values_KP - centre_K1).T, dtype=np.float64)
     size = max(1, _CELLS // prompts)
@@ -165,7 +165,7 @@ def bootstrap_intervals(
 def _count(
     codes: np.ndarray, width: int, weights: np.ndarray | None = None
 ) -> Float64[np.ndarray, "..."]:
-    """How often each code 0 … width − 1 stands in each row (the last axis), or the sum of its weights."""
+    """Count each code 0 … width − 1 in each row (the last axis), or sum its weights."""
     rows = math.prod(codes.shape[:-1])
     flat = codes.reshape(rows, -1) + np.arange(rows)[:, None] * width
     counts = np.bincount(
@@ -177,7 +177,7 @@ def _count(
 def _winners_worth(
     votes_PDA: Float64[np.ndarray, "P D A"], worth_PA: Float64[np.ndarray, "P A"]
 ) -> Float64[np.ndarray, "P D"]:
-    """The mean worth of the answers with most votes; that of no answer where nobody votes."""
+    """Return the mean worth of the answers with most votes; without any vote, the worth of "no answer"."""
     votes_PDA = votes_PDA[:, :, 1:-1]
     most_PD1 = votes_PDA.max(axis=2, keepdims=True)
     won_PDA = (votes_PDA == most_PD1) & (most_PD1 > 0)

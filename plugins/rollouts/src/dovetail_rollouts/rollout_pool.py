@@ -88,7 +88,7 @@ class RolloutPool:
                 continue
             samples = list(missing)
             part = request
-            if errors:  # a retry has an id of its own, and asks for what is missing
+            if errors:  # a retry has its own id and requests only the missing samples
                 part = attrs.evolve(
                     request,
                     request_id=_retry_name(request.request_id, len(errors)),
@@ -109,7 +109,7 @@ class RolloutPool:
                             yield attrs.evolve(completion, request_id=name, sample=sample)
                 member.failures = 0
             except RequestRefusedError:
-                raise  # the replica works, and one that is started again would say the same
+                raise  # the replica works, and a restarted one would refuse too
             except RolloutError as error:
                 errors.append(f"replica {member.number}: {error.message}")
                 cause = error
@@ -170,7 +170,7 @@ class RolloutPool:
     async def _ask(
         self, member: Replica, request: RolloutRequest, name: str
     ) -> AsyncGenerator[Completion, None]:
-        """Submit to one replica, counting what is outstanding there, under the name that the pool was asked by."""
+        """Submit a request to one replica, and track the replica's outstanding tokens and requests; `name` is the id before retries."""
         cost = request.sampling.max_new_tokens
         prompt = len(request.prompt_ids)
         owed = prompt + cost * request.n
@@ -181,7 +181,7 @@ class RolloutPool:
         try:
             async with aclosing(closable(member.engine.submit(request))) as completions:
                 async for completion in completions:
-                    # A replica that sends too much is found out by `submit`; it must not owe less than 0.
+                    # `submit` reports a replica that sends too many samples; the outstanding tokens must not become negative.
                     paid = min(cost, owed)
                     owed -= paid
                     left -= 1
@@ -196,7 +196,7 @@ class RolloutPool:
             raise RolloutError(f"it ended without {left} of {request.n} samples")
 
     def _choose(self, conversation: Hashable | None, tried: set[Replica]) -> Replica | None:
-        """The conversation's replica while it lives, else the one with the least to do."""
+        """Return the conversation's replica if it is usable, else the one with the fewest outstanding tokens; None if all were tried."""
         candidates = [m for m in self.replicas.members if m.usable and m not in tried]
         if not candidates:
             return None
@@ -212,20 +212,20 @@ class RolloutPool:
         return chosen
 
     async def _rescued(self, refusal: RolloutError, cause: RolloutError | None) -> None:
-        """Wait until lost replicas are back: the first request that finds nobody left starts the rescue of all.
+        """Wait until lost replicas are restarted; the first request that finds no replica starts the rescue of all.
 
         Raises:
-            RolloutError: the refusal, where a replica lives: it is the request that fails.
+            RolloutError: the given refusal, if a replica is alive, so that only this request fails.
         """
         if self.rescue is None or not self.replicas.size:
             raise refusal from cause
-        # A task that has ended is not awaited: that returns at once, and this request would loop without ever yielding.
+        # A finished task is not awaited: awaiting it returns at once, and this request would loop without yielding.
         if self._rescuing is None or self._rescuing.done():
             self._rescuing = asyncio.create_task(self._bring_back(self.rescue))
             self._rescuing.add_done_callback(_rescue_over)
         task = self._rescuing
         try:
-            # A request that is cancelled while it waits must not cancel the rescue that others wait for.
+            # Cancelling one waiting request must not cancel the rescue, since other requests wait for it.
             await asyncio.shield(task)
         except _ReplicaAliveError:
             raise refusal from cause
@@ -238,15 +238,15 @@ class RolloutPool:
 
 
 def _names_of(request_id: str, attempts: int) -> list[str]:
-    """Every id under which a request may run, in so many attempts."""
+    """Return every id under which a request may run within this number of attempts."""
     return [request_id, *(_retry_name(request_id, attempt) for attempt in range(1, attempts))]
 
 
 def _original(samples: list[int], completion: Completion, missing: Mapping[int, object]) -> int:
-    """Which sample of the original request a completion is.
+    """Return the number of a completion's sample in the original request.
 
     Raises:
-        RolloutError: it is none that was asked for, or came before.
+        RolloutError: the sample was not requested, or has arrived before.
     """
     if not 0 <= completion.sample < len(samples):
         raise RolloutError(f"it returned sample {completion.sample} of {len(samples)}")
@@ -257,7 +257,7 @@ def _original(samples: list[int], completion: Completion, missing: Mapping[int, 
 
 
 def _nobody_left(request: RolloutRequest, errors: list[str]) -> RolloutError:
-    """The error of a request that no replica can take."""
+    """Return the error of a request that no replica can take."""
     if not errors:
         return RolloutError(
             f"request {request.request_id!r} can't be generated: no rollout replica is left",
@@ -274,9 +274,9 @@ def _retry_name(request_id: str, attempt: int) -> str:
 
 def _rescue_over(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        # Each request that waits raises it; asyncio would warn of it where all of them were cancelled before.
+        # Every waiting request raises the error. If all were cancelled, asyncio would warn that it was never retrieved.
         task.exception()
 
 
 class _ReplicaAliveError(Exception):
-    """Not every replica is lost."""
+    """The reason why a rescue does nothing: at least one replica is alive."""

@@ -30,9 +30,9 @@ T = TypeVar("T")
 Phase = Callable[[str], AbstractContextManager[None]]
 
 _LOOK = 0.5
-"""Seconds between two looks of a waiting trainer at whether the loop still runs and a stop was asked for."""
+"""Seconds between two checks of a waiting trainer whether the event loop has ended or a stop was requested."""
 _CUT_SECONDS = 30.0
-"""How long a checkpoint or a stop waits for the tokens so far of running responses."""
+"""Seconds that a checkpoint or a stop waits for running responses to be interrupted."""
 
 
 class RolloutService:
@@ -251,7 +251,7 @@ class RolloutService:
         self._loop.close()
 
     async def _begin(self, groups: Iterable[Group]) -> None:
-        """Start those that are neither finished nor running."""
+        """Start groups that are neither finished nor running."""
         waiting = [g for g in groups if g not in self._running and not g.finished]
         if waiting:
             self._seconds.begin()
@@ -264,10 +264,11 @@ class RolloutService:
         if not self._running:
             self._manager.sleep()
         if not task.cancelled():
-            task.exception()  # raised where the group is waited for; else the next call asks for what is missing
+            # Marked as retrieved. A call that waits for the group raises the error; else the next call generates what is missing.
+            task.exception()
 
     def _finish(self, groups: Sequence[Group], work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the work that finishes groups; what runs is ended where it fails."""
+        """Wait for the work that finishes groups; if the work fails, interrupt all running groups."""
         self._stall_watch.groups = groups
         try:
             return self._wait(work, stoppable=True)
@@ -279,8 +280,8 @@ class RolloutService:
             self._stall_watch.groups = ()
 
     async def _all(self, groups: list[Group], begin: Iterable[Group]) -> list[Group]:
-        """Wait for groups; start first what of others has to begin, too."""
-        # In one turn of the loop, so that no group fails between its start and here: its error would be lost.
+        """Start the groups of `begin`, then wait for `groups`."""
+        # Both in one turn of the event loop: the error of a group that failed in between would be lost.
         await self._begin(begin)
         await asyncio.gather(*(self._running[group] for group in groups if group in self._running))
         return groups
@@ -337,12 +338,12 @@ class RolloutService:
     def _wait(
         self, work: Coroutine[Any, Any, T], *, stoppable: bool = False, brings_back: bool = True
     ) -> T:
-        """Wait for what runs on the loop, and bring lost replicas back meanwhile."""
+        """Wait for work on the event loop, and restart lost replicas meanwhile."""
         if not self._loop.alive:
             work.close()
             raise self._ended()
         future = self._loop.start(work)
-        # Rescues are calls for this thread, since it alone sends weights. None wakes it up when the work is done.
+        # Rescues are queued as calls for this thread, the only thread that sends weights. None wakes this thread when the work is done.
         future.add_done_callback(lambda _: self._calls.put(None))
         self._stall_watch.begin()
         while not future.done():
@@ -369,7 +370,7 @@ class RolloutService:
         return error
 
     def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
-        """Called by the pool in a thread of its own: wait until the trainer's thread has brought the replicas back."""
+        """Wait, in a thread of the pool, until the trainer's thread has restarted the lost replicas."""
         done: Future[None] = Future()
 
         def call() -> None:
@@ -388,8 +389,8 @@ class RolloutService:
 
         self._rescues.append(done)
         self._calls.put(call)
-        # `close` clears `rescue`, then cancels what is listed; this lists first and then looks at
-        # `rescue`, so that one of the two cancels it.
+        # `close` clears `rescue`, then cancels the listed futures. This method lists the future, then
+        # reads `rescue`, so that one of the two cancels the future.
         if self._pool.rescue is None:  # closed meanwhile
             done.cancel()
         done.result()

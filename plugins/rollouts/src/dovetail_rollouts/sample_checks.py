@@ -17,7 +17,7 @@ from dovetail.sections import PluginSection
 from dovetail_rollouts.scoring.scorer import BrokenAnswer
 
 _ROUNDING = 1e-4
-"""How far above 0 a log-probability may lie for rounding, in nats."""
+"""Tolerated excess of a log-probability over 0 due to rounding, in nats."""
 
 
 def check_completions(samples: Iterable[Sample], section: PluginSection, longest: int) -> None:
@@ -92,7 +92,7 @@ def check_failures(
 
 
 def _causes(failures: Sequence[Failure]) -> str:
-    """A line for each kind of failure, the most frequent first: how many there are, and what the first of them says."""
+    """Return a line for each kind of failure, the most frequent first, with their number and the first message."""
     counts = Counter(failure.kind for failure in failures)
     lines = []
     for kind, count in counts.most_common():
@@ -103,7 +103,7 @@ def _causes(failures: Sequence[Failure]) -> str:
 
 
 def _completion_problem(completion: Completion | None, longest: int) -> str | None:
-    """What is wrong with a completion of T tokens."""
+    """Return what is wrong with a completion of T tokens; None if nothing is."""
     if completion is None:
         return "it has no tokens"
     ids_T = completion.response_ids

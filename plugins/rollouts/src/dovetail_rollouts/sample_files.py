@@ -17,9 +17,9 @@ from dovetail.telemetry import RunDirectory, dump_json
 FAILURES_SHOWN = 64
 """The most samples without a score that are written in addition to the samples that the config selects."""
 _OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
-"""Columns that are written for each token of a kept sample, as far as they are in this process."""
+"""Columns to write for each token of a kept sample, if they have been fetched to this process."""
 _SHARE = 32
-"""A step has at most this part of the bytes of the run, so that some steps are left when others go."""
+"""Divisor of the run's byte limit that gives a step's limit, so that some steps remain when others are deleted."""
 
 
 def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
@@ -48,7 +48,7 @@ def token_row(
     if not sample.sequences or (episodes_only and sample.trajectory is None):
         return {}
     ids_T = sample.response_ids.tolist()
-    # After another token: some tokenizers drop the space before the first word that they decode.
+    # Decoded after another token, since some tokenizers drop the space before the first word of a text.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
     start = str(tokenizer.decode(before))
     texts = {
@@ -105,7 +105,7 @@ class KeptSamples:
         self._sizes = {int(f.stem.removeprefix("kept_")): f.stat().st_size for f in found}
         common = math.gcd(*self._sizes)
         self._every = (common & -common) or 1
-        """Steps of which one is kept: a power of two."""
+        """Interval in steps between kept steps, a power of two."""
 
     @hookimpl
     def rollout_finished(self, samples: Sequence[Sample]) -> None:
@@ -141,7 +141,7 @@ class KeptSamples:
                 del self._sizes[other]
 
     def _rows(self, samples: Sequence[Sample], batch: Batch | None) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the samples that a rule chose, of those that are in `samples/step_N.jsonl`, and of the groups of the first."""
+        """Yield rows of the samples that a rule chose, then of samples in `samples/step_N.jsonl`, then of the rest of the chosen groups."""
         places = _places(samples, batch)
         advantages = dict(_advantages(places, batch))
         by_id = {sample.sample_id: sample for sample in samples}
@@ -168,12 +168,12 @@ class KeptSamples:
     def _tokens_of(
         self, sample: Sample, places: Sequence[int], batch: Batch | None
     ) -> dict[str, Any]:
-        """Return `tokens` of a sample whose sequences are these rows of a batch; nothing where it has none."""
+        """Return a sample's tokens, with columns from its rows (`places`) of the batch; empty if the sample has no tokens."""
         told = token_row(sample, self._tokenizer, episodes_only=False)
         if batch is not None and places and told:
             for column in sorted(_OF_TOKENS & batch.columns.keys()):
                 if not isinstance(batch[column], Ragged) or not batch[column].fetched:
-                    continue  # columns of workers that no stage has read stay there
+                    continue  # columns that no stage has fetched stay on the workers
                 values_T = _tokens(batch, column, places)
                 if column != "advantages" or np.ptp(values_T):
                     told["tokens"][column] = np.round(values_T, 4).tolist()
@@ -206,7 +206,7 @@ def chosen(
 
 
 def _places(samples: Sequence[Sample], batch: Batch | None) -> dict[str, list[int]]:
-    """Return by sample id the rows of its sequences in a batch, of those that are in it."""
+    """Return the batch rows of each sample's sequences, by sample id, for samples that are in the batch."""
     rows = {name: row for row, name in enumerate(batch["sample_id"])} if batch is not None else {}
     found = {}
     for sample in samples:
@@ -218,7 +218,7 @@ def _places(samples: Sequence[Sample], batch: Batch | None) -> dict[str, list[in
 
 
 def _tokens(batch: Batch, column: str, rows: Sequence[int]) -> np.ndarray:
-    """Return a column's values on the tokens of rows end to end, float64 or bool [T]."""
+    """Return a column's values on the tokens of these rows, concatenated, float64 or bool [T]."""
     values_T = np.concatenate([batch[column][row] for row in rows])
     return values_T if values_T.dtype == np.bool_ else values_T.astype(np.float64)
 
@@ -226,7 +226,7 @@ def _tokens(batch: Batch, column: str, rows: Sequence[int]) -> np.ndarray:
 def _advantages(
     places: Mapping[str, Sequence[int]], batch: Batch | None
 ) -> Iterator[tuple[str, float]]:
-    """Yield by sample id its advantage; where each token has its own, the mean over those that the policy produced."""
+    """Yield each sample's id and advantage; if advantages are per token, the mean over the tokens that the policy produced."""
     if batch is None or "advantages" not in batch:
         return
     for name, rows in places.items():

@@ -16,7 +16,7 @@ from dovetail.interfaces import EpisodeEnd, Failure, Sample, Score
 NGRAM = 4
 """The length in tokens of an n-gram whose repetition counts as repeated text."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-"""An odd constant with even bits: runs of tokens become 64-bit numbers that hardly ever coincide."""
+"""An odd multiplier, 2^64 divided by the golden ratio, that hashes n-grams of tokens to 64 bits with hardly any collision."""
 
 
 def rollout_metrics(
@@ -171,7 +171,7 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
-    """Whether a component `format/format`, a scorer's part of the same name, is the component `format` in every sample."""
+    """Return whether a component such as `format/format` equals the component `format` in every sample that has it."""
     scorer, _, part = name.rpartition("/")
     if not scorer or scorer.rpartition("/")[2] != part:
         return False
@@ -183,9 +183,7 @@ def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
 
 
 def _episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Figures of episodes: turns, calls, tokens that the policy was shown, how they ended, and what agent loops counted; nothing
-    where there are none.
-    """
+    """Return metrics of episodes: turns, calls, observed tokens, seconds, ends, and counts of agent loops; empty without episodes."""
     episodes = [(s.trajectory, s) for s in samples if s.trajectory and s.completion]
     if not episodes:
         return {}
@@ -229,11 +227,11 @@ def _length_correlation(samples: Sequence[Sample]) -> float | None:
     _, index_N = np.unique(groups, return_inverse=True)
     scores_N, lengths_N = _centred(scores, index_N), _centred(lengths, index_N)
     scale = float(np.sqrt((scores_N**2).sum() * (lengths_N**2).sum()))
-    # what rounding leaves of equal scores is not a variation
+    # Below 1e-9 the deviations are rounding errors of equal values.
     return float((scores_N * lengths_N).sum() / scale) if scale > 1e-9 else None
 
 
 def _centred(values_N: Float[np.ndarray, "N"], index_N: Int[np.ndarray, "N"]) -> np.ndarray:
-    """The values less the mean of their group."""
+    """Subtract the mean of its group from each value."""
     means = np.bincount(index_N, weights=values_N) / np.bincount(index_N)
     return values_N - means[index_N]

@@ -95,7 +95,7 @@ class Prediction:
 
 @attrs.define(eq=False)
 class _Group:
-    """A prompt's samples: how many have not ended, when the last one did, and the last step that may train on them."""
+    """A prompt's samples: their tokens, the number of unfinished samples, the last step that may train on them, and the time of the end."""
 
     tokens: int
     left: int
@@ -108,12 +108,12 @@ class _Group:
 
 
 class _Replica:
-    """Decodes all running samples in step; further ones wait in order. Its time is its own until it is moved on.
+    """A replica that decodes all running samples in lockstep, while further samples wait in order. Each replica has its own clock.
 
     Attributes:
-        now: seconds.
-        empty_since: when the last sample ended, where none runs.
-        sample_seconds: in which samples ran or waited, summed over them.
+        now: the time of the replica's clock, in seconds.
+        empty_since: the time when the last sample ended, if no sample runs.
+        sample_seconds: the seconds for which samples ran or waited, summed over samples.
     """
 
     def __init__(self, decoding: Decoding, most_running: int | None) -> None:
@@ -126,7 +126,7 @@ class _Replica:
 
     @property
     def next(self) -> float:
-        """When the next sample ends; infinite where none runs."""
+        """The time when the next sample ends; infinite if no sample runs."""
         return self._next() if self._running else math.inf
 
     @property
@@ -149,7 +149,7 @@ class _Replica:
         self._let_pass(end)
 
     def finish(self, group: _Group) -> None:
-        """Move on until a group has ended."""
+        """Advance the clock until a group has ended."""
         while group.left:
             self.finish_one()
 
@@ -181,7 +181,7 @@ class _Replica:
 
 
 class _Rollout:
-    """All replicas; new samples go to the one with the fewest. `worked` are the seconds in which one generated or scored."""
+    """All replicas; new groups go to the replica with the fewest samples. `worked`: seconds in which any replica generated or scored."""
 
     def __init__(self, schedule: RunSchedule, decoding: Decoding, scoring: float) -> None:
         self.now = self.worked = 0.0
@@ -203,20 +203,20 @@ class _Rollout:
         return group
 
     def wait_early(self, release: EarlyRelease, admitted: Sequence[_Group]) -> list[_Group]:
-        """Let time pass until enough groups are scored, in whichever order they end."""
+        """Advance the clock until `release` can choose the groups of a step, and return them once they are scored."""
         while (chosen := release.choose(admitted, release.batch)) is None:
             min(self._replicas, key=lambda replica: replica.next).finish_one()
         self.wait_for(chosen)
         return chosen
 
     def wait_for(self, groups: Sequence[_Group]) -> None:
-        """Let time pass until groups are scored."""
+        """Advance the clock until these groups are scored."""
         for group in groups:
             self._where.pop(group).finish(group)
         self.move_to(max(self.now, *(group.ended + self._scoring for group in groups)))
 
     def drain(self) -> None:
-        """Let time pass until nothing runs."""
+        """Advance the clock until no sample runs."""
         for group, replica in self._where.items():
             replica.finish(group)
         self.move_to(max(self.now, *(replica.worked_until for replica in self._replicas)))
@@ -224,13 +224,13 @@ class _Rollout:
     def move_to(self, end: float) -> None:
         for replica in self._replicas:
             replica.move_to(end)
-        # Work is added at the beginning of such a span alone: a replica that ran out stays idle until its end.
+        # Work is added only at the start of a span of time, so a replica without work is idle until the span's end.
         worked_until = max(replica.worked_until for replica in self._replicas) + self._scoring
         self.worked += max(min(worked_until, end) - self.now, 0.0)
         self.now = end
 
     def hold(self, seconds: float) -> None:
-        """Let time pass in which nothing is generated."""
+        """Advance the clock without generating."""
         self.now += seconds
         for replica in self._replicas:
             replica.now = self.now
@@ -255,8 +255,8 @@ def simulate(
     source = cycle(lengths)
     rollout = _Rollout(schedule, decoding, costs.scoring)
     admitted: list[_Group] = []
-    # Prompts that are admitted together end together, so that steps repeat with the period of the admission. The first periods
-    # find a rollout that has generated nothing ahead.
+    # Prompts that are queued together end together, so that steps repeat with the period of the queueing. The first two periods
+    # are left out, since nothing was generated ahead of them.
     period = math.lcm(schedule.steps_behind + 1, schedule.sync_every)
     before = 2 * period
     steps += -steps % period

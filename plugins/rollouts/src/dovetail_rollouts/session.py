@@ -1,4 +1,4 @@
-"""EpisodeSession: the tokens of one sequence of an episode, which are appended and never rendered again. T tokens of its response."""
+"""EpisodeSession: the tokens of one sequence of an episode, which are appended and never rendered again. T response tokens."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class EpisodeSession(Session):
         self._prompt_ids = request.prompt_ids
         self._messages = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw
         self._path: tuple[int, ...] = ()
-        """Which fork of which fork it is; empty for the sequence that the episode begins with."""
+        """The numbers of the forks that lead to this sequence; empty for the episode's first sequence."""
         self._sessions: dict[tuple[int, ...], EpisodeSession] = {(): self}
-        """All of the episode, by path; forks have the same mapping."""
+        """The sessions of all the episode's sequences, by path; forks share this mapping."""
         self._may_fork, self._forks = forks, 0
         self._request, self._number, self._ask = request, number, ask
         self._encoder, self._limits = encoder, limits
@@ -78,23 +78,23 @@ class EpisodeSession(Session):
             RenderedHistory(encoder, self._messages) if limits.on_history_change == "fork" else None
         )
         self.own_turns = slice(0, None)
-        """Which of its turns are in its present sequence; those before are in sequences that the chat template ended."""
+        """The turns in the current sequence; earlier turns are in sequences that ended when the chat template changed them."""
         self._parts: list[Completion] = []
         self.begun = 0
-        """Turns of the policy that have begun: those of forks may run at once."""
+        """Number of the policy's turns that have begun; turns of forks may run concurrently."""
         self.length = 0
-        """Tokens of the response so far."""
+        """Number of response tokens so far."""
         self._ended_by: int | None = None
-        """The latest token, where the policy ended its turn with it."""
+        """The latest token, if the policy ended its turn with this token."""
         self._out_of_tokens = False
-        """Whether the latest turn was cut where the episode had no tokens left, and not at a limit of its own."""
+        """Whether the latest turn was cut because the episode had no tokens left, and not by the turn's own limit."""
 
     @property
     def tokens_left(self) -> int:
         return self._left(len(self._prompt_ids) + self.length)
 
     def _left(self, length: int) -> int:
-        """Tokens that a sequence may still get that has so many, its prompt's included."""
+        """Return the number of tokens that a sequence of this length, prompt included, may still get."""
         limit = self._request.sampling.max_new_tokens
         used = sum(session.length for session in self._sessions.values())
         return min(limit - used, len(self._request.prompt_ids) + limit - length)
@@ -202,7 +202,7 @@ class EpisodeSession(Session):
     def _rendered_anew(
         self, shown: Sequence[Message], calls: Sequence[MessageCall], produced: Message | None
     ) -> np.ndarray | None:
-        """The tokens of the whole conversation, int64 [P], where a further sequence begins with them."""
+        """Return the tokens of the whole conversation, int64 [P], if a new sequence must begin with them; else None."""
         if self._history is None:
             return None
         try:
@@ -221,7 +221,7 @@ class EpisodeSession(Session):
         return np.array(self._encoder.encode(text), np.int64)
 
     def _begin_anew(self, prompt_ids: np.ndarray) -> None:
-        """Go on in a further sequence, which begins with these tokens; what there was stays a sequence of its own."""
+        """Continue in a new sequence that begins with these tokens; the previous tokens remain a sequence of their own."""
         past, count = copy.copy(self), len(self.turns)
         past.own_turns = slice(self.own_turns.start, count)
         self._sessions[self._path] = past
@@ -363,7 +363,7 @@ class EpisodeSession(Session):
         return ".".join(map(str, self._path))
 
     def _sequences(self) -> list[EpisodeSession]:
-        """Those in which the policy had a turn, each before its forks: an order that does not depend on which ran first."""
+        """Return the sequences with a turn of the policy, each before its forks, so that the order does not depend on timing."""
         ordered = [self._sessions[path] for path in sorted(self._sessions)]
         return [session for session in ordered if session.turns[session.own_turns]] or ordered[:1]
 
@@ -387,11 +387,11 @@ def _not_rendered(messages: Sequence[Message], where: str, error: Exception) -> 
 
 
 def _all_of(rows: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """The rows end to end, float32 [T]; None where one is missing, or all."""
+    """Concatenate the rows, float32 [T]; None if a row is missing, or if there are none."""
     there = [row for row in rows if row is not None]
     return _joined(there, np.float32) if there and len(there) == len(rows) else None
 
 
 def _joined(rows: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    """The rows end to end, [T]."""
+    """Concatenate the rows, [T]."""
     return np.concatenate([np.zeros(0, dtype), *rows]).astype(dtype, copy=False)

@@ -217,7 +217,7 @@ class RolloutsSource(ExperienceSource):
         """Yield the scores of the rows' reference answers. See `try_rewards` for errors."""
         run, samples = facts.config, list[TrialSample]()
         for row in rows:
-            with suppress(DataError):  # a bad row is named as such
+            with suppress(DataError):  # bad rows get no verdict
                 samples += samples_of(row, run.data.prompt_key)
         yield from map(verdict, score_samples(run.reward, samples) if samples else [])
 
@@ -232,7 +232,7 @@ class RolloutsSource(ExperienceSource):
         self._spec = WorkerSpec(
             role="rollout",
             plugin=plan.refs["rollout"],
-            # A runtime can't go to another process.
+            # The spec is sent to other processes, and a runtime can't be pickled.
             context=attrs.evolve(
                 context,
                 role="rollout",
@@ -305,7 +305,7 @@ class RolloutsSource(ExperienceSource):
         self._answer(site)
 
     def _answer(self, site: Site) -> None:
-        """Answer `dovetail pool` while the run is under way."""
+        """Serve the commands of `dovetail pool` during the run."""
         machines = self._plan.placement.pool(ROLLOUT).nodes
         add = adding_to(self._spec, self._runtime.device(), machines)
         commands = PoolCommands(self._pool, self._service, add)
@@ -361,7 +361,7 @@ class RolloutsSource(ExperienceSource):
         step = site.finished()
         if (problem := unscored(samples)) is not None:
             site.logger.warning(problem, step=step)
-        self._pool.replicas.metrics()  # what validation did is not the next step's
+        self._pool.replicas.metrics()  # discarded: the next step must not report validation's metrics
         self._accuracy.update(metrics, how.n, step)
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
         site.directory.write_samples(step, rows, name="validation")
@@ -389,7 +389,7 @@ class RolloutsSource(ExperienceSource):
 
 
 def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
-    """Plugins by name; the second of one name is called `name_2`, and so on."""
+    """Return plugins by name; a second plugin of the same name gets the key `name_2`, and so on."""
     named: dict[str, Any] = {}
     for plugin in plugins:
         names = (plugin.name if i == 1 else f"{plugin.name}_{i}" for i in itertools.count(1))

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def _passed_on(name: str, member: Any) -> Any:
-    """Return a method or property that asks the source that is wrapped for the one of this name."""
+    """Return a method or property that forwards to the wrapped source's member of this name."""
     if isinstance(member, property):
         return property(lambda self: getattr(self.inner, name), doc=member.__doc__)
     if isinstance(member, classmethod):
 
-        @wraps(member.__func__, updated=())  # not what marks it as abstract
+        @wraps(member.__func__, updated=())  # does not copy the mark of abstract methods
         def planned(cls: Any, _config: PluginConfig, *given: Any, **named: Any) -> Any:
             inner, own = cls.wrapped()
             return getattr(inner, name)(own, *given, **named)
@@ -43,7 +43,7 @@ def _passed_on(name: str, member: Any) -> Any:
 
 
 def _passing_on(cls: type[SourceWrapper]) -> type[SourceWrapper]:
-    """Have a class pass on all public methods and properties of sources that it does not define."""
+    """Add to a class forwarding members for all public methods and properties of sources that the class does not define."""
     for base in ExperienceSource.__mro__:
         for name, member in vars(base).items():
             if name.startswith("_") or name in vars(cls):

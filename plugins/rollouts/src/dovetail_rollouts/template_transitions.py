@@ -99,7 +99,7 @@ def _tried(
 
     try:
         asked = unmarked(encoder.render(_PROMPT, generate=True))
-        # Where the prompt opens the thought, every turn has one, and its first tag is not the policy's.
+        # If the prompt ends with `<think>`, every turn has a thought, and the policy does not write the opening tag.
         opened = asked.rstrip().endswith(_OPEN)
         turn = encoder.sentinel_turn(calls)
         if thinks or opened:
@@ -127,7 +127,7 @@ def _tried(
 def _calls(count: int) -> list[MessageCall]:
     return [
         {
-            "id": f"call{number:05}",  # nine letters and digits, as Mistral's templates ask
+            "id": f"call{number:05}",  # nine letters and digits, which Mistral's templates require
             "type": "function",
             "function": {"name": f"tool_{number}", "arguments": {"value": number}},
         }

@@ -22,11 +22,11 @@ from dovetail_datasets import SENTINEL, TextEncoder, message_form, unmarked
 
 _ARGUMENTS = {"value": SENTINEL}
 _MARK = "\n[…]\n"
-"""What stands where a part was left out."""
+"""The text that replaces a part that was left out."""
 _BYTES = 4
-"""Bytes of a character at most: a token has at least one."""
+"""Maximum bytes of a character. A token has at least one byte, so a character has at most four tokens."""
 _WINDOW = 32
-"""Characters a token that are encoded at each end of a long text: tokens are shorter on average."""
+"""Characters to encode at each end of a long text, for each token of the limit; tokens are shorter on average."""
 _BROKEN = "\ufffd"
 
 
@@ -108,18 +108,20 @@ class TurnEncoder:
         end = self._end_of_turn(tail, alone, calls=bool(calls))
         if ended_by is None:
             return tail[end:]
-        # What the policy ended its turn with is not repeated. In some templates (GLM, Gemma) that is the first token of what follows.
+        # The token with which the policy ended its turn is not repeated. In some templates (GLM, Gemma) the next message begins with it.
         if ended_by in tail[end : end + 2]:
             return tail[tail.index(ended_by, end) + 1 :]
-        # The last turn of a conversation ends with a special token, too, or (harmony) with another in its place.
+        # Otherwise the template's own end token is skipped, if special tokens end both this turn and the last turn of a conversation
+        # (in harmony two different tokens).
         last = end < len(alone) and tail[end] in self._special and alone[end] in self._special
         return tail[end + last :]
 
     def _end_of_turn(self, tail: Sequence[int], alone: Sequence[int], *, calls: bool) -> int:
-        """Where the token that ends a turn stands in what follows the sentinel.
+        """Return the index of the token that ends the turn, in the tokens after the sentinel.
 
-        The end of the turn is what both texts have in common. A call's own syntax comes first and may have special tokens, so
-        that it is the last one. Where none is special, a call ends with what is in common, and any other turn before it.
+        The common prefix of both token lists contains the end of the turn. A call's own syntax stands before the end and may have
+        special tokens, so the last special token of the prefix ends the turn. Without special tokens, a turn with calls ends
+        after the prefix, and any other turn before it.
         """
         common = _common(tail, alone)
         ends = [i for i in range(common) if tail[i] in self._special]
@@ -172,7 +174,7 @@ class TurnEncoder:
     def _cut(self, text: str, limit: int, side: str, role: str) -> str:
         if len(text) <= limit // _BYTES:
             return text
-        # Of megabytes, only the ends are encoded.
+        # Only the ends are encoded, since a text may have megabytes.
         window = limit * _WINDOW
         first, last = (self.encode_given(end, role) for end in (text[:window], text[-window:]))
         if len(text) <= window and len(first) <= limit:
@@ -180,7 +182,7 @@ class TurnEncoder:
         left = max(limit - len(self.encode(_MARK)), 0)
         kept = {"left": 0, "middle": (left + 1) // 2, "right": left}[side]
         head, end = first[:kept], last[len(last) - (left - kept) :]
-        # A character of which the cut left a part decodes to U+FFFD.
+        # A character that the cut splits decodes to U+FFFD.
         return f"{self.decode(head).rstrip(_BROKEN)}{_MARK}{self.decode(end).lstrip(_BROKEN)}"
 
 
@@ -199,7 +201,7 @@ def squeezed(text: str) -> str:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix of two token sequences."""
+    """Return the length of the longest common prefix of two token sequences."""
     both = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in both if a != b), min(len(first), len(second)))
 
@@ -222,9 +224,9 @@ class RenderedHistory:
     def __init__(self, encoder: TurnEncoder, messages: Sequence[Message]) -> None:
         self._encoder, self._messages = encoder, list(messages)
         self._served: str | None = None
-        """What has been appended, up to where the latest turn began; every turn ends as the template ends it."""
+        """The text of the conversation up to the beginning of the latest turn; every turn ends as the template ends it."""
         self._turn: str | None = None
-        """What the policy has produced since, with texts that continued its turn."""
+        """The text of the policy's latest turn, with texts that continued the turn; None if there is no turn."""
 
     def copy(self) -> RenderedHistory:
         """Return a copy that continues independently."""

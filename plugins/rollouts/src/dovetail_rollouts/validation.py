@@ -1,4 +1,4 @@
-"""Validation: samples to held-out prompts, their metrics for each data source and over all, with bootstrap intervals, and the run's accuracy.
+"""Validation: samples to held-out prompts, their metrics over all and by data source, bootstrap intervals, and the run's accuracy.
 
 Legend: P prompts, M samples a prompt, K metrics.
 """
@@ -81,16 +81,16 @@ def unscored(samples: Sequence[Sample]) -> str | None:
 
 @attrs.frozen(eq=False)
 class _Prompts:
-    """What was scored, a row a prompt, its samples left-aligned. P prompts with a score, M samples at most."""
+    """The scored samples of P prompts, one row a prompt, left-aligned; M is the most samples of a prompt."""
 
     source_P: list[str]
     sizes_P: Int64[np.ndarray, "P"]
     scores_PM: Float64[np.ndarray, "P M"]
     right_P: Float64[np.ndarray, "P"]
-    """Sums of what says whether a sample is right; NaN where a sample of the prompt has no such component."""
+    """Sums of the component that says whether a sample is correct; NaN if a sample of the prompt has no such component."""
     passed_P: Int64[np.ndarray, "P"]
     answers_PM: Int64[np.ndarray, "P M"]
-    """Equal numbers for equal answers of one prompt; −1 for none."""
+    """Numbers of the answers, equal for equal answers of one prompt; −1 for no answer."""
 
 
 def validation_metrics(
@@ -186,7 +186,7 @@ def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
 def _figures(
     prompts: _Prompts, n: int, rng: np.random.Generator
 ) -> dict[str, Float64[np.ndarray, "P"]]:
-    """Each figure's value for every prompt."""
+    """Return each metric's value for every prompt."""
     ks = powers_up_to(n)
     sizes_P = prompts.sizes_P
     figures = {f"mean@{n}": prompts.scores_PM.sum(1) / sizes_P}
@@ -205,7 +205,7 @@ def _means(
     *,
     votes: bool,
 ) -> dict[str, float]:
-    """Means over the chosen prompts with their intervals, as metrics; of figures that every one of them has."""
+    """Return the means over the chosen prompts and their intervals, for metrics that every chosen prompt has."""
     names = [
         name
         for name, values_P in figures.items()
@@ -222,7 +222,7 @@ def _means(
 
 
 def _right(sample: Sample) -> float:
-    """What the reward says of whether the response is right; NaN where it says nothing of it."""
+    """Return the reward component that says whether the response is correct; NaN if there is none."""
     components = sample.outcome.components if isinstance(sample.outcome, Score) else {}
     return float(next((components[name] for name in CORRECT if name in components), math.nan))
 
@@ -237,7 +237,7 @@ def _extras(sample: Sample) -> Mapping[str, Any]:
 
 
 def _answer(sample: Sample) -> Decimal | str | None:
-    """The answer in a form in which equal ones are equal: 4, 4.0 and " 4 " are one."""
+    """Return the answer in a normal form, in which 4, 4.0 and " 4 " are equal."""
     answer = _extras(sample).get(ANSWER)
     text = "" if answer is None else str(answer).strip()
     try:
@@ -248,7 +248,7 @@ def _answer(sample: Sample) -> Decimal | str | None:
 
 
 def _numbered(answers: Sequence[Decimal | str | None]) -> list[int]:
-    """The answers as numbers, equal where they are; −1 for none."""
+    """Number the answers, with the same number for equal answers; −1 for no answer."""
     numbers: dict[Decimal | str, int] = {}
     return [
         _NO_ANSWER if answer is None else numbers.setdefault(answer, len(numbers))

@@ -1,4 +1,4 @@
-"""WeightCheck: compare the log-probabilities of rollout and trainer on fixed token sequences.
+"""WeightCheck: compares the log-probabilities of rollout and trainer on fixed token sequences.
 
 Digests prove that weights arrived, but engines then fuse, shard, prepack and quantise them. Log-probabilities show whether
 a replica computes with the weights. Legend: S sequences of L tokens.
@@ -59,7 +59,7 @@ class WeightCheck:
         section = config.rollout.weight_check
         if "scores" not in plan.facts.plugins["rollout"].cls.capabilities or not section.every:
             return cls(section, ())
-        # An engine that scores a prompt may have to generate a token after it.
+        # One token less, since an engine that scores a prompt may have to generate a token after it.
         room = config.data.max_prompt_length + config.data.max_response_length - 1
         length = max(min(section.tokens, room), 2)
         sequences = join_prompts(prompts, section.sequences, length, tokenizer.all_special_ids)
@@ -175,7 +175,7 @@ def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> t
     apart = np.abs(trainer - np.concatenate(list(found)))
     if not np.isfinite(apart).all():
         return math.inf, math.inf
-    # Relative to the likeliest token: exp would underflow where all are very unlikely.
+    # Relative to the likeliest token, since exp would underflow if all tokens were very unlikely.
     return float(np.average(apart, weights=np.exp(trainer - trainer.max()))), float(apart.max())
 
 
@@ -198,7 +198,7 @@ def join_prompts(
     found = []
     for s in range(sequences):
         ids: list[int] = []
-        # A prompt has at least a token: so many of them suffice, unless all are images and special tokens.
+        # A prompt has at least one token, so `tokens` prompts suffice, unless they hold only images and special tokens.
         for number in range(s, s + sequences * tokens, sequences):
             prompt = prompts[number % len(prompts)]
             ids += [i for i in prompt.prompt_ids.tolist() if not (prompt.media and i in special)]

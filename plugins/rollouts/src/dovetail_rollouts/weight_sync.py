@@ -59,7 +59,7 @@ class WeightSync:
         self._transport_ref = site.plan.refs["rollout.weight_transport"]
         self._run_directory = site.path
         self._discarded = False
-        """Whether replicas sleep without their weights: only an update brings them back."""
+        """Whether replicas sleep without their weights, so that only an update wakes them."""
         service.bring_back_with(self.rescue)
 
     def publish(self) -> None:
@@ -89,7 +89,7 @@ class WeightSync:
         self._service.resume()
 
     def _make_room(self) -> None:
-        """Take training roles off the accelerator; of those that stay, what they hold unused is a sleeping rollout's."""
+        """Move training roles off the accelerator; if the rollout sleeps, roles that stay there free their unused memory for it."""
         self._offload_manager.settle()
         if self._offload:
             self._offload_manager.free_caches()
@@ -114,7 +114,7 @@ class WeightSync:
             with self._weights.sending(self._arrived) as version, self._phase("rebuild"):
                 self.bring(version)
         except WeightSyncError as error:
-            if lost:  # else all were drained
+            if lost:  # else all replicas were drained
                 causes = "; ".join(str(fault) for fault in lost)
                 error.during(f"every rollout replica was lost ({causes})")
             raise
@@ -154,7 +154,7 @@ class WeightSync:
                     raise faults[0].error
                 for fault in faults:
                     if isinstance(fault.error.__cause__, RequestRefusedError):
-                        raise fault.error  # a replica that is started again would not score them either
+                        raise fault.error  # a restarted replica would refuse too
                 doubted = bool(faults)
             if not faults:
                 self._discarded = self._resting = False
@@ -168,11 +168,11 @@ class WeightSync:
                 return
 
     def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
-        """Send once; returns what the trainer expects of the weight check, and who failed."""
+        """Send the weights once; return the trainer's log-probabilities for the weight check, and the faults of replicas."""
         faults: tuple[ReplicaFault, ...]
         expected, faults = None, ()
         if self._offload:
-            # Also at the start of a run, and with a replica that has just been started: the actor needs the room.
+            # Also at the start of a run and after a restart of replicas, since the actor needs the memory.
             with self._phase("sleep"):
                 self._sleep()
         with self._offload_manager.present("actor"):
@@ -193,7 +193,7 @@ class WeightSync:
         return expected, faults
 
     def _transfer(self, version: int) -> tuple[ReplicaFault, ...]:
-        """Both ends of the transport, and how fast they were."""
+        """Send and receive the weights, and record the bytes a second."""
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
         self._pool.replicas.settle()
@@ -215,7 +215,7 @@ class WeightSync:
         return faults
 
     def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
-        """Send and receive; the sender's own failure is raised as it is."""
+        """Run both ends of the transport; a failure of the sender itself is raised unchanged."""
         if not self._at_once:
             self._actor.send_weights(version, manifest).result()
             return self._pool.replicas.receive_weights(version, manifest)
@@ -239,17 +239,17 @@ class WeightSync:
         if refusal is not None and not faults:
             raise refusal
         if isinstance(refusal, CalledOffError):
-            # Nobody has any of it: who was only kept waiting takes the next one as it is.
+            # No replica has received any of the update, so replicas that only waited need no restart.
             return first.causes(faults)
         return faults
 
     def _transport(self) -> Any:
-        """The transport in the controller's own process, which neither sends nor receives."""
+        """Make the transport in the controller's process, where it neither sends nor receives."""
         context = PluginContext(role="controller", run_directory=self._run_directory)
         return make_plugin(self._transport_ref, context)
 
     def _receivers_failed(self, receiving: Future[tuple[ReplicaFault, ...]]) -> bool:
-        """Whether a sender's error came of its receivers: one of them is dead, or another has the update whole."""
+        """Return whether receivers caused a sender's error: one is dead, or some failed while others received the update."""
         try:
             faults = receiving.result(GRACE_SECONDS)
         except TimeoutError:
@@ -259,10 +259,10 @@ class WeightSync:
     # -- replicas that failed ------------------------------------------------------------------
 
     def _start_again(self, faults: Sequence[ReplicaFault], version: int) -> None:
-        """Start these replicas again.
+        """Restart the replicas that failed, if the run needs them.
 
         Raises:
-            WeightSyncError: that was done so often in a row already as is allowed.
+            WeightSyncError: `rollout.max_restarts` restarts in a row did not help.
         """
         if self._offload:
             self._make_room()
@@ -289,7 +289,7 @@ class WeightSync:
     def _let_go(
         self, faults: Sequence[ReplicaFault], unreached: Collection[int] = ()
     ) -> tuple[ReplicaFault, ...]:
-        """The faults of those that the run does not do without; see `RolloutPool.let_go`."""
+        """Remove replicas that the run can do without, and return the faults of the others; see `ReplicaSet.let_go`."""
         kept, gone = self._pool.replicas.let_go(faults, unreached=unreached)
         for fault in gone:
             self._logger.warning(
@@ -319,7 +319,7 @@ class WeightSync:
         return version in self._pool.replicas.versions.values()
 
     def _woken(self) -> bool:
-        """Wake the replicas; return False where only an update brings them back."""
+        """Wake the replicas; return False if they need an update, because they have no weights or did not wake."""
         if self._discarded:
             return False
         with self._phase("wake"):
@@ -364,7 +364,7 @@ class FirstFailure:
         try:
             self._tell(describe(error))
         except Exception as failed:  # noqa: BLE001 - what the replica says counts, not this
-            # The sender goes on to wait as long as its transport lets it.
+            # The sender then waits until its transport's time limit.
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:

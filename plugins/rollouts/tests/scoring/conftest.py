@@ -1,4 +1,4 @@
-"""A scripted reward manager, and a clock that nobody has to wait for: time-outs are tested by the loop's time alone."""
+"""A scripted reward manager, and an event loop with a simulated clock, so that tests of time-outs need no waiting."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ScriptedManager(RewardManager):
 
 
 class Scripted:
-    """What the tests of the scorer are written with."""
+    """Helpers of the scorer's tests."""
 
     Manager = ScriptedManager
 
@@ -62,7 +62,7 @@ class Scripted:
     """Seconds of the last `run`, on the loop's clock."""
 
     def ones(self, samples: Sequence[Sample], *_: Any) -> list[Any]:
-        """An answer: 1 for every sample."""
+        """Answer with the score 1 for every sample."""
         return [Score(value=1.0) for _ in samples]
 
     def sample(self, name: str, **fields: Any) -> Sample:
@@ -72,18 +72,18 @@ class Scripted:
         return Failure(kind=FailureKind.UNREACHABLE, message="no judge", retryable=retryable)
 
     async def hang(self) -> Any:
-        """An answer that never comes."""
+        """Never answer."""
         await asyncio.Event().wait()
 
     def until_done(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """Run on a loop whose clock jumps to whatever is due next, so that no machine is too busy for a test."""
+        """Run on an event loop whose clock jumps to the next timer, so that a busy machine fails no test."""
         with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
             return runner.run(main)
 
     def run(
         self, manager: ScriptedManager, names: list[str], *, group_size: int = 1, **options: Any
     ) -> Any:
-        """Outcomes and the scorer; samples `a0`, `a1` are of the group `a`."""
+        """Score samples, and return the outcomes and the scorer; samples `a0` and `a1` are of the group `a`."""
 
         async def main() -> Any:
             scorer = Scorer(manager, **{"timeout": 5.0, "backoff": 0.001, **options})
@@ -97,7 +97,7 @@ class Scripted:
 
 
 class _JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop that waits for nothing but what is ready: its clock moves on instead."""
+    """An event loop that does not wait for timers: its clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -1,4 +1,4 @@
-"""Which function scores which row, and what is refused before training begins."""
+"""The choice of each row's reward function, and errors before training begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dovetail_sdk.testing import make_sample
 
 
 class Fours(RewardFunction):
-    """Scores 4, and accepts even ground truths alone."""
+    """A function that scores 4, and accepts only even ground truths."""
 
     name = "fours"
     api = ">=1.0,<2"
@@ -40,7 +40,7 @@ class Fours(RewardFunction):
 
 
 class Fives(Fours):
-    """Scores 5, whatever it is asked."""
+    """A function that scores 5."""
 
     name = "fives"
 
@@ -49,7 +49,7 @@ class Fives(Fours):
 
 
 class Shelf(InstalledFunctions):
-    """Reward functions as if they were installed: `fours`, which is also `maths/fours`, and `fives`."""
+    """Reward functions that count as installed: `fours`, with the alias `maths/fours`, and `fives`."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -71,7 +71,7 @@ class Shelf(InstalledFunctions):
 
 
 class Own(RewardManager):
-    """Brings groups, and scores them with fours of its own."""
+    """A manager that scores whole groups with its own function `fours`."""
 
     name = "own"
     unit = "group"
@@ -233,7 +233,7 @@ def test_files_of_functions_are_named_for_other_processes(tmp_path: Path) -> Non
 
 
 class Both(Shelf):
-    """Files too."""
+    """A `Shelf` that also loads functions from files."""
 
     def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
         if section.path is None:

@@ -1,4 +1,4 @@
-"""The scorer: streaming, whole groups, limits on what runs at once, and its life over several rollouts."""
+"""The scorer: streaming, whole groups, limits on concurrency, and use over several rollouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_groups_are_scored_whole_and_at_once_when_complete(scripted) -> None:
         await asyncio.sleep(0.01)
         assert [[s.sample_id for s in call] for call in manager.calls] == [["a0", "a1"]]
         outcomes = await scorer.finish()
-        # the group that generation left incomplete is scored as it is
+        # A group that generation left incomplete is scored without the missing sample.
         assert [[s.sample_id for s in call] for call in manager.calls[1:]] == [["b0"]]
         assert list(outcomes) == ["a0", "b0", "a1"]
 
@@ -116,7 +116,7 @@ def test_some_samples_may_be_waited_for_while_others_are_scored(scripted) -> Non
         assert [(name, score.value) for name, score in found.items()] == [("a", 2.0), ("b", 2.0)]
         assert asyncio.get_running_loop().time() < 1.0
         assert manager.running == 1
-        scorer.add(scripted.sample("a"), group="a", group_size=1)  # it is forgotten
+        scorer.add(scripted.sample("a"), group="a", group_size=1)  # the scorer has forgotten `a`
         assert list(await scorer.outcomes(["slow"])) == ["slow"]
         assert list(await scorer.finish()) == ["a"]
 

@@ -1,4 +1,4 @@
-"""The scorer's promise: one valid outcome for every sample, whatever a manager does, and no failure that is a number."""
+"""The scorer returns one valid outcome for every sample, whatever a manager does, and never a number for a failure."""
 
 from __future__ import annotations
 

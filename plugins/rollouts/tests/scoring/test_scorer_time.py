@@ -1,4 +1,4 @@
-"""The scorer's time-outs and retries: what counts as running, and what is tried again."""
+"""The scorer's time-outs and retries: which time counts, and which failures are retried."""
 
 from __future__ import annotations
 
@@ -148,5 +148,5 @@ def test_it_counts_the_seconds_in_which_at_least_one_sample_is_scored(scripted) 
         await scorer.finish()
         return scorer.busy.seconds
 
-    # from 0 to 5 and from 6 to 9
+    # busy from 0 to 5 and from 6 to 9
     assert scripted.until_done(main()) == pytest.approx(8.0)

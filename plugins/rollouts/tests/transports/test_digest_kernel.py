@@ -1,4 +1,4 @@
-"""The fused kernel gives the digests of the plain implementation, bit for bit: digests are part of the wire."""
+"""The fused kernel gives the digests of the plain implementation bit for bit, since sender and receiver compare them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ assert found.tolist() == [plain._word_sum(tensor).item() for tensor in tensors]
 """
 
 
-@pytest.mark.vllm  # whose environment has Triton
+@pytest.mark.vllm  # this environment has Triton
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_kernel_under_the_interpreter_of_triton() -> None:
-    """In a process of its own: Triton looks for the variable when a kernel is defined."""
+    """In a process of its own, since Triton reads the environment variable when a kernel is defined."""
     done = subprocess.run(
         [sys.executable, "-c", INTERPRETED],
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -57,7 +57,7 @@ def test_an_accelerator_and_the_cpu_agree() -> None:
     here = [octets[:size].clone() for size in SIZES]
     here += [torch.randn(9 << 16), torch.randn(300, 301).bfloat16(), torch.tensor(2.5)]
     there = [tensor.to(device) for tensor in here]
-    # Views off the boundaries of words, and tensors that are not contiguous.
+    # Views that are not aligned to words, and tensors that are not contiguous.
     moved = octets.to(device)
     here += [octets[3:70_000], octets[6:], here[-2].t()]
     there += [moved[3:70_000], moved[6:], there[-2].t()]

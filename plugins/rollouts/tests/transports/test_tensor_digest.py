@@ -1,4 +1,4 @@
-"""The tensor digest: any flipped bit and any exchanged words change it; shape, dtype and blocks do not."""
+"""The tensor digest: any flipped bit and any exchanged words change it; shape, dtype and the division into blocks do not."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def test_a_list_gives_the_digests_of_its_members() -> None:
 
 
 def finalised(x: int) -> int:
-    """SplitMix64's finaliser."""
+    """The finaliser of SplitMix64."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
     return x ^ (x >> 31)
 
 
 def test_it_is_the_sum_that_its_docstring_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against plain Python integers, over several blocks."""
+    """Compared with plain Python integers, over several blocks."""
     monkeypatch.setattr(digest_module, "_BLOCK", 4)
     digest_module._keys.cache_clear()
     words = [(i * 2654435761) % 2**32 for i in range(11)]

@@ -1,4 +1,4 @@
-"""Transports: what is sent arrives, in order and verified; what is torn or damaged is refused."""
+"""Transports: tensors arrive in order and verified; incomplete or damaged updates are refused."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def manifest_of(tensors, version=1, bucket_bytes=64) -> WeightManifest:
 
 
 IN_VAIN = 0.2
-"""Seconds to wait for an update that never comes; one that comes is waited for as long as it takes."""
+"""Seconds to wait for an update that never arrives; tests of updates that arrive have no such limit."""
 
 
 @pytest.fixture(params=["in_process", "disk"])
 def make(request, tmp_path: Path):
-    """Makes a transport with settings of its own."""
+    """A function that makes a transport with the given settings."""
     if request.param == "in_process":
         return lambda **config: InProcessTransport(
             InProcessTransportConfig(**config), PluginContext()

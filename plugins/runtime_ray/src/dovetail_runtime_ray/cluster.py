@@ -31,7 +31,7 @@ REACH_SECONDS = 5.0
 SETTLE_SECONDS = 3.0
 """Seconds that a local cluster's processes may take to end after the cluster was stopped."""
 _LONGEST_PLACE = 30
-"""Ray puts sockets below its directory, and a socket's path has 107 characters at most."""
+"""Maximum length of the temporary directory's path: Ray puts sockets below it, and a socket's path has at most 107 characters."""
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -39,9 +39,9 @@ _QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 _NONE_AHEAD = {"RAY_prestart_worker_first_driver": "0"}
-"""Ray starts idle workers, one a CPU, which actors with environment variables of their own, as ours are, can't use."""
+"""Stops Ray from starting one idle worker a CPU: actors with their own environment variables, as in this runtime, can't use them."""
 _OURS = ("address",)
-"""Keywords of `ray.init` that are the runtime's own."""
+"""Keywords of `ray.init` that the runtime sets itself."""
 _OF_A_NEW_CLUSTER = (
     "num_cpus",
     "num_gpus",
@@ -60,12 +60,12 @@ class Cluster:
     """
 
     def __init__(self, config: RayConfig, cpus: int, logger: Logger) -> None:
-        """Connect.
+        """Connect to Ray.
 
         Args:
-            config: address and keywords.
-            cpus: CPUs that the run reserves; a local cluster has at least as many.
-            logger: told of keywords that are not used.
+            config: the address and the keywords of `ray.init`.
+            cpus: number of CPUs that the run reserves; a local cluster has at least as many.
+            logger: the logger of keywords that are not used.
 
         Raises:
             PlacementError: the cluster can't be reached, or Ray refuses to start.
@@ -73,7 +73,7 @@ class Cluster:
         self.local = False
         self.directory: str | None = None
         self._joined = ray.is_initialized()
-        """Ray was connected before us, and stays so after us."""
+        """Whether this process was connected to Ray before, and so stays connected after `close`."""
         self._sweeper: subprocess.Popen[bytes] | None = None
         self._unroute: Callable[[], None] = _nothing
         if self._joined:
@@ -98,7 +98,7 @@ class Cluster:
             free = known_free()
             if all(node["NodeID"] in free for node in alive) or time.monotonic() > deadline:
                 break
-            time.sleep(0.05)  # a node that has just come has not yet told
+            time.sleep(0.05)  # a new node has not reported its resources yet
         return [
             Node(
                 node_id=node["NodeID"],
@@ -193,7 +193,7 @@ def _keyword_hint(settings: Mapping[str, Any]) -> str | None:
 
 
 def _given(config: RayConfig, logger: Logger) -> dict[str, Any]:
-    """The config's keywords for `ray.init`, without those that are not its to set."""
+    """Return the config's keywords for `ray.init`, without keywords that have no effect; these are logged as warnings."""
     given = dict(config.ray_init)
     refused = {name: "runtime.address says where" for name in _OURS if name in given}
     if not config.own_cluster:
@@ -215,7 +215,7 @@ def _private_directory() -> str:
 
 
 def _watched(directory: str) -> subprocess.Popen[bytes] | None:
-    """Start what clears up if this process is killed."""
+    """Start a process that removes the cluster's leftovers if this process is killed; None on systems without /proc."""
     if not Path("/proc/self/environ").exists():
         return None
     return subprocess.Popen(  # noqa: S603 - our own file, run by this Python
@@ -230,13 +230,13 @@ def _counted(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _nothing() -> None:
-    """Nothing was routed."""
+    """Undo nothing, since no output was redirected."""
 
 
 def _routed(logger: Logger) -> Callable[[], None]:
-    """Send what Ray's own processes tell to the log instead of the terminal; returns what undoes it.
+    """Redirect the output of Ray's own processes from the terminal to the log, and return a function that undoes this.
 
-    Ray prints the loss of a worker among other things, which the error of the run says in one place.
+    Ray prints, among other things, the loss of a worker, which the run's error reports already.
     """
     module: Any = worker
     before = module.print_to_stdstream
@@ -253,7 +253,7 @@ def _routed(logger: Logger) -> Callable[[], None]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while; Ray's own keep what the user has set."""
+    """Set environment variables in a context; Ray's own variables keep values that the user has set."""
     ours = {
         name: value
         for name, value in variables.items()
@@ -265,9 +265,9 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Let a new cluster listen on the loopback interface alone, as Ray does on laptops' systems.
+    """Let a new cluster listen only on the loopback interface, as Ray does on macOS and Windows.
 
-    Ray has no public setting for this on Linux: it replaces 127.0.0.1 by an address that other machines can reach.
+    Ray has no public setting for this on Linux, where Ray replaces 127.0.0.1 by an address that other machines can reach.
     """
     from ray._private import ray_constants
 

@@ -1,4 +1,4 @@
-"""How batches travel: each token column once, in chunks, through a store; calls and results carry references.
+"""The transfer of batches: each token column is sent once, in chunks, through a store; calls and results carry references.
 
 A small share of a batch is sent within the call. For a larger share, rows that are not in the store yet are stored as one
 chunk a column, and remembered as long as the column lives: a later call with the same rows (a forward pass of another
@@ -74,7 +74,7 @@ class Chunks:
             for (column, row_M), placed in zip(wanted, found, strict=True):
                 absent = row_M[placed.chunk_N[row_M] < 0]
                 if absent.size:
-                    # Each row once, in the order of the call: the same call finds them as one stretch.
+                    # Each row once, in the order of the call, so that a later call with the same rows finds them consecutive.
                     _, first = np.unique(absent, return_index=True)
                     new.append((placed, placed.claim(column, absent[np.sort(first)])))
             try:
@@ -82,7 +82,7 @@ class Chunks:
                     StoredArray.put(self._store, [rows.values for _, rows in new]) if new else []
                 )
             except BaseException:
-                for column, _ in wanted:  # claimed, but not there
+                for column, _ in wanted:  # claimed, but not stored
                     self._held.pop(column, None)
                 raise
             for (placed, _), one in zip(new, stored, strict=True):
@@ -105,18 +105,18 @@ class Chunks:
 
 @attrs.define(eq=False)
 class _Placement:
-    """Where the rows of one column lie in the store."""
+    """The positions of one column's rows in the store."""
 
     chunks: list[StoredArray]
     chunk_N: np.ndarray
-    """int64 [N], -1 for a row that is not there."""
+    """int64 [N], index of each row's chunk; −1 for a row that is not in the store."""
     start_N: np.ndarray
-    """int64 [N]."""
+    """int64 [N], start of each row in its chunk."""
     claims: int = 0
-    """Chunks that are there, or about to be put."""
+    """Number of chunks that are in the store or about to be stored."""
 
     def claim(self, column: Ragged, row_K: np.ndarray) -> Ragged:
-        """These rows of the column, which make its next chunk."""
+        """Return these rows of the column, and record that they are its next chunk."""
         rows = RaggedRows.of(column).take(row_K)
         self.chunk_N[row_K] = self.claims
         self.start_N[row_K] = rows.offsets[:-1]
@@ -188,7 +188,7 @@ class BatchCodec:
         known: dict[bytes, np.ndarray] = {}
 
         def once(array: np.ndarray) -> np.ndarray:
-            # Most columns have the same offsets. Pickling sends an object that comes twice only once.
+            # Most columns have the same offsets, and pickle sends an object that occurs twice only once.
             return known.setdefault(array.tobytes(), array)
 
         columns = dict(batch.columns)
@@ -240,13 +240,13 @@ class BatchCodec:
 
 @attrs.define(eq=False)
 class _Parts:
-    """The rows of one share by where they lie: in the store already, or in columns of this process."""
+    """The rows of one share, grouped by where they lie: in the store already, or in columns of this process."""
 
     rows: RaggedRows
     stored: list[tuple[StoredArray, np.ndarray]]
-    """Stored arrays, and int64 [K] which rows of the share lie in each."""
+    """Stored arrays, each with the rows of the share that lie in it, int64 [K]."""
     local: list[tuple[Ragged, np.ndarray, np.ndarray]]
-    """Columns, int64 [K] rows of theirs, and int64 [K] which rows of the share those are."""
+    """Columns, each with int64 [K], rows of the column, and int64 [K], the positions of these rows in the share."""
 
     @classmethod
     def of(cls, rows: RaggedRows) -> _Parts:
@@ -259,7 +259,7 @@ class _Parts:
             if isinstance(source, StoredArray):
                 parts.stored.append((source, at_K))
             else:
-                # No two rows that hold something begin at the same place.
+                # Non-empty rows have different starts, so a start identifies its row.
                 row_K = np.searchsorted(source.offsets, rows.start_N[at_K], side="right") - 1
                 parts.local.append((source, row_K, at_K))
         return parts
@@ -267,9 +267,9 @@ class _Parts:
     def packed(
         self, placed: Iterator[_Placement], once: Callable[[np.ndarray], np.ndarray]
     ) -> PackedColumn:
-        """The column by reference, with the placements of its local rows, which come next."""
+        """Return the column by reference; `placed` yields the placements of the local rows, in order."""
         chunks: list[StoredArray] = []
-        # Empty rows lie anywhere.
+        # Empty rows have no values, so their chunk and start have no meaning.
         chunk_M, start_M = np.zeros(len(self.rows), np.int64), self.rows.start_N.copy()
         for source, at_K in self.stored:
             chunk_M[at_K] = len(chunks)
@@ -299,7 +299,7 @@ def _mapped(call: Call, convert: Callable[[Any], Any], kind: type) -> Call:
 
 
 def _walked(value: object, convert: Callable[[Any], Any], kind: type) -> Any:
-    """The value with what is of this kind converted: itself, or within tuples."""
+    """Return the value with objects of this kind converted: the value itself, or objects within tuples."""
     if isinstance(value, kind):
         return convert(value)
     if type(value) is tuple:

@@ -226,7 +226,7 @@ class RayConfig(RuntimeSection):
         return "nccl" if alike else "disk"
 
     def _check_shared(self, pools: Sequence[Pool]) -> None:
-        """Roles that share processes share their environment."""
+        """Check that no role has two environments, and that roles that share processes share an environment."""
         for role in self.environments.keys() & self.runtime_envs.keys():
             raise PlanError(
                 f"{role} has two environments: runtime.environments.{role}={self.environments[role]!r} and "
@@ -246,7 +246,7 @@ class RayConfig(RuntimeSection):
                 )
 
     def _home(self, role: str) -> Pool:
-        """The pool of a role, as configured or of the sizes for the rest."""
+        """Return the pool of a role: its configured pool, or else the pool of all remaining roles."""
         for name, section in self.pools.items():
             if role in section.roles:
                 return self._pool(name, section)
@@ -255,7 +255,7 @@ class RayConfig(RuntimeSection):
     def _pool(self, name: str, section: PoolSection) -> Pool:
         key = f"runtime.pools.{name}" if name in self.pools else "runtime"
         gpus = self.gpus_per_node if section.gpus_per_node is None else section.gpus_per_node
-        # Processes given for one pool say that it is of CPUs, whatever the runtime's own pool has.
+        # `workers_per_node` alone makes a pool of CPUs, whatever `runtime.gpus_per_node` is.
         if section.workers_per_node is not None and section.gpus_per_node is None:
             gpus = 0
         workers = section.workers_per_node

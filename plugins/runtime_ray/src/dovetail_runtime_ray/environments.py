@@ -112,7 +112,7 @@ class Environments:
     def _examined(
         self, home: Reserved, path: str, key: str, wanted: Sequence[Mapping[str, Any]]
     ) -> list[tuple[EnvironmentInfo, str]]:
-        """The facts of an interpreter on each of a pool's machines, and which machine in words."""
+        """Return an interpreter's facts on each of a pool's machines, with the machine as text; empty for this machine."""
         mine = ray.get_runtime_context().get_node_id()
         found = []
         for index, node in enumerate(home.nodes):
@@ -138,5 +138,5 @@ class Environments:
 def _facts_there(
     path: str, key: str, plugins: list[Mapping[str, Any]], packages: Sequence[str]
 ) -> dict[str, Any]:
-    """Runs on another machine, in the environment of its Ray."""
+    """Return an interpreter's facts; runs as a Ray task on another machine."""
     return asdict(facts_of(interpreter_of(path, key), plugins, packages))

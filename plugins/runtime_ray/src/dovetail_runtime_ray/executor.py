@@ -22,7 +22,7 @@ from dovetail_runtime_ray.process import CONTROL, Process
 from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 _MANY_CALLS = 100_000
-"""Most calls under way in one process."""
+"""Maximum number of concurrent calls in one process."""
 
 
 class TaskProcess(Process):
@@ -112,7 +112,7 @@ class TaskWorkers:
         return self.start([number])[0]
 
     def _find_homes(self, numbers: Sequence[int]) -> None:
-        """A machine for each that has none: those with the fewest of them first, where accelerators are enough."""
+        """Choose a machine with enough free resources for each worker without one; machines with the fewest workers come first."""
         nodes = self._nodes()
         homes = [home.node_id for home in self._homes.values()]
         taken = {node.node_id: homes.count(node.node_id) for node in nodes}
@@ -207,7 +207,7 @@ class RayTaskWorker(TaskWorker):
     def call(self, payload: bytes) -> Future[bytes]:
         answer: Future[bytes] = Future()
         if self._lost is not None:
-            # One that is being killed may answer still.
+            # A process that is being killed may still answer.
             answer.set_exception(WorkerError(self._lost, rank=self._number, call="call", lost=True))
             return answer
         asked = self._actor.call.remote(payload).future()

@@ -86,7 +86,7 @@ class Gather:
         try:
             reply: Reply = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
-            # Outside the worker's own code: an argument or a result that does not survive pickling.
+            # Not raised by the worker's own code: an argument or a result can't be pickled, for example.
             reply = Reply(result=_of_ray(error))
         except ray.exceptions.RayError as error:
             raise self._named(self._pool.lost(rank, self._what, error)) from None
@@ -97,7 +97,7 @@ class Gather:
             self._grace_ends = time.monotonic() + self._pool.limits.grace
 
     def _look(self, until: float | None) -> None:
-        """Nobody has answered for a moment: has something else ended the wait?"""
+        """Raise if the wait must end without further answers: a process was lost, a rank failed, or a time limit has passed."""
         now, error = time.monotonic(), self._pool.health.error
         if error is not None:
             raise self._named(error)
@@ -153,12 +153,12 @@ class Gather:
         return sorted(self._pending.values())
 
     def _named(self, error: WorkerError) -> WorkerError:
-        """The run's first error, as this call reports it."""
+        """Return the run's first error in the form in which this call raises it."""
         if error.call == self._what:
             return error
         if error.call:
             return stopped(self._what, error)
-        # The process died by itself, and this is what was going on.
+        # The process died outside of any call, while this call was running.
         return WorkerError(
             f"{self._what} was under way when {error.message}",
             rank=error.rank,

@@ -18,7 +18,7 @@ _DETAIL = re.compile(
     r"exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes include| There are some potential|$)"
 )
 _NO_NOTICE = "connection error code 2"
-"""How Ray says that a worker's socket was closed from one moment to the next."""
+"""Part of Ray's message if a worker's socket was closed without notice."""
 
 
 class Health:
@@ -84,7 +84,7 @@ class Health:
                     ray.get(call)
                 except Exception as error:  # noqa: BLE001 - whatever Ray says of the process that it lost
                     if not self._over.is_set():
-                        # Outside the lock, which the callback may take by `fail`.
+                        # Called without the lock, since the callback may call `fail`, which takes the lock.
                         watched[call](error)
 
 

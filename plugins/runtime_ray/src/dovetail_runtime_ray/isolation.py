@@ -31,7 +31,7 @@ answer(platform.python_version())
 from dovetail_runtime_ray.isolation import facts_asked_for
 answer(facts_asked_for(asked))
 """
-"""Tells at least which Python it is: what keeps dovetail from being there may be that."""
+"""Code that an interpreter runs to describe itself. It sends the Python version first, since dovetail may not support that version."""
 _OF_ROLLOUTS = frozenset({"rollout", "weight_transport"})
 _OF_TRAINERS = frozenset(
     {
@@ -45,7 +45,7 @@ _OF_TRAINERS = frozenset(
         "rollout_correction",
     }
 )
-"""Kinds of plugin that the processes of a role load."""
+"""Kinds of plugin that the processes of training roles load."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
     Raises:
         ConfigError: there is no interpreter at the path.
     """
-    place = Path(path).expanduser().absolute()  # not resolved: an environment's python is a link
+    place = Path(path).expanduser().absolute()  # not resolved: a venv's `python` is a link
     if place.is_dir() or not (place.exists() or place.name.startswith("python")):
         place = place / "bin" / "python"
     if not exists or (place.is_file() and os.access(place, os.X_OK)):
@@ -293,7 +293,7 @@ def _of_accelerators(here: EnvironmentInfo, there: EnvironmentInfo) -> Iterator[
             f"its torch is built for {there.build}, and the trainer's for {here.build}",
             "install builds of torch for the same major version of CUDA in both",
         )
-    # NCCL promises nothing between minor versions (docs.nvidia.com/deeplearning/nccl).
+    # NCCL promises no compatibility between minor versions (docs.nvidia.com/deeplearning/nccl).
     minor = [(facts.nccl or "none").rsplit(".", 1)[0] for facts in (here, there)]
     if minor[0] != minor[1]:
         yield EnvironmentProblem(

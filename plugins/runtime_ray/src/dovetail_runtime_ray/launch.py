@@ -60,7 +60,7 @@ class RunProcesses:
             try:
                 answers.append(ray.get(ref))
             except ray.exceptions.RayError as error:
-                # The lines stand in the error: a run that does not start keeps no directory.
+                # The error contains the last output, since a run that does not start keeps no directory.
                 why = f"{why_lost(error)}{self.printed(f'{label}-{number}')}"
                 raise died(number, why) from error
         return answers

@@ -1,4 +1,4 @@
-"""Log files of a worker process: one for what is logged, as lines of JSON, and one for all that is printed."""
+"""Log files of a worker process: one with log events, as lines of JSON, and one with printed output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT_WARNINGS = 20
 LAST_LINES = 12
 """Number of last output lines of a lost process that an error shows."""
 _STAYS = {"level", "logger", "timestamp", "run", "exception"}
-"""Fields of a warning that stay in the worker's file: the controller's log has its own, and shows no traceback."""
+"""Fields of a warning that are not sent to the controller, whose log adds its own fields and shows no traceback."""
 
 
 class WorkerLogs:
@@ -46,7 +46,7 @@ class WorkerLogs:
         root.addHandler(self._warnings)
         logging.getLogger("dovetail").setLevel(logging.INFO)
         logging.captureWarnings(True)
-        # What Python says of the code of libraries while it compiles it: a user of a run can't change that.
+        # Python's warnings about the source code of libraries, which a user of a run can't change.
         warnings.filterwarnings("ignore", category=SyntaxWarning)
         drop_import_messages()
         bind_process(role=label, rank=rank)
@@ -77,7 +77,7 @@ def last_printed(run_directory: str | None, name: str) -> str:
     try:
         text = (Path(run_directory) / FOLDER / f"{name}.out").read_text(errors="replace")
     except OSError:
-        return ""  # another machine's
+        return ""  # the file is on another machine
     lines = text.strip().splitlines()[-LAST_LINES:]
     return "; it last printed:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
@@ -95,7 +95,7 @@ def _remove_empty(files: Iterable[Path]) -> None:
 
 
 class _Warnings(logging.Handler):
-    """Keeps warnings until they are taken."""
+    """A handler that keeps warnings until `take` returns them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -113,7 +113,7 @@ class _Warnings(logging.Handler):
 
 
 def _redirect(path: Path) -> None:
-    """Send what this process and its libraries print to a file: a native crash says there why."""
+    """Redirect the output of this process and its libraries to a file, to which a native crash also writes its stack."""
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(target, stream)

@@ -121,7 +121,7 @@ class PoolProcesses:
         if self.size > 1:
             address = rendezvous or ray.get(self._actors[0].address.remote())
         left = max(deadline - time.monotonic(), 1.0)
-        # A collective may wait as long as the longest call may take.
+        # A collective may wait for a rank as long as the longest call may take.
         patience = max(self.limits.longest, left)
         self.everywhere("join", lambda actor: actor.join.remote(address, self.size, patience), left)
 
@@ -146,7 +146,7 @@ class PoolProcesses:
             send: a function that sends the call to an actor handle and returns Ray's reference.
             timeout: the time limit in seconds.
         """
-        # Ray keeps the order of calls to one actor only. Two threads that send at once could reach ranks in different orders,
+        # Ray keeps the order of calls to a single actor only. Calls of two threads could reach the ranks in different orders,
         # and the collectives of one call would wait for those of the other.
         with self._order:
             refs = {rank: send(actor) for rank, actor in enumerate(self._actors)}
@@ -190,7 +190,7 @@ class PoolProcesses:
         self._calls.add(gather)
         return gather
 
-    # What Gather asks for
+    # Methods that Gather calls
 
     def lost(self, rank: int, what: str, error: Exception) -> WorkerError:
         """End the other processes after a process died, and return the run's first error, which may be an earlier failure."""
@@ -229,7 +229,7 @@ class PoolProcesses:
         }
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=STACKS_SECONDS)
         texts = {rank: _stack(ref) for rank, ref in asked.items()}
-        # One that has not started yet has no facts.
+        # A rank that has not started yet has no facts.
         stopped = [rank for rank, text in texts.items() if text is None and rank < len(self.facts)]
         named = ", ".join(f"rank {rank} ({self.facts[rank].described()})" for rank in stopped)
         words = (

@@ -229,14 +229,14 @@ def node_address() -> str:
 
 
 def _activate() -> None:
-    """Let programs of this interpreter's environment be found first, such as compilers' helpers of an engine."""
+    """Put programs of this interpreter's environment first in PATH, such as the helpers of an engine's compiler."""
     programs = Path(sys.executable).parent
     os.environ["VIRTUAL_ENV"] = str(programs.parent)
     os.environ["PATH"] = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def _show_accelerators(ids: tuple[str, ...]) -> None:
-    """Let torch see these accelerators of the node; whatever Ray made of the actor's own share."""
+    """Make exactly these accelerators of the node visible to torch, whatever accelerators Ray assigned to the actor."""
     from ray._private.accelerators import get_accelerator_manager_for_resource
 
     manager = get_accelerator_manager_for_resource("GPU")

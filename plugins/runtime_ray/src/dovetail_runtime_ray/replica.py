@@ -30,7 +30,7 @@ from dovetail_runtime_ray.process import CONTROL
 from dovetail_runtime_ray.wire import ProcessInfo, Reply, WireFailure
 
 _ALIVE_SECONDS = 30.0
-"""How long a replica may take to say that it lives."""
+"""Seconds that a replica may take to answer that it is alive."""
 Item = Completion | Exception | None
 """An item of a request's stream: a sample, an error, or None at the end."""
 
@@ -109,7 +109,7 @@ class RequestStreams:
             inbox.put_nowait(item)
 
     def _end(self, requests: list[RolloutRequest], error: Exception) -> None:
-        """The stream is over: whoever still listens hears why; who has ended already does not listen."""
+        """Raise an error in the readers of these requests; requests that have ended already have no reader."""
         for request in requests:
             self._put(request.request_id, error)
 
@@ -217,7 +217,7 @@ class RayReplica(BaseRollout):
         return self._blocking("metrics")
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
-        # Engines of interface 1.0 do not know the argument.
+        # Engines of interface version 1.0 lack this argument.
         named = {} if keep_weights else {"keep_weights": False}
         return int(self._blocking("sleep", tags, **named))
 
@@ -230,7 +230,7 @@ class RayReplica(BaseRollout):
             return
         self._closed = True
         if self._dead is None:
-            # Also where the run has failed: what the engine holds outside its process goes only if it is closed.
+            # Also if the run has failed: only `close` releases what the engine holds outside its process.
             failed = self._health.error is not None
             patience = BUSY_SECONDS if failed else CLOSE_SECONDS
             try:
@@ -248,7 +248,7 @@ class RayReplica(BaseRollout):
     # Waiting
 
     async def _next(self, inbox: asyncio.Queue[Any], request: RolloutRequest) -> Any:
-        """The next item of a request; a replica that is silent beyond its limit is given up."""
+        """Return the next item of a request; raise RolloutError if the replica is silent beyond its time limit."""
         if not inbox.empty():
             return inbox.get_nowait()
         began, limit = time.monotonic(), self._run.limits.of("submit")
@@ -315,12 +315,12 @@ class RayReplica(BaseRollout):
             raise RolloutError(self._dead)
 
     def _check_health(self, what: str) -> None:
-        """Trainer and replicas depend on each other: where one has failed, waiting for another is in vain."""
+        """Raise if a process of the run has failed, since trainer and replicas depend on each other."""
         if self._health.error is not None:
             raise stopped(f"{self.title}: {what}", self._health.error)
 
     def _gone(self, error: Exception) -> RolloutError:
-        """The error of a replica that Ray has lost."""
+        """Return the error of a replica that Ray has lost or can't call."""
         if isinstance(error, ray.exceptions.RayTaskError):
             return RolloutError(f"{self.title} could not be asked: {error.cause}")
         if self._dead is None:

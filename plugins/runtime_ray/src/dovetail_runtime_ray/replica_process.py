@@ -111,7 +111,7 @@ class ReplicaProcess(Process):
         except Exception as error:  # noqa: BLE001 - an engine may raise anything; the controller raises it again
             inbox.put_nowait((name, WireFailure.now(error)))
         finally:
-            # Where `forget` has removed this task, a new request may have the same id by now.
+            # If `forget` has removed this task, a new request may have the same id by now.
             if self._streams.get(name) is asyncio.current_task():
                 del self._streams[name]
 

@@ -19,7 +19,7 @@ from dovetail_runtime_ray.reserve import Reserved
 from dovetail_runtime_ray.wire import ProcessSetup, WireFailure
 
 _MANY_REQUESTS = 100_000
-"""Most calls under way in one replica's event loop."""
+"""Maximum number of concurrent calls in one replica's event loop."""
 
 
 class Replicas:
@@ -56,7 +56,7 @@ class Replicas:
         joined = bool(config is not None and config.joined)
         self._each = config.ranks_per_replica() if config is not None else 1
         self._computes = reserved.pool.accelerators and not joined
-        """Whether replicas take accelerators of the pool."""
+        """Whether the replicas use accelerators of the pool."""
         if self._computes:
             _check_fits(count, self._each, reserved)
         self._accelerators: list[str] | None = None
@@ -87,7 +87,7 @@ class Replicas:
 
     def restart(self, replica: RayReplica) -> RayReplica:
         """Close a replica in any state, and start a new one with its number and accelerators. See `start` for errors."""
-        # Whoever failed is not to be trusted with closing itself in time: its process ends in any case.
+        # A failed replica may not close its engine in time; `close` ends its process in any case.
         replica.close()
         return self.start([replica.number])[0]
 
@@ -108,7 +108,7 @@ class Replicas:
         return actor
 
     def _started(self, actors: Mapping[int, Any]) -> list[RayReplica]:
-        """Wait until the engines in these processes are up."""
+        """Wait until the engines in these processes have started, and return the replicas."""
         deadline = time.monotonic() + self._run.limits.start
         places = self._answers({n: a.whereabouts.remote() for n, a in actors.items()}, deadline)
         replies = self._answers(
@@ -149,7 +149,7 @@ def _check_fits(count: int, each: int, reserved: Reserved) -> None:
 
 
 def _accelerators(reserved: Reserved, ranks: PoolProcesses | None) -> list[str]:
-    """The id of every rank's accelerator on its node."""
+    """Return the id of every rank's accelerator on its node."""
     if ranks is not None:
         return [facts.accelerators[0] for facts in ranks.facts]
     look = ray.remote(_mine)

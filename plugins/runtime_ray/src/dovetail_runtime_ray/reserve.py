@@ -62,7 +62,7 @@ def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserve
         PlacementError: Ray did not reserve the resources in time; another program may have taken them.
     """
     groups: list[PlacementGroup] = []
-    ours = uuid.uuid4().hex[:8]  # names are unique in a cluster's namespace
+    ours = uuid.uuid4().hex[:8]  # names must be unique in a cluster's namespace
     try:
         for share, node in zip(shares, nodes, strict=True):
             count = share.pool.ranks_per_node

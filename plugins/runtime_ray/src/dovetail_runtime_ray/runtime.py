@@ -40,7 +40,7 @@ from dovetail_runtime_ray.timeline import write_timeline
 
 ROLLOUT = "rollout"
 _SETTLE_SECONDS = 3.0
-"""How long resources that have just been given back may take to be free."""
+"""Seconds that released resources may take to become free."""
 
 
 class RayRuntime(Runtime):
@@ -73,7 +73,7 @@ class RayRuntime(Runtime):
         self._reserved: dict[str, Reserved] = {}
         self._processes: dict[str, PoolProcesses] = {}
         self._replicas: dict[RayReplica, Replicas] = {}
-        """Those that live, and who started each."""
+        """The running replicas, each with the `Replicas` that started it."""
 
     def place(self, pools: Sequence[Pool]) -> None:
         """Connect to Ray, reserve the pools' resources, and start the processes of training ranks."""
@@ -166,7 +166,7 @@ class RayRuntime(Runtime):
         try:
             again = launcher.restart(replica)
         except BaseException:
-            self._replicas[replica] = launcher  # whoever tries once more finds its place
+            self._replicas[replica] = launcher  # kept, so that a restart can be tried again
             raise
         self._replicas[again] = launcher
         return again
@@ -247,7 +247,7 @@ class RayRuntime(Runtime):
 
 
 def _fitted(wanted: Sequence[Share], cluster: Cluster) -> list[Node]:
-    """A node for each share; a cluster hears of what was given back a moment ago a moment late."""
+    """Return a node for each share; retries for some seconds, since released resources become free with a delay."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
         try:

@@ -16,7 +16,7 @@ from dovetail_runtime_ray.reserve import Reserved
 from dovetail_runtime_ray.wire import ProcessSetup, RoleEnvironment
 
 _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG"
-"""Set by the controller where kernels must be deterministic; workers need the same."""
+"""Environment variable that the controller sets if kernels must be deterministic; workers need the same value."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +48,7 @@ class Setups:
             label=label,
             rank=rank,
             accelerator=home.pool.accelerators,
-            # Replicas may outnumber ranks.
+            # There may be more replicas than ranks.
             threads=self._threads(home, rank % home.pool.ranks),
             deterministic=_deterministic(),
             place=place,
@@ -68,7 +68,7 @@ class Setups:
         )
 
     def _setup(self, *, threads: int, deterministic: bool, **fields: Any) -> ProcessSetup:
-        # Nobody sees a progress bar there: it would only fill the log files.
+        # Progress bars are turned off, since they would only fill the log files.
         environment = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
         if self.local:
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -85,7 +85,7 @@ class Setups:
         )
 
     def _threads(self, home: Reserved, rank: int) -> int:
-        """The node's cores shared out over the ranks that reserve there; roles of one pool take turns."""
+        """Return the node's cores divided by its ranks of all pools; roles of one pool take turns, and count once."""
         if self.config.cpus_per_worker is not None:
             return int(self.config.cpus_per_worker)
         node = home.node(rank)
@@ -102,6 +102,6 @@ class Setups:
 
 
 def _deterministic() -> bool:
-    """Whether the controller allows deterministic kernels only, as `trainer.deterministic` sets it."""
+    """Return whether the controller allows only deterministic kernels, as `trainer.deterministic` sets it."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.are_deterministic_algorithms_enabled())

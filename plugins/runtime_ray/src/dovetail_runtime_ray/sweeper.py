@@ -1,4 +1,4 @@
-"""Clears away what a local cluster leaves when its driver is killed; also runs as a program of its own, on bare Python.
+"""Removal of a local cluster's processes and files after its driver was killed; also runs as a program, on bare Python.
 
 Every process of the cluster has the cluster's directory in an environment variable, so that exactly these processes are
 found. Works on Linux only: on other systems no process is found, and only the directory is removed.
@@ -29,7 +29,7 @@ def marked_processes(directory: str) -> list[int]:
         try:
             carried = (place / "environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or is another user's
         if wanted in carried:
             found.append(int(place.name))
     return found
@@ -66,7 +66,7 @@ def watch(parent: int, directory: str) -> None:
 
 
 if __name__ == "__main__":
-    # It has to outlive the driver, also where a signal is sent to every process of a job.
+    # The sweeper must outlive the driver, even if a signal is sent to every process of a job.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watch(int(sys.argv[1]), sys.argv[2])

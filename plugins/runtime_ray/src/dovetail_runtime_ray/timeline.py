@@ -13,7 +13,7 @@ import ray
 EVENT_SECONDS = 1.5
 """Seconds to wait for Ray's events; its processes report their calls once a second."""
 _CALL = "task::"
-"""How Ray begins the category of a call; its name follows."""
+"""Prefix of a call's category in Ray's events; the call's name follows."""
 
 
 def write_timeline(path: Path, processes: Mapping[str, str]) -> None:

@@ -97,7 +97,7 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
 
 
 def _misfit(values: object, batch: Batch) -> str | None:
-    """Why this is not a column of advantages or returns; None where it is one."""
+    """Return why a value is not a column of advantages or returns; None if it is valid."""
     if isinstance(values, Ragged):
         if values.dtype != np.float32:
             return f"ragged {values.dtype}"

@@ -1,4 +1,4 @@
-"""Facts of a step that follow from its loss and rollout correction: which policy is the old one, and where the correction acts."""
+"""Facts of a step that follow from its loss and rollout correction: which policy is the old policy, and where the correction acts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FollowActor: moves the models that follow the actor."""
+"""FollowActor: moves the weights of the models that follow the actor towards the actor's weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FollowActor(Stage):
         return batch
 
     def _due(self, step: StepContext) -> Iterator[tuple[str, FollowSection]]:
-        """The roles that are moved in this step."""
+        """Yield the roles that follow the actor in this step, with their settings."""
         for role, follow in self.follows(self.config, step.facts).items():
             if step.number % follow.every == 0:
                 yield role, follow

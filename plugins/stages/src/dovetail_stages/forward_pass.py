@@ -38,7 +38,7 @@ def forward(
 
 
 def _problem(column: object, mask: Ragged, output: OutputSpec) -> str | None:
-    """What is wrong with an engine's column. One that lies on a worker is not fetched for it."""
+    """Return what is wrong with an engine's column; None if nothing is. A column that lies on a worker is not fetched, and passes."""
     if not isinstance(column, Ragged) or type(column) is not type(mask):
         return None
     if column.dtype != np.dtype(output.dtype) or column.inner != output.inner:

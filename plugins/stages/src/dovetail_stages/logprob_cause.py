@@ -1,8 +1,8 @@
 """The cause of a difference between rollout and training log-probabilities: weight version, sampling transform, or numerics.
 
-Tokens of another version point to the weights. Raw log-probabilities that agree where the sampler's don't,
-differences of one sign, or differences that follow the log-probability as another temperature's do point to the
-sampling transform. A difference without such a sign is numerics. K tokens, masked in and finite.
+Tokens of another weight version point to the weights. Three signs point to the sampling transform: raw log-probabilities
+agree while the sampler's differ; the differences have one sign; or they follow the log-probability as under another
+temperature. A difference without such a sign is numerics. K tokens, masked in and finite.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Cause = Literal["weights_version", "sampling_transform", "numerics"]
 NOTICEABLE = 1e-3
 """Smallest difference of a token's log-probabilities that is not rounding, in nats."""
 ENOUGH = 100
-"""Minimum number of tokens for a pattern."""
+"""Minimum number of tokens in which a pattern counts as a sign."""
 ONE_SIGN = 0.99
 """Share of positive differences from which on the distribution counts as truncated."""
 EXPLAINED = 0.35
@@ -87,7 +87,7 @@ def _stale(found: Comparison, weight_version: int | None) -> Diagnosis:
 
 
 def _sampling(found: Comparison, sampling: RolloutSection, bound: float) -> Diagnosis | None:
-    """The finding that the sampler's transform is at fault, or that truncation explains all; None where nothing says so."""
+    """Return the finding that the sampler's transform is the cause, or that truncation explains everything; None without a sign."""
     if found.judged <= bound:
         return Diagnosis(
             "sampling_transform",
@@ -146,7 +146,7 @@ def _last_tokens(found: Comparison, bound: float) -> Diagnosis | None:
 
 def _one_sign(found: Comparison, sampling: RolloutSection, bound: float) -> Diagnosis | None:
     if found.raw_gap_K is not None and found.mean(found.raw_gap_K) > bound:
-        # Before any transform the two differ as well: leaving tokens out is not what does it.
+        # The log-probabilities before any transform differ too, so truncation is not the cause.
         return None
     beyond = found.beyond_K[np.abs(found.beyond_K) > NOTICEABLE]
     if len(beyond) < ENOUGH or np.mean(beyond > 0) < ONE_SIGN:
@@ -160,12 +160,12 @@ def _one_sign(found: Comparison, sampling: RolloutSection, bound: float) -> Diag
 
 
 def _other_temperature(found: Comparison) -> Diagnosis | None:
-    """Do the differences follow the log-probability as another temperature's do?
+    """Return the finding that the temperatures differ, if the differences follow the log-probability accordingly; else None.
 
-    With β = 1 / temperature, d log p / d log β = log p + H, H the entropy. Of tokens that compete with one other it is
-    (1 − p)(log p − log(1 − p)); log p itself makes up for contexts with more.
+    With β = 1 / temperature and the entropy H, d log p / d log β = log p + H. If a token competes with one other token, the
+    derivative is (1 − p)(log p − log(1 − p)). For contexts with more tokens, the fit adds a multiple of log p.
     """
-    # What truncation hides is one-sided and follows the log-probability, too.
+    # Raw log-probabilities if sampling is truncated, since truncation causes differences that follow the log-probability too.
     other_K = found.raw_K if found.truncated else found.rollout_K
     if other_K is None or len(other_K) < ENOUGH or found.correlation < ALIKE:
         return None

@@ -1,4 +1,4 @@
-"""LogProbCheck: whether rollout and trainer are the same policy, and why they differ.
+"""LogProbCheck: checks whether rollout and trainer compute the same policy, and names the cause if they differ.
 
 If they differ, importance ratios are wrong, and training fails without an error. The check compares the log-probabilities
 that both give to the generated tokens, before any weight changes, and judges the mean of
@@ -7,7 +7,7 @@ that both give to the generated tokens, before any weight changes, and judges th
 **Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
 with Z ≤ 1 the mass that was kept. That is not a fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
 so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check allows for that much and judges
-the rest. The allowance is one-sided, so the check sees about half of an error without a sign. If the engine also gives
+the rest. The allowance is one-sided, so the check sees only half of an error in both directions. If the engine also gives
 `raw_rollout_log_probs`, of the full softmax, the check judges them too, and sees all of the error.
 
 Legend: N samples, T response tokens, packed end to end; K of them masked in and finite.
@@ -108,7 +108,7 @@ def comparable(facts: PlanFacts) -> frozenset[str]:
 
 
 def _actor_scores(facts: PlanFacts) -> bool:
-    """Whether every step has the actor's own log-probabilities of the whole batch."""
+    """Return whether every step has the actor's own log-probabilities of the whole batch."""
     return "old_log_probs" in facts.required and not rollout_is_old(facts)
 
 
@@ -169,7 +169,7 @@ def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
         bool [N]; False for samples with tokens of still older weights, which the check warns about.
     """
     versions: Ragged = batch["token_weight_versions"]
-    # What the policy did not produce has version −1, and no age.
+    # Tokens that the policy did not produce have version −1; their age counts as 0.
     age_T = np.where(versions.values < 0, 0, weight_version - versions.values)
     meant_N = versions.with_values((age_T > 0) & (age_T <= allowed)).sum() > 0
     older_N = versions.with_values(age_T > allowed).sum() > 0
@@ -239,7 +239,7 @@ def measure(
 def _compare(
     batch: Batch, log_probs: Ragged, sampling: RolloutSection, weight_version: int | None
 ) -> tuple[Comparison, np.ndarray]:
-    """The masked-in tokens whose log-probabilities are finite, and the row of each one whose are not."""
+    """Return the comparison over masked-in tokens with finite log-probabilities, and the row of every masked-in token without."""
     mask: Ragged = batch["response_mask"]
     columns = {
         "the trainer's log_probs": log_probs,
@@ -296,7 +296,7 @@ def _metrics(found: Comparison, versions: bool) -> dict[str, Metric]:
 
 
 def _figures(found: Comparison, section: LogProbCheckSection, level: Level) -> str:
-    """The measured difference and the bound that it passed."""
+    """Return a text with the measured difference and the bound that it exceeds."""
     tokens = f"{len(found.train_K):,} tokens"
     mean = found.mean(found.gap_K)
     text = f"rollout and trainer: the mean of |p_train − p_rollout| over {tokens} is {mean:.4f}"

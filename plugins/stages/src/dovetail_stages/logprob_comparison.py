@@ -83,7 +83,7 @@ class Comparison:
     def judged_K(self) -> np.ndarray:
         """Each token's probability difference that the bounds apply to, float64 [K]."""
         if self.truncated and self.raw_gap_K is not None:
-            # Allowing for truncation hides half of an error; the raw log-probabilities show all of it.
+            # The allowance for truncation hides half of an error, but raw log-probabilities show all of it.
             return np.maximum(self.unexplained_K, self.raw_gap_K)
         return self.unexplained_K
 

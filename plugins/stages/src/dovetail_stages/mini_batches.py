@@ -1,4 +1,4 @@
-"""Optimizer steps over a batch: mini-batches of whole groups, pass after pass, and when to stop early."""
+"""Optimizer steps over a batch: mini-batches of whole groups, several passes, and early stopping."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def check_update_metrics(found: object, role: str, section: PluginSection) -> No
         PluginBrokenError: a metric has a wrong type or name, or is not finite; names the plugin with its version.
     """
     if isinstance(found, list) and found:
-        found = found[0]  # of the first rank: what can't be merged comes back as it is
+        found = found[0]  # the first rank's: results that can't be merged come as a list
     if not isinstance(found, Mapping):
         problem = f"update returned {type(found).__name__}, not metrics by name"
         raise broken_plugin("engine", section, problem)
@@ -150,7 +150,7 @@ def check_update_metrics(found: object, role: str, section: PluginSection) -> No
 
 
 def _metric_problem(name: object, metric: object, role: str) -> str:
-    """What is wrong with a metric of an update; empty where nothing is. One over nothing has no value, and `values` leaves it out."""
+    """Return what is wrong with a metric of an update; empty if nothing is. A metric over nothing passes, since `values` drops it."""
     if not isinstance(name, str) or not all(name.partition("/")):
         return (
             f"of the {role}; expected a name such as {role}/loss, or one with another prefix before a slash, given by the engine "

@@ -1,4 +1,4 @@
-"""OldLogProbsFromRollout: the rollout policy is the old one, which saves the actor's pass."""
+"""OldLogProbsFromRollout: the rollout policy as the old policy, which saves the actor's forward pass."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def overlong_penalty(
     """
     expected = max_response_length - section.buffer
     share_N = np.clip((lengths_N - expected) / section.buffer, 0.0, 1.0)
-    # 0 − x and not −x: no penalty is 0, not −0.
+    # 0 − x instead of −x, so that no penalty is 0 and not −0.
     return np.asarray(0.0 - share_N * section.factor)
 
 

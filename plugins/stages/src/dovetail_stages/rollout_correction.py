@@ -1,4 +1,4 @@
-"""CorrectRollout: weighs and rejects tokens by how far rollout and training policy are apart, over the whole batch."""
+"""CorrectRollout: weights and rejects tokens by the ratio of training to rollout policy, over the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScoreActor: the actor's pass before the update, for all columns that something requires of it."""
+"""ScoreActor: the actor's forward pass before the update, for all its columns that plugins require."""
 
 from __future__ import annotations
 

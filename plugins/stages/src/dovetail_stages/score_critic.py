@@ -1,4 +1,4 @@
-"""ScoreCritic: the critic's pass before the update."""
+"""ScoreCritic: the critic's forward pass before the update."""
 
 from __future__ import annotations
 

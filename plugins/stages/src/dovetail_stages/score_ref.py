@@ -1,4 +1,4 @@
-"""ScoreRef: the reference policy's pass."""
+"""ScoreRef: the reference policy's forward pass."""
 
 from __future__ import annotations
 

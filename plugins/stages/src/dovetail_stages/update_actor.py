@@ -103,7 +103,7 @@ class UpdateActor(Stage):
             step.plugins[CONTROLLER].update(step.metrics["actor/kl"], len(batch))
 
     def _objective(self, step: StepContext) -> ObjectiveSpec:
-        """Return what this step minimises, with the KL weight times its controller's factor."""
+        """Return the objective of this step, with the KL weight multiplied by its controller's factor."""
         self._spec = self._spec or actor_objective(step.facts)
         objective = self._spec
         if not _has_kl(step.facts):
@@ -141,7 +141,7 @@ def with_loss_mask(batch: Batch) -> Batch:
 
 
 def _columns_of_loss(facts: PlanFacts) -> frozenset[str]:
-    """What the loss reads of a mini-batch. Entropies, and old log-probabilities that are the current ones, come with the update."""
+    """Return the columns that the loss reads, except entropies and current log-probabilities, which the update itself computes."""
     loss = facts.plugins["algorithm.policy_loss"]
     prepared: frozenset[str] = loss.cls.prepares(loss.config)
     columns = (loss.requires() - {"entropies"}) | prepared
@@ -149,13 +149,13 @@ def _columns_of_loss(facts: PlanFacts) -> frozenset[str]:
 
 
 def _weighted(facts: PlanFacts) -> bool:
-    """Whether token losses are multiplied by weights that were computed over the whole batch."""
+    """Return whether token losses are multiplied by weights that were computed over the whole batch."""
     correction = correction_of(facts)
     return (
         correction is not None
         and corrects_before(facts)
         and "rollout_is_weights" in correction.provides()
-        # A loss with a ratio to the rollout policy corrects for it itself.
+        # A loss that reads the rollout's log-probabilities makes the correction itself.
         and "rollout_log_probs" not in facts.plugins["algorithm.policy_loss"].requires()
     )
 
@@ -166,5 +166,5 @@ def _has_kl(facts: PlanFacts) -> bool:
 
 
 def _warmup_steps(facts: PlanFacts) -> int:
-    """First steps in which the critic alone is trained."""
+    """Return the number of first steps in which only the critic is trained."""
     return facts.config.critic.warmup_steps if uses_critic(facts) else 0

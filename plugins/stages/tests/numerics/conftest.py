@@ -1,4 +1,4 @@
-"""The shapes of the interfaces' classes, checked in every test; jaxtyping's import hook checks the numerics modules."""
+"""Shape checks of the interfaces' classes in every test; jaxtyping's import hook checks the numerics modules."""
 
 import pytest
 

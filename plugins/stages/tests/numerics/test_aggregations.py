@@ -27,7 +27,7 @@ samples = st.lists(
 
 
 def oracle(name, rows):
-    """The aggregate by definition: lists of (loss, mask) pairs."""
+    """The aggregate of lists of (loss, mask) pairs, by its definition."""
     kept = [[loss for loss, mask in row if mask] for row in rows]
     present = [row for row in kept if row]
     tokens = sum(len(row) for row in kept)
@@ -49,7 +49,7 @@ def packed(rows):
 
 
 def aggregate(plugin, rows, cut):
-    """Denominator over all rows, totals over two parts of them."""
+    """The aggregate from totals over two parts of the rows, and the denominator over all rows."""
     losses, mask = packed(rows)
     denominator = plugin.denominator(mask)
     parts = [(0, cut), (cut, len(rows))]

@@ -19,7 +19,7 @@ def arrays(rows):
 
 
 class TwoRanks:
-    """Adds up what both halves of a batch pass, in the order in which they ask."""
+    """A reduction that adds up the values of both halves of a batch, call by call."""
 
     def __init__(self, other):
         self.other = iter(other)

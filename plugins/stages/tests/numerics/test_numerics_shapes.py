@@ -1,4 +1,4 @@
-"""Shape annotations: what contradicts them is refused in tests, and what must stay light imports nothing for them."""
+"""Shape annotations: tests refuse arguments that contradict them, and light modules import nothing for them."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def loss_inputs(**changes):
     return LossInputs(**{**given, **changes})
 
 
-# All of these would run, by broadcasting or because nothing looks, and give a wrong figure sooner or later.
+# Unchecked, all of these calls would run, for example by broadcasting, and give wrong numbers.
 WRONG = {
     "two lengths": lambda: estimate_kl("k1", FOUR, ONE),
     "two axes": lambda: ESTIMATORS["k3+"](SQUARE),

@@ -42,7 +42,7 @@ def correction_shapes():
         yield
 
 
-# A token: log π_train, log π_rollout, and whether the policy produced it (tool tokens lie anywhere).
+# A token: log π_train, log π_rollout, and whether the policy produced the token. Tokens of tools may stand anywhere.
 log_prob = st.floats(-40, 0, width=32)
 token = st.tuples(log_prob, log_prob, st.booleans())
 near = st.tuples(st.floats(-3, 0, width=32), st.floats(-0.5, 0.5, width=32), st.booleans()).map(
@@ -62,7 +62,7 @@ def pack(rows):
 
 
 def kept_ratios(row):
-    """Log r of the tokens that count."""
+    """Log r of the masked-in tokens."""
     return [train - rollout for train, rollout, counts in row if counts]
 
 
@@ -157,7 +157,7 @@ def divergence(log_ratio, kind):
 
 
 def kept(row, name, lower, upper):
-    """Plainly: which tokens of one sample keep their loss."""
+    """Which tokens of one sample keep their loss, by a plain loop."""
     level, _, kind = name.rpartition("_")
     low, high = (math.log(lower), math.log(upper)) if kind == "k1" else (-math.inf, upper)
     each = [divergence(log_ratio, kind) for log_ratio in kept_ratios(row)]
@@ -196,7 +196,7 @@ def test_what_is_not_finite_passes_no_criterion(name, wrong):
 
 def test_k1_bounds_are_ratios_of_the_rollout_to_the_training_policy():
     criterion = Criterion.named("token_k1", lower=0.5, upper=4.0)
-    # log r = log(π_train / π_rollout): a training policy three times as likely is below 0.5.
+    # k1 is −log r: if the training policy is three times as likely, the ratio π_rollout / π_train is 1/3, below 0.5.
     inputs = pack([[(math.log(0.3), math.log(0.1), True), (math.log(0.1), math.log(0.3), True)]])
     got = kept_tokens(log_ratios(inputs), inputs.mask_T, inputs.offsets_N1, criterion)
     assert got.tolist() == [False, True]
@@ -337,7 +337,7 @@ def test_extremes_of_nothing_are_no_figures():
 
 
 class KeepLikely(RolloutCorrection):
-    """Weighs by 2, and keeps what the training policy gives more than −2 nats."""
+    """Weights tokens by 2, and keeps tokens to which the training policy gives more than −2 nats."""
 
     name = "keep_likely"
     api = ">=1.0,<2"

@@ -30,7 +30,7 @@ def streaming_unsound(config: Any, plan: Any) -> Iterator[Finding]:
     mode = "disabled" if correction is None else correction.cls.mode(correction.config)
     corrects = mode != "disabled"
     if corrects and not hasattr(correction.config, "weights"):
-        return  # of another package: what bounds it is not known here
+        return  # of another package, whose bounds are unknown
     weighs = corrects and correction.config.weights is not None
     rejects = corrects and bool(correction.config.reject)
     old = f"trainer.name = streaming trains on samples that are up to {trainer.steps_behind} step(s) old"

@@ -1,4 +1,4 @@
-"""The process in which plugins are checked: it writes one line of JSON for every fact, check and test."""
+"""The process in which plugins are checked. It writes one line of JSON for every fact, check and test."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
 
 
 def _load(entry: PluginEntry) -> type[Plugin]:
-    """The class, once it and its Config are what their kind asks for."""
+    """Load a plugin's class, and check that the class and its Config have the types that its kind requires."""
     cls = load_entry(entry)
     config_of(cls, default_index().kind(entry.kind))
     return cls
@@ -117,12 +117,12 @@ def _check_signatures(entry: PluginEntry, cls: type) -> None:
 
 
 def _run_tests(answers: Answers, only: str | None, file: str) -> None:
-    """Run pytest in an empty folder, without the settings and the plugins of whatever folder this is.
+    """Run pytest in an empty folder, so that the settings and conftest files of the current folder have no effect.
 
     Args:
-        answers: where to write.
-        only: a `-k` expression.
-        file: the name of the test file: another for each plugin, since pytest imports a name but once.
+        answers: the file for the results.
+        only: a `-k` expression of pytest.
+        file: the name of the test file; it differs for each plugin, since pytest imports a name only once.
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

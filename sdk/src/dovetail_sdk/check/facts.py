@@ -1,4 +1,4 @@
-"""Facts about an installed plugin that no test of its behaviour shows: typed, documented, lazily imported, described."""
+"""Facts about an installed plugin that no test of its behaviour shows: whether it is typed, documented, lazily imported, described."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _documented(cls: type[Plugin], entry: PluginEntry) -> Fact:
 
 
 def _lazy(entry: PluginEntry) -> Fact:
-    """Whether the config's module, which every check of a config imports, leaves engines alone."""
+    """Check that the config's module, which every check of a config imports, imports no engine."""
     module = (entry.manifest.config if entry.manifest else entry.target).partition(":")[0]
     command = [sys.executable, "-c", _ASK, json.dumps(sys.path), module, *_HEAVY]
     try:

@@ -1,4 +1,4 @@
-"""The process that checks plugins, seen from outside: its lines as they are written, and how it ended."""
+"""The parent's view of the process that checks plugins: its lines as they are written, and how the process ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dovetail.plugins.entry import PluginEntry
 QUESTION, ANSWERS = "question.json", "answers.jsonl"
 """Names of the request file and the result file in the folder that the two processes share."""
 _POLL = 0.1
-"""Seconds between two looks at the answers."""
+"""Seconds between two reads of the answers."""
 
 
 @attrs.frozen
@@ -82,11 +82,11 @@ def checking(
 def _lines(
     answers: Path, process: subprocess.Popen[Any], timeout: float
 ) -> Iterator[dict[str, Any] | None]:
-    """Each line once it is whole, until the process is over; None, and no more, where a plugin takes too long."""
+    """Yield each complete line until the process has ended; if a plugin takes too long, yield None and stop."""
     rest, since, over = "", time.monotonic(), False
     with answers.open() as file:
         while not over:
-            # Asked before the file is read: what it wrote last is then read, too.
+            # Polled before the file is read, so that the process's last lines are read too.
             over = process.poll() is not None
             *whole, rest = (rest + file.read()).split("\n")
             for text in whole:

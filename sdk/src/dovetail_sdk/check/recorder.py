@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down every test as it ends, so that nothing is lost where the process dies."""
+"""A pytest plugin that records every test when it ends, so that no result is lost if the process dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 _LONGEST = 2000
-"""Characters kept of a failure's text: its end, where the assertion stands."""
+"""Maximum characters of a failure's text; the end is kept, since it has the assertion."""
 
 
 class ResultRecorder:
@@ -47,7 +47,7 @@ class ResultRecorder:
 
 
 def _name(nodeid: str) -> str:
-    """`TestMine::test_this[1.0]`, without the file."""
+    """Return a test's name without the file, such as `TestMine::test_this[1.0]`."""
     return nodeid.partition("::")[2]
 
 

@@ -1,4 +1,4 @@
-"""Checks installed plugins in processes of their own and makes reports: a crash of a plugin is a line in its report."""
+"""Checks installed plugins in processes of their own, and makes reports. A crash of a plugin is a line in its report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_plugins(
 def _together(
     entries: Sequence[PluginEntry], overrides: Sequence[str], only: str | None, timeout: float
 ) -> Iterator[dict[str, Any]]:
-    """The reports of as many plugins as one process lives through, and of the one at which it dies."""
+    """Yield the reports of plugins that one process checks, up to and including the plugin at which the process dies."""
     waiting = iter(entries)
     report, began = _begun(next(waiting), overrides, only), time.monotonic()
     running: str | None = None
@@ -85,7 +85,7 @@ def _importable(entry: PluginEntry) -> bool:
 
 
 def _begun(entry: PluginEntry, overrides: Sequence[str], only: str | None) -> dict[str, Any]:
-    """A report before the plugin is imported."""
+    """Return the report as it is before the plugin is imported."""
     return {
         "schema": SCHEMA,
         "plugin": {
@@ -118,7 +118,7 @@ def _finished(report: dict[str, Any], began: float) -> dict[str, Any]:
 
 
 def _declared(entry: PluginEntry) -> dict[str, Any]:
-    """What can be seen without importing the plugin: entry point, manifest, interface."""
+    """Return the check of entry point, manifest and interface, which needs no import of the plugin."""
     sound = entry.state == "compatible"
     return {
         "name": "declaration",
@@ -129,7 +129,7 @@ def _declared(entry: PluginEntry) -> dict[str, Any]:
 
 
 def _take(report: dict[str, Any], line: dict[str, Any]) -> None:
-    """Put what a line of the process says into the report."""
+    """Add a line of the process to the report."""
     if "check" in line:
         report["checks"].append(line["check"])
     elif "test" in line:
@@ -147,7 +147,7 @@ def _take(report: dict[str, Any], line: dict[str, Any]) -> None:
 
 
 def _add_end(report: dict[str, Any], how: str, running: str | None) -> None:
-    """The process did not live to the end of this plugin."""
+    """Add to the report that the process died while it checked this plugin."""
     hint = f"run that alone under a debugger, or report it to the author of {report['plugin']['distribution']}"
     at = f" in {running}" if running else ""
     report["checks"].append(

@@ -1,4 +1,4 @@
-"""What a plugin's author has set for its suite: the config under test, and what the suite knows beside the class."""
+"""The settings of a plugin's conformance suite by its author: the config under test, and attributes of the suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.config.schema import fields_of
 from dovetail.config.serialise import to_mapping
 
 _ELSEWHERE = {"plugin", "config", "kind", "expected_failures"}
-"""Attributes of a suite that a report tells in another place, or as its config."""
+"""Attributes of a suite that a report shows in another place, or as its config."""
 
 
 def settings_of(suite: type) -> dict[str, Any]:

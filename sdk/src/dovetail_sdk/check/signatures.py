@@ -12,7 +12,7 @@ import attrs
 
 _AWAITABLE = ("Awaitable", "Coroutine", "Future")
 _MAY_BE_ASYNC = {"compute_score"}
-"""Plain methods of an interface that may also be coroutines, as their docstrings say."""
+"""Plain methods of an interface that may also be coroutines according to their docstrings."""
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ def differences(cls: type, interface: type) -> list[SignatureDifference]:
             continue
         try:
             problem = _form(own, declared, name) or _call(own, declared)
-        except (TypeError, ValueError):  # what has no signature can't be compared
+        except (TypeError, ValueError):  # without a signature there is no comparison
             continue
         if problem:
             text = f"{cls.__qualname__}.{name} {problem}"
@@ -83,7 +83,7 @@ def signature_text(member: object, name: str) -> str:
     """Return a declaration in one line, such as `async abort(request_ids: Sequence[str]) -> None`."""
     kind = form(member)
     text = str(signature_of(member)).replace("'", "")
-    # Members of enumerations as they are written.
+    # Show members of enumerations as the source has them.
     text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
     if kind == "property":
         return f"{name}{text[text.rfind(')') + 1 :].replace(' -> ', ': ')} (a property)"
@@ -122,7 +122,7 @@ def _form(own: object, declared: object, name: str) -> str | None:
 
 
 def _call(own: Any, declared: Any) -> str | None:
-    """The first call that the interface allows and the method does not."""
+    """Return the first call that the interface allows and the method does not; None if there is none."""
     if form(declared) == "property" or not _is_method(own):
         return None
     mine = signature_of(own)
@@ -136,9 +136,9 @@ def _call(own: Any, declared: Any) -> str | None:
 
 
 def _calls(parameters: Iterable[inspect.Parameter]) -> Iterator[tuple[list[str], list[str]]]:
-    """What callers give by position and by name: all by position, all by name, and only what has no default.
+    """Yield calls as positional and named arguments: all by position, all by name, and only required arguments.
 
-    A keyword-only parameter with a default is left out: it may be of a later minor version.
+    Keyword-only parameters with a default are left out, since a later minor version may have added them.
     """
     fixed = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     places = [p.name for p in fixed if p.kind is not p.KEYWORD_ONLY]

@@ -1,4 +1,4 @@
-"""Which conformance suites run on an installed plugin: those that its package declares, or the plain one of its kind."""
+"""The choice of an installed plugin's conformance suites: those that its package declares, or else the suite of its kind."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[st
 
 
 def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
-    """A declared suite under a config that overrides have changed.
+    """Return a declared suite with a config changed by overrides.
 
     Raises:
-        ConfigError: an override is wrong.
+        ConfigError: an override is invalid.
     """
     if not overrides:
         return suite
@@ -132,7 +132,7 @@ def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
 
 
 def _declared(cls: type[Plugin], suite: type, package: str) -> dict[str, type]:
-    """The suites of the nearest module that declares one for the class; none where no module does."""
+    """Return the suites from the nearest module that declares one for the class; empty if no module does."""
     folders = cls.__module__.split(".")[:-1]
     inside = [".".join(folders[:depth]) for depth in range(len(folders), 1, -1)]
     for place in [*(one for one in inside if one.startswith(f"{package}.")), package]:

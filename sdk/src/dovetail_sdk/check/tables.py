@@ -1,4 +1,4 @@
-"""Reports for people: one plugin at length, or a line for each of many."""
+"""Printed reports: one plugin in detail, or a line for each of many plugins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.plugins.entry import PluginEntry
 from dovetail_console.conformance_report import OUTCOMES, TIERS, counts
 
 _LONGEST = 80
-"""Characters of a setting."""
+"""Maximum characters of a setting's value."""
 _COLOURS = {"passed": "green", "failed": "red", "expected": "yellow", "skipped": "cyan"}
 _TITLES = ("PLUGIN", "TIER", *(outcome.upper() for outcome in OUTCOMES), "SECONDS")
 
@@ -43,7 +43,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _print_settings(report: dict[str, Any]) -> None:
-    """What its author has set for each suite, where it is not the kind's suite on the config's defaults."""
+    """Print each suite's settings by its author, unless it is the suite of the kind with the config's defaults."""
     for suite, settings in report["settings"].items():
         config = settings.get("config")
         own = [f"{key}={_short(value)}" for key, value in (config or {}).items()]
@@ -113,7 +113,7 @@ class ReportTable:
 def _print_reasons(
     report: dict[str, Any], outcomes: Sequence[str] = ("failed", "expected", "skipped")
 ) -> None:
-    """Everything that is not plain success, what has one reason together."""
+    """Print every result that is not a success, grouped by reason."""
     for outcome in outcomes:
         reasons: dict[tuple[str, str | None], list[str]] = {}
         for item in _items(report):

@@ -1,4 +1,4 @@
-"""`dovetail plugins new KIND NAME --into PACKAGE`: one more plugin in a package that exists."""
+"""`dovetail plugins new KIND NAME --into PACKAGE`: adds a plugin to an existing package."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     modules = package.relative_to(directory) / name
     texts = {modules / "__init__.py": f'"""The {kind.replace("_", " ")} {name}."""\n'}
     for file, content in rendered(kind, name, f"{package.name}.{name}").items():
-        # A test lies beside the package's others, under the plugin's name.
+        # The test goes to the package's other tests, with the plugin's name in its file name.
         test = Path("tests", f"test_{name}_{file.removeprefix('test_')}")
         texts[test if is_test(file) else modules / file] = content
     taken = [str(path) for path in texts if (directory / path).exists()]
@@ -78,7 +78,7 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
 
 
 def _check_module_free(package: Path, name: str) -> None:
-    """Refuse a name that the package's code has already: a folder would hide a module of the same name."""
+    """Refuse a name that a module or folder of the package has already, since a folder would hide the module."""
     for taken in (package / f"{name}.py", package / name):
         if taken.exists():
             raise PluginError(
@@ -88,7 +88,7 @@ def _check_module_free(package: Path, name: str) -> None:
 
 
 def _make_folder(folder: Path, undo: ExitStack) -> None:
-    """Make a folder with those above it; `undo` removes what was made, with the byte code that an import left there."""
+    """Make a folder and its parents; `undo` removes the new folders, including byte code from an import."""
     if not folder.exists():
         _make_folder(folder.parent, undo)
         folder.mkdir()
@@ -103,7 +103,7 @@ def _restore(file: Path, content: bytes | None) -> None:
 
 
 def _package(project: Project) -> Path:
-    """The folder of the package's code."""
+    """Return the folder of the package's code."""
     if project.package:
         return project.package_directory
     source = project.directory / "src"
@@ -117,7 +117,7 @@ def _package(project: Project) -> Path:
 
 
 def _with_entry(file: Path, kind: str, name: str, target: str) -> bytes:
-    """The content of a pyproject.toml with one more entry point, and what plugins of the kind require; comments, layout and line ends stay."""
+    """Add an entry point and the kind's requirements to a pyproject.toml, and return its content; comments and layout are kept."""
     group = f"{GROUP_PREFIX}{kind}"
     text = file.read_bytes().decode()
     document = tomlkit.parse(text.replace("\r\n", "\n"))

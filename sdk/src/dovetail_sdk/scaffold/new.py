@@ -30,7 +30,7 @@ _BRINGERS = {
     entry_point.name: (entry_point.module.partition(".")[0], distribution)
     for entry_point, distribution in default_index().extensions(KINDS_GROUP)
 }
-"""Packages, and their distributions, that bring kinds, by kind."""
+"""The package and the distribution that add a kind, by kind."""
 _IMPORTED = {
     "dovetail-stages>=0.1": ("engine", "objective", "stage_set"),
     "dovetail-rollouts>=0.1": ("reward_manager", "rollout", "source", "weight_transport"),
@@ -40,16 +40,16 @@ _IMPORTED = {
         *("rollout_correction", "weight_transport"),
     ),
 }
-"""What templates import, and the kinds whose templates do."""
+"""Requirements of the templates' imports, each with the kinds whose templates need it."""
 _TESTED_WITH_TORCH = (
     *("agent_loop", "engine", "loss_aggregation", "objective", "optimizer", "policy_loss"),
     *("reward_manager", "rollout", "rollout_correction", "source", "weight_transport"),
 )
 """Kinds whose suites need the SDK's extra `torch`."""
 
-# A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
-# without one of its own; `package` holds what a package has besides its plugin, `repository` what its repository has. A package that brings a kind has the kind's
-# folder in its folder `scaffold`.
+# The folder of a kind holds the templates that differ between kinds; they extend the templates in `base`, which also has the
+# test for kinds without a test of their own. `package` holds the other files of a package, and `repository` the other files of
+# a repository. A package that adds a kind has the kind's folder in its own folder `scaffold`.
 _TEMPLATES = Environment(
     loader=ChoiceLoader(
         [
@@ -155,14 +155,14 @@ def is_test(file: str) -> bool:
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
-    """The file that each template of a folder makes, and the template."""
+    """Yield each template of a folder, as the file that it makes and the template's name."""
     for template in _TEMPLATES.list_templates():
         if template.startswith(f"{folder}/"):
             yield template.removeprefix(f"{folder}/").removesuffix(".jinja"), template
 
 
 def _words(kind: str, name: str, package: str) -> dict[str, object]:
-    """What templates name."""
+    """Return the variables of the templates."""
     words: dict[str, object] = {
         "kind": kind,
         "name": name,

@@ -1,4 +1,4 @@
-"""Chat templates with tool calls, each after the form of a family of models; and those of TRL where it is installed."""
+"""Chat templates with tool calls, each in the format of a family of models; and TRL's templates, if TRL is installed."""
 
 from __future__ import annotations
 

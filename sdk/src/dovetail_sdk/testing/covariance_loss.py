@@ -1,6 +1,6 @@
-"""A policy loss that looks at the whole mini-batch first, as those do that choose tokens by their covariance.
+"""A policy loss that reads the whole mini-batch first, as losses do that choose tokens by their covariance.
 
-It stands in a file of its own, so that a test can select it by path: `{path: …, attribute: CovarianceLoss}`.
+The loss is in a file of its own, so that a test can select it by path: `{path: …, attribute: CovarianceLoss}`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A reward that fails on demand: it raises, hangs, or returns what is not a reward."""
+"""A reward that fails on demand: it raises, hangs, or returns an invalid value."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _exit() -> float:
 
 
 def _spin() -> float:
-    """Never ends, and heeds no signal that can be handled."""
+    """Loop forever, and block every signal that can be blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
     while True:
         pass

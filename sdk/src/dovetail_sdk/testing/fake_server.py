@@ -24,7 +24,7 @@ class FakeServer:
         self.answers: dict[str, Answer] = {"/health": lambda request: reply(request, 200)}
         self.asked: list[str] = []
         self.release = threading.Event()
-        """Set at the end: handlers that hang wait for it."""
+        """An event that is set at the end, to release handlers that hang."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):

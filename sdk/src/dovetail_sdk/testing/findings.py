@@ -1,4 +1,4 @@
-"""What a preflight rule finds in a config, for tests of rules."""
+"""The findings of a preflight rule in a config, for tests of rules."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ class SimulatedGroup(InlineGroup):
         """Make and start the workers.
 
         Args:
-            worker_class: a Worker with a plugin's constructor, `(config, context)`.
+            worker_class: a Worker class with a plugin's constructor, `(config, context)`.
             mesh: a mesh of any size.
-            config: handed to every worker.
-            role: name in error messages.
-            through_pickle: send arguments and results through pickle, as to another process.
+            config: the config of every worker.
+            role: the role, for error messages.
+            through_pickle: whether to pickle arguments and results, as between processes.
             context: further fields of the workers' PluginContext.
         """
         self.calls: list[tuple[str, list[Call | None]]] = []
@@ -66,7 +66,7 @@ class SimulatedGroup(InlineGroup):
 
 
 def _sent(value: object) -> Any:
-    """What another process would receive."""
+    """Return the value as another process would receive it."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(data, buffers=buffers)  # noqa: S301 - made on the line above

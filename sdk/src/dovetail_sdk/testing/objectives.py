@@ -1,4 +1,4 @@
-"""An objective on given outputs, as an engine runs it: a mini-batch is prepared, cut, and its terms are added up."""
+"""An objective on given outputs, run as in an engine: a mini-batch is prepared and cut, and its terms are summed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PairMargin: an objective that compares the two samples of a pair. What trains on it must keep them together."""
+"""PairMargin: an objective that compares the two samples of a pair. An engine that trains on it must keep the pair together."""
 
 from __future__ import annotations
 

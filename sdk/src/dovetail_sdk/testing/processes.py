@@ -1,12 +1,12 @@
-"""Ranks in real processes, joined by gloo, without a runtime: what proves that distributed code is right.
+"""Ranks in real processes, joined by gloo, without a runtime, for tests of distributed code.
 
     with ProcessRanks(2) as ranks:
         group = ranks.worker_group(spec, Mesh(dp=2))
         group.update(batch, objective).result()
 
-Processes are started once and hold workers of any number of groups. They are forks of one server process, which has
-imported torch once for all of them, and whatever `preload` names. Everything that travels is pickled: use it with your
-own code only.
+Processes are started once and hold workers of any number of groups. They are forks of one server process, which imports
+torch and the modules of `preload` once for all of them. All arguments and results are pickled, so use the processes only
+with code that you trust.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def start_forked(*processes: Callable[[Any], Any]) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_preloaded)
     started = []
-    # Read by the server before it loads torch: a process whose threads have begun can't be forked.
+    # The server reads the variable before it loads torch, since a process with running threads can't be forked.
     with patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
         for make in processes:
             started.append(make(context))
@@ -176,7 +176,7 @@ class ProcessRanks:
         return results
 
     def _gather(self, what: str, timeout: float) -> list[Any]:
-        """One answer of every rank. A rank that fails while others wait for it in a collective ends them all."""
+        """Return one answer of every rank. If a rank fails while others wait for it in a collective, all processes are killed."""
         answers = [self._readers.submit(_answer, pipe, timeout) for pipe in self._pipes]
         results = [answer.result() for answer in answers]
         silent = [rank for rank, result in enumerate(results) if result is _NO_ANSWER]
@@ -204,7 +204,7 @@ class _Group(WorkerGroup):
         return Future.completed(self._ranks.calls(self._key, method, calls))
 
     def close(self) -> None:
-        """Close the group's workers; the processes live on."""
+        """Close the group's workers; the processes continue."""
         self._ranks.calls(self._key, "close", [((), {})] * self.mesh.size)
 
 
@@ -227,14 +227,14 @@ def _serve(
     threads: int,
     environment: dict[str, str],
 ) -> None:
-    """A rank's process: join, then do what is asked until told to close."""
+    """Run a rank's process: join the other ranks, then execute calls until the call to close."""
     import torch
 
     from dovetail.workers import join_processes, leave_processes
 
-    # What was imported lives to the end; a collection that looks at it copies the server's pages.
+    # Imported objects live to the end; a garbage collection that visits them would copy the server's memory pages.
     gc.freeze()
-    # That of the server is as old as the server.
+    # The server's environment is as old as the server, so it is replaced.
     os.environ.clear()
     os.environ.update(environment, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(threads)

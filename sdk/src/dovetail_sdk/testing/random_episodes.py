@@ -1,4 +1,4 @@
-"""Random episodes, and the check that their tokens are those that an engine was asked with and produced."""
+"""Random episodes, and the check that their tokens are those of the engine's prompts and responses."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class RecordedEngine:
 
     def __init__(self, engine: BaseRollout, calls: list[EngineCall]) -> None:
         self.killed = False
-        """Whether all that it answers from now on is lost."""
+        """Whether all further answers are lost."""
         self._submit, self._calls = engine.submit, calls
         engine.submit = self._recorded  # type: ignore[method-assign]
 
@@ -153,7 +153,7 @@ def _check_sequence(
     turns: Sequence[Turn],
     prompt_ids_P: np.ndarray,
 ) -> None:
-    """One sequence of a trajectory is what the engine was asked with in it and produced."""
+    """Check that a sequence of a trajectory consists of the engine's prompts and responses."""
     prompt_ids_P = prompt_ids_P if completion.prompt_ids is None else completion.prompt_ids
     whole = np.concatenate([prompt_ids_P, completion.response_ids])
     mask_T = completion.produced_T

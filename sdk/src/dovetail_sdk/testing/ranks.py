@@ -1,4 +1,4 @@
-"""Ranks in threads, with a reduction that really waits for all: batch moments without processes."""
+"""Ranks in threads, with a reduction that waits for all ranks, for tests of batch statistics without processes."""
 
 from __future__ import annotations
 

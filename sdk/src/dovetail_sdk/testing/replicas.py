@@ -1,4 +1,4 @@
-"""What tests do with replicas of rollouts: make their context, and send them weights."""
+"""Helpers for tests with rollout replicas: making their context, and sending them weights."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def _call_off(engine: BaseRollout, manifest: WeightManifest, error: BaseExceptio
     transport = engine.context.transport
     if error is None or transport is None or isinstance(error, CalledOffError):
         return
-    with suppress(WeightSyncError):  # it is over already
+    with suppress(WeightSyncError):  # the update has ended already
         transport.call_off(manifest, str(error))

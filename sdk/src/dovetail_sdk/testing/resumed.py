@@ -1,4 +1,4 @@
-"""A plugin's state as a resumed run gets it: through a checkpoint on disk."""
+"""A plugin's state as a resumed run gets it, through a checkpoint on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scoring service on the loopback interface: it answers as `failing_reward` does, or as a test says."""
+"""A scoring service on the loopback interface, which answers like `failing_reward` or by a function of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""make_sample: a sample to score, made of a text."""
+"""make_sample: makes a sample to score from a text."""
 
 from __future__ import annotations
 

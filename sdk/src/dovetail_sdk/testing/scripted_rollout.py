@@ -1,4 +1,4 @@
-"""A rollout replica that does what a script says: answers, delays and failures, without a model."""
+"""A rollout replica that follows a script of answers, delays and failures, without a model."""
 
 from __future__ import annotations
 

@@ -100,16 +100,16 @@ class ScriptedRun(Run):
         fails_in: int = 1,
         validation: Mapping[str, float] | None = None,
     ) -> None:
-        """Set its position and its faults.
+        """Set the run's position and its faults.
 
         Args:
-            total_steps: steps of the whole run.
-            step: finished steps; above 0 it is resumed from a checkpoint.
+            total_steps: number of steps of the whole run.
+            step: number of finished steps; above 0 the run is resumed from a checkpoint.
             max_staleness: the trainer's max staleness.
-            examples: the trainer's examples. Without prompts nothing is generated: weights are not followed, and validation is empty.
-            stop_at: the call that raises StopRequested before it does anything; the first is 1. None for none.
-            learn_error: what `learn` raises once, in step `fails_in`.
-            fails_in: number of that step.
+            examples: the trainer's examples. Without prompts nothing is generated, weights are not followed, and validation is empty.
+            stop_at: the number, from 1, of the call that raises StopRequested before it does anything; None for no stop.
+            learn_error: the error that `learn` raises once, in step `fails_in`.
+            fails_in: the number of the step in which `learn` fails.
             validation: the metrics of `validate`; by default `val/mean@1`.
         """
         self.calls: list[str] = []
@@ -150,12 +150,12 @@ class ScriptedRun(Run):
 
     @property
     def _left(self) -> int:
-        """Prompts that the steps that are left need, besides those that are admitted."""
+        """The number of prompts that the remaining steps need, besides the queued prompts."""
         return (self._total_steps - self._step - self._collected) * PROMPTS - len(self._admitted)
 
     @property
     def _outstanding(self) -> int:
-        """Prompts that are admitted, or in a step that no publication has followed."""
+        """The number of prompts that are queued, or in a step that no publication has followed."""
         step = self._current
         learning = step is not None and self._collected and not self._counts(step)
         return len(self._admitted) + (self._unpublished + learning) * PROMPTS
@@ -302,7 +302,7 @@ def _context(number: int, version: int) -> StepContext:
 
 
 def _columns(number: int, versions: Sequence[int]) -> Batch:
-    """The samples of a step: one of two tokens a prompt, generated with these versions of the weights."""
+    """Return the samples of a step: one of two tokens for each prompt, generated with these weight versions."""
     prompts_N = np.arange(PROMPTS) + PROMPTS * (number - 1)
     responses = Ragged.from_list([[5, 6]] * PROMPTS, dtype=np.int64)
     return Batch(
@@ -322,5 +322,5 @@ def _columns(number: int, versions: Sequence[int]) -> Batch:
 
 
 def _versions(batch: Batch) -> list[int]:
-    """The versions of the weights that generated the samples of a step."""
+    """Return the weight version that generated each sample of a step."""
     return [int(versions_T[0]) for versions_T in batch["token_weight_versions"]]

@@ -1,8 +1,8 @@
 """Shape annotations checked at run time, for classes whose modules import torch and jaxtyping for type checkers only.
 
 jaxtyping's import hook (`--jaxtyping-packages` of its pytest plugin) checks every function of a module, but needs the
-names in its annotations to be there at run time. Modules that stay light can't have them: their classes are
-checked by `checked` instead, which makes those imports after all. Needs `beartype`.
+names of the module's annotations at run time. Light modules do not import these names; `checked` imports them, and
+checks the classes of such modules. It needs `beartype`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def checked(*classes: type) -> Iterator[None]:
             for name, member in list(vars(cls).items()):
                 function = _function(member)
                 if function is not None and function.__annotations__:
-                    # The decorator reads them from the function, where they are still strings.
+                    # The decorator reads the annotations from the function, where they are still strings.
                     patch.setattr(function, "__annotations__", get_type_hints(function, names))
                     patch.setattr(cls, name, jaxtyped(member, typechecker=beartype))
         yield
@@ -51,7 +51,7 @@ def _function(member: object) -> FunctionType | None:
 
 
 def _names(module: ModuleType) -> dict[str, Any]:
-    """The module's names, with those that it imports for type checkers only."""
+    """Return the module's names, including those that it imports only for type checkers."""
     names = dict(vars(module))
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":

@@ -105,7 +105,7 @@ class TableEngine(TrainEngine):
         self.save(directory)
 
     def _scores(self, batch: Batch, outputs: Iterable[str | OutputSpec]) -> dict[str, torch.Tensor]:
-        """float32 [T] each."""
+        """Return the scores by output name, float32 [T] each."""
         role, head, trained = self.context.role, self.context.head, self.context.trained
         specs = check_outputs(type(self), self.config, head, role, outputs, trained=trained)
         responses = batch["response_ids"]

@@ -1,4 +1,4 @@
-"""A temporary registry: plugins that are installed for the length of a `with` block, and for this process alone."""
+"""A temporary registry: plugins that are installed only within a `with` block, and only for this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODULE = "_dovetail_temporary_plugins"
 
 
 class _Nowhere(Distribution):
-    """The metadata of a distribution that no file holds."""
+    """The metadata of a distribution that exists in no file."""
 
     def read_text(self, filename: str) -> str | None:
         text = f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {VERSION}\n"
@@ -68,7 +68,7 @@ def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
 
 
 def _put(index: PluginIndex) -> None:
-    """Make this the index of the process: every module calls the one cached function."""
+    """Make this the plugin index of the process, in the cached function that every module calls."""
     default_index.cache_clear()
     with patch.object(PluginIndex, "discover", return_value=index):
         default_index()

@@ -1,4 +1,4 @@
-"""Tiny models and tokenizers in Hugging Face format, made on the spot: real code paths without a model hub."""
+"""Tiny models and tokenizers in Hugging Face format, made when needed: real code paths without a model hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BYTES = 256
 _WRITTEN_SPECIAL = re.compile(
     r"<[|｜][^<>|｜{}' \n]+[|｜]?>|<[^<>|｜{}' \n]+[|｜]>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]"
 )
-"""What looks like a special token in a chat template."""
+"""A pattern for texts in a chat template that look like special tokens."""
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -184,7 +184,7 @@ def tiny_model_and_tokenizer(directory: Path, *, vocab_size: int = 512, **model:
 
 
 def _byte_level(vocab_size: int) -> Tokenizer:
-    """Byte-level BPE, filled up with reserved tokens where the little corpus runs out of merges."""
+    """Make a byte-level BPE tokenizer, with reserved tokens if the small corpus has too few merges."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
     from tokenizers.models import BPE
 

@@ -12,7 +12,7 @@ from dovetail_sdk.testing.tiny import tiny_tokenizer
 
 _TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<image>")
 _MARKS = {"qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>", "llava": "<image>"}
-"""How the template of each family writes an image."""
+"""The text for an image in the template of each model family."""
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}MARK{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
@@ -86,7 +86,7 @@ def tiny_vision_model(directory: Path, *, family: str = "qwen2_5_vl", seed: int 
         torch.manual_seed(seed)
         model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
         with torch.no_grad():
-            # Random weights of the usual size see next to nothing in a picture; these do.
+            # With random weights of the usual size, images would hardly change the output, so noise is added.
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape))
     model.save_pretrained(str(directory))

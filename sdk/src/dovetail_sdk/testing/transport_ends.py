@@ -119,7 +119,7 @@ class TransportEnd:
 
         if place.device == "cpu":
             [self._process] = start_forked(make)
-        else:  # an accelerator's libraries are begun in a process that has begun nothing else
+        else:  # an accelerator's libraries must start in a fresh process
             self._process = make(multiprocessing.get_context("spawn"))
             self._process.start()
         theirs.close()
@@ -206,7 +206,7 @@ def _serve(
     pipe: Any, place: TransportPlace, side: Literal["sender", "receiver"], rank: int
 ) -> None:
     torch.set_num_threads(1)
-    # A transport that waits for ever must not outlive its test.
+    # A transport that waits forever must not outlive its test.
     parent = os.getppid()
     transport = place.transport(side, rank)
     end: Any = transport.sender() if side == "sender" else transport.receiver()
@@ -257,7 +257,7 @@ def _received(
 
 
 def _hang(pipe: Any) -> None:
-    """Say so, and wait to be killed: by the test, or where that is gone."""
+    """Report that this process hangs, and wait until the test kills it, or end if the test's process is gone."""
     parent = os.getppid()
     pipe.send((_HANGS, None))
     while os.getppid() == parent:

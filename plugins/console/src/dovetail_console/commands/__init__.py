@@ -1,1 +1,1 @@
-"""One module a command."""
+"""The commands of this package, one module for each."""

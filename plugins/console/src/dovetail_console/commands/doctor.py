@@ -1,5 +1,5 @@
-"""`dovetail doctor`: Python, torch and its devices, core's dependencies, every plugin imported on trial, and what packages
-have it examine besides.
+"""`dovetail doctor`: examines Python, torch and its devices, core's dependencies, the import of every plugin, and what
+packages add to the examination.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    """The last line: how many problems, else which plugins can't run here for want of a need."""
+    """Return the last line: the number of problems, or else the plugins that can't run here because of unmet needs."""
     count = len(report["problems"])
     if count:
         return f"{count} problem{'s' if count > 1 else ''}"

@@ -1,4 +1,4 @@
-"""`dovetail plan [CONFIG] [KEY=VALUE]...`: the stages, models and counts of a run, and why each is there."""
+"""`dovetail plan [CONFIG] [KEY=VALUE]...`: the stages, models and counts of a run, each with its reason."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | None:
-    """Return the bytes that `24GB`, `512MiB` or a number names.
+    """Return the number of bytes of a text such as `24GB`, `512MiB` or a number.
 
     Raises:
-        click.BadParameter: it names none.
+        click.BadParameter: the text is not a size.
     """
     if size is None:
         return None
@@ -35,7 +35,7 @@ def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | 
         raise click.BadParameter(f"{size!r} is not a size of memory, such as 24GB")
     if found[3]:
         return int(found[3])
-    # An accelerator's GB are GiB: one of 80 GB reports 79.6 GiB.
+    # GB of accelerators are in fact GiB: one of 80 GB reports 79.6 GiB.
     return int(float(found[1]) * (2**20 if found[2] in "Mm" else 2**30))
 
 
@@ -88,7 +88,7 @@ def plan(
     notes: list[PlanNote] = []
     unknown = ""
     try:
-        notes.extend(source.cls.notes(source.config, made))  # keeps those before an error
+        notes.extend(source.cls.notes(source.config, made))  # notes before an error are kept
         memory = estimate_memory(made, card=card)
     except ModelError as error:
         unknown = error.message
@@ -171,7 +171,7 @@ def render_memory(memory: PlannedMemory | None, where: str, unknown: str) -> Non
 def _fit_note(
     config: tuple[str, ...], overrides: tuple[str, ...], data: SourceData, card: int
 ) -> PlanNote:
-    """Return the overrides under which a run fits accelerators of so many bytes."""
+    """Return the overrides with which a run fits accelerators of `card` bytes."""
     import attrs
 
     from dovetail.config import load_config
@@ -192,7 +192,7 @@ def _fit_note(
 
 
 def _word(value: object) -> str:
-    """A value as an override writes it."""
+    """Return a value as written in an override."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

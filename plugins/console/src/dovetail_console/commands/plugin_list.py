@@ -1,4 +1,4 @@
-"""`dovetail plugins list`: what is installed, and whether it fits."""
+"""`dovetail plugins list`: the installed plugins and their states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.plugins import STATES, PluginEntry, default_index
 
 SCHEMA = 1
 _COUNTED = ("preset", "rollout_correction")
-"""Kinds with many plugins, which a listing of every kind only counts."""
+"""Kinds with many plugins; the list of all kinds shows only their number."""
 
 
 @click.command("list")
@@ -34,7 +34,7 @@ def list_plugins(kind: str | None, every: bool, state: str | None, as_json: bool
         return
     index = default_index()
     if kind is not None and not index.entries(kind):
-        index.kind(kind)  # raises, with the nearest
+        index.kind(kind)  # raises, naming the nearest kind
     entries: Iterable[PluginEntry] = index.entries(kind)
     chosen = [entry for entry in entries if state in (None, entry.state)]
     for problem in index.problems:
@@ -60,7 +60,7 @@ def list_plugins(kind: str | None, every: bool, state: str | None, as_json: bool
 
 
 def _rules(as_json: bool) -> None:
-    """The preflight rules, which are functions, imported to be listed."""
+    """Print the preflight rules, which must be imported, since they are functions without a manifest."""
     from dovetail.plugins import installed_rules
 
     rules = installed_rules()
@@ -77,7 +77,7 @@ def _rules(as_json: bool) -> None:
 
 
 def _names(entries: Iterable[PluginEntry]) -> None:
-    """The names of a kind, a paragraph a distribution; a state that needs attention is in brackets."""
+    """Print the plugins' names, one paragraph for each distribution; a state that needs attention is in brackets."""
     names: dict[str, list[str]] = {}
     for entry in entries:
         state = "" if entry.usable else f" [{entry.state}]"
@@ -87,7 +87,7 @@ def _names(entries: Iterable[PluginEntry]) -> None:
 
 
 def _details(entries: Iterable[PluginEntry]) -> None:
-    """What is known of each plugin of a kind without importing it."""
+    """Print the facts about each plugin that are known without importing it."""
     for entry in entries:
         render.line(f"  {entry.name}")
         interface = f"; interface {entry.interface}" if entry.interface else ""
@@ -98,7 +98,7 @@ def _details(entries: Iterable[PluginEntry]) -> None:
 
 
 def _remarks(entries: Iterable[PluginEntry]) -> None:
-    """Below the list: why something is not usable, and which needs are unmet here."""
+    """Print, below the list, why plugins are not usable, and which needs are unmet."""
     remarks: dict[str, list[str]] = {}
     for entry in entries:
         text = ""
@@ -114,12 +114,12 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
     for text, titles in remarks.items():
         reason, *fix = text.split("\n")
         _paragraph(f"{', '.join(titles)} {reason}")
-        for line in fix:  # not wrapped: it may be a command to copy
+        for line in fix:  # not wrapped, since it may be a command to copy
             render.line(line)
 
 
 def _paragraph(text: str, indent: int = 0) -> None:
-    """Print a paragraph, wrapped at the width of the terminal; as one line where the output is not a terminal."""
+    """Print a paragraph, wrapped at the terminal's width; as one line if the output is not a terminal."""
     start = " " * indent
     wrapped = textwrap.fill(
         text,

@@ -1,4 +1,4 @@
-"""`dovetail plugins lock|verify`: what a run would use, written down, and what has changed since."""
+"""`dovetail plugins lock|verify`: writes the lock of the plugins that a run would use, and shows changes since then."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
 
 
 def _of_config(path: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The lock of a run, as `dovetail train` would write it."""
+    """Return the lock of a run, as `dovetail train` would write it."""
     from dovetail.config import load_config
     from dovetail.planning import make_plan
     from dovetail.run import load_data, lock_of

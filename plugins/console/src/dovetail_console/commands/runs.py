@@ -1,4 +1,4 @@
-"""`dovetail runs`: list the runs below a folder and how each stands, and compare several."""
+"""`dovetail runs`: lists the runs below a folder with their states, and compares runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dovetail plugins show`: all that is known of a plugin: state, needs, what it does, columns, settings, a config to copy."""
+"""`dovetail plugins show`: a plugin's state, needs, purpose, columns, settings, and an example config."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def details_of(entry: PluginEntry) -> dict[str, Any]:
 
 
 def _conformance(entry: PluginEntry) -> str:
-    """The report that the package ships, in a line; empty where it ships none."""
+    """Return the conformance report that the package ships, as one line; empty if it ships none."""
     from dovetail_console.conformance_report import in_words, shipped_report
 
     report = shipped_report(entry)
@@ -105,7 +105,7 @@ def _conformance(entry: PluginEntry) -> str:
 
 
 def _chapters(page: Page) -> Iterator[tuple[str, Iterable[str]]]:
-    """The page's parts that have something to say, each with a heading."""
+    """Yield the page's non-empty parts, each with a heading."""
     if page.doc or page.summary:
         yield "what it does", (page.doc or page.summary).splitlines()
     for heading, notes in (("requires", page.requires), ("provides", page.provides)):

@@ -77,10 +77,10 @@ def sweep(
 
 
 def _checked(config: Sequence[str], overrides: Sequence[str]) -> list[SweptRun]:
-    """Return a run for each combination, checked unless it is completed; every error of every combination is printed first, each once.
+    """Return a run for each combination, checked unless it is completed. All errors are printed before one is raised, each once.
 
     Raises:
-        DovetailError: what is wrong with a combination.
+        DovetailError: a combination is invalid.
     """
     import dovetail
     from dovetail.config import load_config
@@ -120,10 +120,10 @@ def _checked(config: Sequence[str], overrides: Sequence[str]) -> list[SweptRun]:
 
 
 def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Divide overrides into those with one value and the values of the others, by key.
+    """Return the overrides with one value, and the lists of values of the other overrides, by key.
 
     Raises:
-        ConfigError: no key has several values, or one has a value twice, is there twice, or is `experiment`.
+        ConfigError: no key has several values; or a swept key occurs twice, has a value twice, or is `experiment`.
     """
     from dovetail.errors import ConfigError
 
@@ -150,19 +150,19 @@ def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]
 
 
 def _values(text: str) -> list[str]:
-    """Return the entries of a YAML list as they are written between its brackets: `1e-6, [a, b]` has two; the whole where it is not a list."""
+    """Return the entries of a YAML list without its brackets, as written: `1e-6, [a, b]` has two. Any other text is one entry."""
     import yaml
 
     listed = f"[{text}]"
     try:
         node = yaml.compose(listed, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
-        return [text]  # what is wrong is named where the override is read
+        return [text]  # the error is reported when the override is read
     return [listed[each.start_mark.index : each.end_mark.index] for each in node.value]
 
 
 def _combinations(swept: Mapping[str, Sequence[str]]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the overrides of each combination with what its run's name ends with: `lr=1e-6_seed=2`."""
+    """Yield the overrides of each combination, with the suffix of its run's name, such as `lr=1e-6_seed=2`."""
     short = {key: key.rpartition(".")[2] for key in swept}
     names = [key if [*short.values()].count(short[key]) > 1 else short[key] for key in swept]
     for chosen in itertools.product(*swept.values()):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.telemetry import RunDirectory
 
 _SHOWN = 20
-"""Lines that are shown of what a run has written before."""
+"""Maximum number of earlier rows of a run that are shown."""
 _IDLE_LOOKS = 30
 
 
@@ -52,7 +52,7 @@ def watch(path: Path, every: float, once: bool) -> None:
 
 
 def _list(folder: Path, every: float, once: bool) -> None:
-    """Print the table of a folder's runs, again whenever it changes."""
+    """Print the table of a folder's runs, and print it again whenever it changes."""
     from dovetail.telemetry import RunDirectory
     from dovetail_console.commands.runs import HEADERS, cells
     from dovetail_console.run_overview import overview, runs_below
@@ -62,10 +62,10 @@ def _list(folder: Path, every: float, once: bool) -> None:
         return overview(path)
 
     before: list[tuple[str, ...]] = []
-    looks = _IDLE_LOOKS  # since something ran
+    looks = _IDLE_LOOKS  # number of looks since a run was active
     while True:
         _check(folder)
-        # A run is read again where it has written something, or has ended.
+        # A run is read again only if it has written something or has ended.
         found = [RunDirectory(path) for path in runs_below(folder)]
         rows = [row_of(r.path, r.under_way, _stamp(r.metrics), _stamp(r.summary)) for r in found]
         rows.sort(key=lambda row: str(row["started"]), reverse=True)
@@ -74,7 +74,7 @@ def _list(folder: Path, every: float, once: bool) -> None:
                 f"there is no run in {folder}", hint="give a run directory, or a folder with some"
             )
         shown = [cells(row) for row in rows]
-        # Their age alone is not a change.
+        # A change of the runs' age alone is not printed.
         if [row[:5] for row in shown] != [row[:5] for row in before]:
             if before and sys.stdout.isatty():
                 click.echo("\x1b[2J\x1b[H", nl=False)
@@ -109,7 +109,7 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
     tracker.clock = lambda: clock
     tracker.run_started(None, known, run.path, 0, overview(run.path)["total_steps"] or 0)
     diagnosis, last = RunDiagnosis(), -1
-    # Of what there is already, the last rows are shown; a live display takes a thousand others and all validations, for its curves.
+    # The last of the existing rows are shown. A live display also takes a thousand earlier rows and all validations, for its curves.
     live, number, earlier = sys.stdout.isatty(), 0, len(rows) - _SHOWN
     every_nth = max(1, earlier // 1000)
     if earlier > 0 and not live:
@@ -117,14 +117,14 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
     try:
         while True:
             _check(run.path)
-            state = run.state  # before the rows: what the run wrote last is shown
+            state = run.state  # read before the rows, so that the run's last rows are shown
             further, offset = _new_rows(run.metrics, offset)
             rows += further
             for row in rows:
                 step = row.pop("step", None)
                 clock = row.pop("time", clock)
                 number += 1
-                # A resumed run has begun the file anew.
+                # A resumed run has begun the file again, with steps that were shown already.
                 if not isinstance(step, int) or step < last:
                     continue
                 last = step
@@ -155,7 +155,7 @@ def _check(path: Path) -> None:
 
 
 def _new_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines behind an offset in bytes, and where they end; from the start where the file has become shorter."""
+    """Return the rows after an offset in bytes, and the offset of their end; rows from the start if the file is shorter now."""
     text = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if path.stat().st_size < offset:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 
 def _thought(answer: ModelAnswer) -> dict[str, Any]:
-    """The reasoning under both names that servers of open models give it."""
+    """Return the reasoning under both field names that servers of open models use."""
     thought = answer.reasoning
     return {"reasoning_content": thought, "reasoning": thought} if thought else {}
 
 
 def _calls(answer: ModelAnswer) -> list[dict[str, Any]]:
-    """Calls with the text of their arguments."""
+    """Return the calls, with their arguments as text."""
     texts = [{**c["function"], "arguments": arguments_text(c)} for c in answer.calls]
     return [{**c, "function": text} for c, text in zip(answer.calls, texts, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _event(kind: str, **data: Any) -> tuple[str, Block]:
 
 
 def _streamed(block: Block) -> tuple[Block, list[Block]]:
-    """A block as it begins, and what is added to it."""
+    """Return the start of a streamed block, and the deltas that complete it."""
     match block["type"]:
         case "text":
             return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
@@ -112,7 +112,7 @@ def _streamed(block: Block) -> tuple[Block, list[Block]]:
 
 
 def _blocks(asked: ModelCall, answer: ModelAnswer) -> list[Block]:
-    """The content of an answer; reasoning where the request asks for it, since programs read the first block as text."""
+    """Return the content blocks of an answer. Reasoning is included only on request, since programs read the first block as text."""
     thinking = asked.body.get("thinking")
     blocks: list[Block] = []
     if answer.reasoning and isinstance(thinking, Mapping) and thinking.get("type") in _THINKS:
@@ -126,7 +126,7 @@ def _blocks(asked: ModelCall, answer: ModelAnswer) -> list[Block]:
 
 
 def _read_message(given: Fields) -> list[Message]:
-    """The messages that one stands for: results of tools are messages of their own."""
+    """Return a request's message as one or more messages: each result of a tool becomes its own message."""
     role, content = given.get("role"), given.get("content")
     if role not in ("user", "assistant", "system"):
         raise given.wrong("role", "user or assistant")

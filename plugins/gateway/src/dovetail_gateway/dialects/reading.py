@@ -1,4 +1,4 @@
-"""Fields: reads a request; errors name the field, its value and the expected one."""
+"""Fields: reads a request, with errors that name the field, its value and the expected value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail.interfaces import Message, MessageCall
 from dovetail_gateway.dialects.call import ApiError
 
 _SHOWN = 80
-"""Characters of a wrong value in a message."""
+"""Maximum characters of a wrong value in an error."""
 
 
 class Fields:

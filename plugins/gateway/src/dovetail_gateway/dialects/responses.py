@@ -1,4 +1,4 @@
-"""OpenAI's responses."""
+"""OpenAI's responses API."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _item(prefix: str, kind: str, status: str = "completed", **fields: Any) -> I
 
 
 def _item_events(index: int, item: Item) -> list[tuple[str, Item]]:
-    """The events by which one item of the output arrives."""
+    """Return the events that stream one item of the output."""
     at = {"output_index": index, "item_id": item["id"]}
     part_at = {**at, "content_index": 0}
     if item["type"] == "function_call":
@@ -157,10 +157,10 @@ def _item_events(index: int, item: Item) -> list[tuple[str, Item]]:
 
 
 class _Items:
-    """Reads items of input into messages: reasoning, text and calls that follow one another are one turn of the assistant.
+    """Reads input items into messages: successive reasoning, text and calls are one turn of the assistant.
 
     Args:
-        items: in order.
+        items: the input items, in order.
     """
 
     def __init__(self, items: Sequence[Fields]) -> None:

@@ -33,7 +33,7 @@ def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
     source = find_model(model)
     settings = source.load_config(config, overrides).config
     tokenizer = read_tokenizer(settings)
-    # One event loop for all answers: what an agent loop keeps between episodes may be bound to it.
+    # One event loop for all answers, since the state of an agent loop may be bound to its event loop.
     with (
         source.on_disk(settings) as section,
         serving(settings, section, tokenizer) as (pool, context),

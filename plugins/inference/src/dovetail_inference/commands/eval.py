@@ -1,4 +1,4 @@
-"""`dovetail eval MODEL…`: figures of models on held-out prompts, with the rewards of a run."""
+"""`dovetail eval MODEL…`: metrics of models on held-out prompts, with the rewards of a run."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def evaluate(
 def _server(
     sources: Sequence[ModelSource], url: str | None, model: str | None, auth_env: str | None
 ) -> ModelServer | None:
-    """Return the server that generates; None where the config's engine does. For errors see `ModelServer.find`."""
+    """Return the server that generates; None if the config's engine generates. See `ModelServer.find` for errors."""
     from dovetail_inference.served import ModelServer
 
     if url is None:
@@ -121,11 +121,11 @@ def _server(
 
 
 def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
-    """Compare a server's figures with the run's.
+    """Compare a server's metrics with the run's.
 
     Raises:
         ConfigError: see `beside_the_run`.
-        DovetailError: a figure is outside of the run's interval.
+        DovetailError: a metric is outside of the run's interval.
     """
     from dovetail_inference.served import beside_the_run
 
@@ -147,7 +147,7 @@ def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell models from overrides, which hold a `=` and are not a path that exists."""
+    """Divide arguments into models and overrides; an override contains `=` and is not an existing path."""
     models = [
         argument
         for argument in arguments
@@ -161,7 +161,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line a model and figure over all prompts."""
+    """Print a table with a line for each model, and its metrics over all prompts."""
     figures = list(
         dict.fromkeys(
             name

@@ -1,4 +1,4 @@
-"""Read TRL's configs: of a Python file by its syntax, which is not run, or of the YAML that TRL's command takes."""
+"""Reads TRL's configs: from a Python file, which is parsed and not run, or from the YAML that TRL's command takes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _keywords(call: ast.Call, names: dict[str, ast.expr]) -> dict[str, Any]:
 
 
 def _value(node: ast.expr, names: dict[str, ast.expr], depth: int = 0) -> Any:
-    """The literal that an expression is, following names that the file assigns; else its source."""
+    """Return an expression's literal value, with names replaced by the file's assignments; else the expression's source."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

@@ -65,7 +65,7 @@ def translate_trl(job: TrlJob, processes: int) -> Draft:
 
 
 def _batches(draft: Draft, values: dict[str, Any], kind: str, processes: int) -> int:
-    """Set the sizes of a step and of an update; returns optimizer steps a step."""
+    """Set the sizes of a step and of an update, and return the number of optimizer steps in a step."""
     device = int(values["per_device_train_batch_size"]) * processes
     accumulated = int(values["gradient_accumulation_steps"])
     keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -237,7 +237,7 @@ def _cut(draft: Draft, values: dict[str, Any]) -> None:
 
 
 def _loop(draft: Draft, values: dict[str, Any], updates: int) -> None:
-    """Steps, of which TRL counts optimizer steps."""
+    """Set the numbers of steps, where TRL counts optimizer steps."""
 
     def steps(key: str) -> int:
         return max(1, int(values[key]) // updates)

@@ -1,4 +1,4 @@
-"""Compose verl's configs from their defaults lists, as Hydra does: from verl's own files, kept as tables, and a user's."""
+"""Composes verl's configs from their defaults lists, as Hydra does: from verl's own files, kept as tables, and the user's files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table(name: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as OmegaConf reads it: `1e-6` is a number."""
+    """A YAML loader that reads `1e-6` as a number, as OmegaConf does."""
 
 
 _Loader.add_implicit_resolver(
@@ -110,7 +110,7 @@ class Composer:
         return tree
 
     def _find_overrides(self, name: str) -> None:
-        """Collect `override group: option` before anything is composed; the command's choices win, then outer files."""
+        """Collect `override group: option` before composing; the command's choices take precedence, then those of outer files."""
         entries = self._file(name).get("defaults", ())
         for entry in entries:
             for key, option in entry.items() if isinstance(entry, dict) else ():

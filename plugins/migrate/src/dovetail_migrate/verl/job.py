@@ -96,7 +96,7 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
     name = command.config_name or DEFAULT_CONFIGS.get(command.module)
     folder = config_folder(command, places)
     if command.module.startswith("verl.") and name in verl_files(version):
-        folder = None  # verl's own files may be here in another version
+        folder = None  # verl's own files on this machine may be of another version
     if name is None:
         name = _config_of_program(folder, command, places)
     if name is None:
@@ -115,7 +115,7 @@ def job_of_file(path: Path, version: str, overrides: Sequence[Override] = ()) ->
 def _config_of_program(
     folder: Path | None, command: VerlCommand, places: Sequence[Path]
 ) -> str | None:
-    """The config that a recipe's program reads: its source names it, or its folder leaves no choice."""
+    """Return the config that a recipe's program reads: the one that its source names, or the only one in its folder."""
     parts = command.module.split(".")
     for place in places:
         for start in range(len(parts)):
@@ -164,14 +164,14 @@ def _job(
 
 @functools.cache
 def _defaults(version: str, name: str, groups: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Verl's own values by key."""
+    """Return verl's default values by key."""
     return dict(leaves(_resolved(Composer(version, None, dict(groups)).compose(name))))
 
 
 def _apply(job: Job, override: Override, composer: Composer) -> None:
     group = override.key.partition("@")[0]
     if group in composer.used_choices or group.startswith("hydra."):
-        # A group is not a section: what is found of it says nothing of the keys below its name.
+        # A group is not a section, so its finding must not apply to keys below its name.
         job.given[f"{group}@"] = GivenKey(key=f"{group}@", value=override.value, where="the command", spelled=group)  # fmt: skip
     elif override.sign == "~":
         _remove(job.values, override.key)
@@ -185,7 +185,7 @@ def _apply(job: Job, override: Override, composer: Composer) -> None:
 def _base(
     own: Path | None, command: VerlCommand | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """The verl config over which a file without a defaults list is laid, and the file's own keys."""
+    """Return the verl config that a file without a defaults list is merged into, and the file's own keys."""
     if own is None or not own.is_file():
         return None, None
     tree = read_yaml(own)
@@ -203,7 +203,7 @@ def _base(
 
 
 def _verls(name: str, composer: Composer, base: str | None) -> str:
-    """The verl config that holds the defaults for this name."""
+    """Return the name of the verl config with the defaults for this name."""
     known = verl_files(composer.version)
     if base or name in known:
         return base or name
@@ -236,7 +236,7 @@ _OPEN = (
     "override_optimizer_config", "ray_init", "teacher_models", "reward_kwargs", "mm_processor_kwargs", "override_mcore_model_config",
     "sampler_kwargs", "mbridge_config", "model_config", "custom",
 )  # fmt: skip
-"""Sections of verl's whose keys are not its own."""
+"""Sections of verl's configs whose keys verl does not define."""
 
 
 def _remove(tree: dict[str, Any], key: str) -> None:
@@ -252,7 +252,7 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
     """Resolve interpolations as OmegaConf does.
 
     Raises:
-        ConfigError: one of them can't be resolved.
+        ConfigError: an interpolation can't be resolved.
     """
     config = OmegaConf.create(tree)
     try:

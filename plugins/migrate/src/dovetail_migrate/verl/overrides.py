@@ -1,4 +1,4 @@
-"""Read Hydra's overrides: `key=value`, `+key=value`, `++key=value`, `~key`, with values in Hydra's grammar."""
+"""Reads Hydra's overrides: `key=value`, `+key=value`, `++key=value`, `~key`, with values in Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Reader:
                 return quoted
             self.at = self.text.rindex(
                 first, 0, self.at
-            )  # text goes on after the quote: all is bare
+            )  # with text after the quote, all is unquoted text
             self.at = self.text.index(first)
         return self._bare(ends)
 

@@ -202,7 +202,7 @@ def filters(rules: Rules) -> None:
     generation = int(rules.get("data.gen_batch_size") or prompts)
     if rules.get(f"{theirs}.enable"):
         metric = rules.get(f"{theirs}.metric")
-        # Filters here see scores before a penalty on length is added: those that verl's manager calls acc.
+        # Dovetail's filters see scores before a length penalty, which verl's manager calls `acc`.
         rule = metric == "acc" and rules.get("reward.custom_reward_function.path") is None
         whole = rule or metric in (None, "reward", "score", "seq_reward", "seq_final_reward")
         each = {"name": "equal_rewards"} | ({} if whole else {"component": str(metric)})

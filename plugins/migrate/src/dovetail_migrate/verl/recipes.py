@@ -12,18 +12,18 @@ _PLAIN = frozenset({
     "main_ppo", "main_ppo_v0", "main_ppo_sync", "main_dapo", "main_entropy", "fully_async_main", "sft_trainer", "sft_trainer_ray",
     "fsdp_sft_trainer", "main_prime", "main_spin", "main_sppo",
 })  # fmt: skip
-"""Programs whose loop can be had here, by the last part of their module."""
+"""Programs whose training loop Dovetail supports, by the last part of their module."""
 _OWN_LOOPS = frozenset({
     "async_flow", "dynamo", "atropos", "dance_grpo", "specRL", "spo", "gvpo", "flowrl", "gkd", "verl_tinker", "minicpmo",
 })  # fmt: skip
-"""Recipes of verl-recipe whose programs train by code of their own."""
+"""Recipes of verl-recipe whose programs have their own training loop."""
 
 
 def foreign_program(job: Job) -> str | None:
     """Return a message if the job's program trains with code of its own, which can't be imported; else None."""
     module = job.command.module if job.command else ""
     if "reward_queue" in module:
-        return None  # verl's asynchronous program; that samples are scored while others are generated is so here
+        return None  # verl's asynchronous program; Dovetail always scores samples while others are generated
     if module and (set(module.split(".")) & _OWN_LOOPS or module.rpartition(".")[2] not in _PLAIN):
         return f"{module} trains by code of its own; --partial writes what its keys say alone"
     return None
@@ -75,7 +75,7 @@ def distillation(rules: Rules) -> None:
 
 
 def _teachers(rules: Rules) -> list[dict[str, Any]]:
-    """Give each teacher a role; returns the stage that says which scores which source, where there are several."""
+    """Give each teacher a role. With several teachers, return the stage that assigns data sources to them; else an empty list."""
     section = "distillation.teacher_models"
     named = {name: each for name, each in (rules.get(section) or {}).items() if each.get("model_path")}  # fmt: skip
     sources = {}

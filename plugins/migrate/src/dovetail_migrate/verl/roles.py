@@ -44,7 +44,7 @@ def _strategy(rules: Rules) -> str:
 
 
 def _section(rules: Rules, role: str) -> str:
-    """The section of an engine's settings."""
+    """Return the section of verl's config with an engine's settings."""
     if rules.job.finetunes:
         return "engine"
     megatron = _strategy(rules) == "megatron"
@@ -53,14 +53,14 @@ def _section(rules: Rules, role: str) -> str:
 
 
 def _megatron(rules: Rules) -> int:
-    """Megatron's layout; returns over how many ranks a sequence's tokens are spread."""
+    """Set Megatron's layout, and return the number of ranks that share a sequence's tokens."""
     section = _section(rules, "actor")
     names = ("tensor_model", "pipeline_model", "context", "expert_model")
     tp, pp, cp, ep = wanted = [int(rules.get(f"{section}.{n}_parallel_size", 1)) for n in names]
     heads, kv_heads, experts = rules.shape
     tp = fitting(tp, heads, kv_heads)
     if ep > 1 and rules.sizes.gpus % (tp * cp) == 0:
-        # Experts are divided over the ranks that hold copies, and not together with stages.
+        # Experts are divided over data-parallel ranks, and can't be combined with pipeline stages.
         pp, ep = 1, fitting(ep, rules.sizes.gpus // (tp * cp), experts)
     for name, size, verls in zip(names, (tp, pp, cp, ep), wanted, strict=True):
         why = f"proposed: verl's {verls} does not fit here beside the others, or the model" if size != verls else ""  # fmt: skip
@@ -144,7 +144,7 @@ def _lora(rules: Rules) -> None:
 
 
 def _adapter(rules: Rules, directory: Path) -> None:
-    """An adapter that training begins with, of whose config verl takes rank, scale and layers."""
+    """Set the adapter with which training begins; as in verl, its config gives rank, scale and layers."""
     file, why = directory.expanduser() / "adapter_config.json", ""
     saved = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     for theirs, ours in (("r", "rank"), ("lora_alpha", "alpha"), ("use_rslora", "rank_stabilised"), ("target_modules", "target_modules")):  # fmt: skip
@@ -156,13 +156,13 @@ def _adapter(rules: Rules, directory: Path) -> None:
 
 
 def _pattern(modules: Any) -> str:
-    """Return a regular expression of what peft takes: one, or ends of names."""
+    """Return peft's `target_modules` as a regular expression: a given expression, or one made from ends of names."""
     ends = "|".join(map(re.escape, modules)) if isinstance(modules, (list, tuple)) else ""
     return rf"(.*\.)?({ends})" if ends else str(modules)
 
 
 def _budget(rules: Rules, shared: int) -> None:
-    """Tokens of a micro-batch: verl's are of one accelerator, and those that share a sequence add up."""
+    """Set the tokens of a micro-batch: verl's limit is for one accelerator, and is multiplied by the ranks that share a sequence."""
     limit, micro, dynamic = "actor.ppo_max_token_len_per_gpu", "actor.ppo_micro_batch_size_per_gpu", "actor.use_dynamic_bsz"  # fmt: skip
     if rules.job.finetunes:
         limit, micro, dynamic = (f"data.{k}" for k in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_dynamic_bsz"))  # fmt: skip
@@ -235,7 +235,7 @@ def _schedule(rules: Rules, section: str, ours: str, updates: int) -> None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """A list of numbers, which scripts also quote."""
+    """Return a list of numbers, which scripts may have in quotes."""
     listed = read_value(value) if isinstance(value, str) else value
     return [float(number) for number in listed]
 

@@ -1,4 +1,4 @@
-"""Rules: what the functions that translate a job share, and the tables of keys that are translated one by one."""
+"""Rules: the shared state of functions that translate a job, and the tables of keys that are translated one by one."""
 
 from __future__ import annotations
 

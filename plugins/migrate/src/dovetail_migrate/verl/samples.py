@@ -1,4 +1,4 @@
-"""Where samples come from: data, rewards and generation, as verl's keys say them."""
+"""Translates verl's keys of the samples: data, rewards and generation."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _engine(rules: Rules, name: str) -> None:
 
 
 def _parallel(rules: Rules, name: str) -> None:
-    """How a replica is divided; what does not fit the pool gets a proposal that does."""
+    """Set how a replica is divided over accelerators; sizes that do not fit the pool are replaced by a proposal."""
     keys = [f"rollout.{part}_parallel_size" for part in ("tensor_model", "pipeline_model", "expert", "data")]  # fmt: skip
     tp, pp, ep, dp = (int(rules.get(key, 1)) for key in keys)
     takes, pool = table("engines")[name], "=rollout" if rules.get("=rollout.nnodes") else "trainer"

@@ -1,4 +1,4 @@
-"""The loop and where it runs: trainer, pools and trackers, as verl's keys say them."""
+"""Translates verl's keys of the loop and its placement: trainer, pools and trackers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def runtime(rules: Rules) -> None:
 
 
 def _pools(rules: Rules, nodes: int, gpus: int) -> tuple[dict[str, Any], list[str]]:
-    """Pools of roles that have accelerators of their own, and the verl keys that ask for them."""
+    """Return the pools of roles with accelerators of their own, and the verl keys that request these pools."""
     pools: dict[str, Any] = {}
     keys: list[str] = []
     values = rules.draft.values

@@ -1,4 +1,4 @@
-"""Run a launch script confined, with stand-ins for the programs that it would start, and take down the commands."""
+"""Runs a launch script in a sandbox, with stand-ins for the programs that it would start, and records their commands."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ exit 0
 _PRELUDE = """ulimit() { :; }
 cd() { builtin cd "$@" 2>/dev/null || builtin cd /box/work; }
 """
-"""What bash reads before the script: what it can't do in the sandbox does not end it."""
+"""Commands that bash reads before the script, so that actions that the sandbox forbids do not end the script."""
 _RUN = """
 chmod -R +x .stand_ins; export BASH_ENV=/box/tmp/stand_ins/.prelude; cp -r .stand_ins /box/tmp/stand_ins; rm -r .stand_ins
 : > /box/tmp/record
@@ -191,7 +191,7 @@ def run_script(
 
 
 def _beside(script: Path) -> list[Path]:
-    """The small text files in the script's folder, 1 MiB of them at most."""
+    """Return the small text files in the script's folder, up to 1 MiB together."""
     found, left = [], 1 << 20
     for path in sorted(script.parent.iterdir()):
         if path.suffix in _BESIDE and path.is_file() and path != script:
@@ -203,7 +203,7 @@ def _beside(script: Path) -> list[Path]:
 
 
 def _commands(record: bytes) -> list[list[str]]:
-    """Split the record: of each call the number of arguments, the name and the arguments, each ended by a NUL."""
+    """Return the recorded calls. A call is recorded as number of arguments, name and arguments, each ended by a NUL."""
     parts = [part.decode("utf-8", "backslashreplace") for part in record.split(b"\0")]
     found, at = [], 0
     while at + 1 < len(parts):
@@ -214,7 +214,7 @@ def _commands(record: bytes) -> list[list[str]]:
 
 
 def _outside(text: str, home: Path, here: Path) -> str:
-    """Name the caller's folders in place of those in the sandbox."""
+    """Replace the sandbox's folders in a text by the caller's folders."""
     return text.replace("/box/work/.home", str(home)).replace("/box/work", str(here))
 
 

@@ -1,4 +1,4 @@
-"""Spellings of verl's keys that its versions, its pages and its users' pages have, to the key that the tables have."""
+"""Maps spellings of verl's keys in its versions, in its docs and on users' pages to the keys of the tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail_migrate.verl.compose import key_tables
 
 _A = "actor_rollout_ref"
 _LEGACY = ("custom_reward_function", "reward_model", "sandbox_fusion")
-"""Roots that verl still has, and copies to `reward`."""
+"""Root sections that verl still accepts, and copies to `reward`."""
 
 
 def canonical(key: str, value: Any, tree: Mapping[str, Any]) -> tuple[str, Any]:

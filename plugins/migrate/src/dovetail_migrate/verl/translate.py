@@ -1,4 +1,4 @@
-"""One job of verl's becomes a draft of a Dovetail config, with a finding for every key that was given."""
+"""Translates one job of verl to a draft of a Dovetail config, with a finding for every given key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_migrate.verl.job import Job
 from dovetail_migrate.verl.rules import Rules, apply_tables, note_inert
 
 _OFF: tuple[Any, ...] = (None, False, 0, "", "disabled", -1, {}, [], "none", "None", 0.0)
-"""Values of a key that mean that its feature is not used."""
+"""Values that turn a key's feature off."""
 
 
 def translate(job: Job, rows: int | None = None) -> Draft:
@@ -54,7 +54,7 @@ def translate(job: Job, rows: int | None = None) -> Draft:
 
 
 def _judge_rest(job: Job, draft: Draft) -> None:
-    """Find what becomes of the given keys that no rule has met."""
+    """Add findings for the given keys that no rule has handled."""
     refused = [f for f in draft.findings if f.outcome is KeyOutcome.REFUSED and not job.is_given(f.theirs)]  # fmt: skip
     draft.problems += [f"{f.theirs}, which is not given: {f.why}" for f in refused]
     tables = key_tables()

@@ -1,4 +1,4 @@
-"""Read the words of a command: which of verl's programs it starts, with which config and overrides, on how many processes."""
+"""Reads the words of a command: verl's program, the config, the overrides, and the number of processes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def read_command(words: Sequence[str]) -> VerlCommand | None:
 
 
 def _launched(words: list[str]) -> list[str] | None:
-    """The words behind torchrun, under either of its names."""
+    """Return the words after torchrun or its module; None for any other command."""
     if PurePosixPath(words[0]).name == "torchrun":
         return words[1:]
     if _PYTHON.fullmatch(words[0]) and words[1:2] == ["-m"] and words[2:3] and words[2] in _LAUNCHERS:  # fmt: skip
@@ -101,7 +101,7 @@ def _launched(words: list[str]) -> list[str] | None:
 
 
 def _unwrapped(words: list[str]) -> list[str] | None:
-    """The command that a launcher such as ray or uv starts; None for one that starts no other."""
+    """Return the command that a launcher such as ray or uv starts; None if the command is no launcher."""
     first = PurePosixPath(words[0]).name
     if first == "ray" and words[1:3] == ["job", "submit"]:
         return words[words.index("--") + 1 :] if "--" in words else _past_options(words[3:])
@@ -158,7 +158,7 @@ def _python(
 
 
 def _past_options(words: list[str]) -> list[str]:
-    """Leave out the options that stand first, each with its value."""
+    """Return the words after the leading options and their values."""
     left = iter(enumerate(words))
     for at, word in left:
         if word == "--":
@@ -173,7 +173,7 @@ def _past_options(words: list[str]) -> list[str]:
 
 
 def _torchrun(words: list[str]) -> tuple[list[str], int | None, int | None]:
-    """Return the program's words behind torchrun's own options, the processes a node and the nodes."""
+    """Return the words after torchrun's own options, the number of processes on a node, and the number of nodes."""
     found: dict[str, str] = {}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-m":
@@ -218,9 +218,9 @@ def _candidates(command: VerlCommand, wanted: Path, places: Sequence[Path]) -> I
     if wanted.is_absolute():
         yield wanted
     for place in () if wanted.is_absolute() else places:
-        # Hydra takes a relative path from the folder of the program's module. verl's recipes may lie beside verl, without `recipe`.
+        # For Hydra, a path is relative to the folder of the program's module. Recipes may be beside verl, without the folder `recipe`.
         yield from (place.joinpath(*parts[start:]) / wanted for start in range(len(parts)))
         yield place / wanted
-    # A script writes the path that it has on its own machine: /workspace/verl/recipe/dapo/config.
+    # The script's path may be of another machine, such as /workspace/verl/recipe/dapo/config.
     for start in range(1, len(wanted.parts)):
         yield from (place / Path(*wanted.parts[start:]) for place in places)

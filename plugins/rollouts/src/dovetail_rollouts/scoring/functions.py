@@ -56,7 +56,7 @@ class InstalledFunctions:
 
 @attrs.frozen(eq=False)
 class _Rule:
-    """A function ready to call, and its check of ground truths."""
+    """A reward function that is ready to call, and its check of ground truths."""
 
     call: RewardCall
     check_row: Callable[[Any], str | None]

@@ -61,7 +61,7 @@ class RewardCall:
         self.form: Form = self._signature.form
         self.fields: frozenset[str] = self._signature.fields
         self.is_async = inspect.iscoroutinefunction(function)
-        # Attributes of the function, or of the RewardFunction that it is a method of.
+        # `pure` and `unit` are attributes of the function, or of the RewardFunction whose method it is.
         owner = getattr(function, "__self__", None)
         self.pure = bool(getattr(function, "pure", getattr(owner, "pure", False)))
         unit = getattr(function, "unit", getattr(owner, "unit", "sample"))
@@ -74,9 +74,9 @@ class RewardCall:
         return code.co_filename if code is not None else None
 
     def __call__(self, sample: Sample) -> Any:
-        """What the function returns for this sample; an awaitable where it is async.
+        """Call the function with this sample and return its result; an awaitable if the function is async.
 
-        A function on lists gets lists of one.
+        A function on lists gets lists of length 1.
         """
         return self.with_arguments(sample.arguments())
 
@@ -240,7 +240,7 @@ def finite_float(value: object) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if abs(number) <= _LARGEST else None  # neither NaN nor infinity is
+    return number if abs(number) <= _LARGEST else None  # False for NaN and infinity
 
 
 def entries_of(value: Any) -> Sequence[Any] | None:
@@ -254,7 +254,7 @@ def entries_of(value: Any) -> Sequence[Any] | None:
 
 
 def _where(error: BaseException, file: str | None) -> str:
-    """` (my_reward.py, line 7, in compute_score)`: the deepest line in the function's own file."""
+    """Return where the function raised, in its own file, such as ` (my_reward.py, line 7, in compute_score)`."""
     frames = list(traceback.extract_tb(error.__traceback__))
     if error.__cause__ is not None:
         frames += traceback.extract_tb(error.__cause__.__traceback__)
@@ -265,7 +265,7 @@ def _where(error: BaseException, file: str | None) -> str:
 
 
 def _first(answer: object) -> Any:
-    """The only entry of what a function on lists returned; anything else as it is, and so no reward."""
+    """Return the only entry of a list function's result; any other result unchanged, which is not a valid reward."""
     entries = entries_of(answer)
     return entries[0] if entries is not None and len(entries) == 1 else answer
 
@@ -282,7 +282,7 @@ def _invalid(
 
 
 def _rewards(value: object) -> np.ndarray | None:
-    """float32, one for each entry, or None where they are not a list of finite numbers."""
+    """Convert a list of rewards to float32, one for each entry; None if the value is not a list of finite numbers."""
     entries = entries_of(value)
     if entries is None or any(finite_float(entry) is None for entry in entries):
         return None
@@ -290,7 +290,7 @@ def _rewards(value: object) -> np.ndarray | None:
 
 
 def _described(value: object) -> str:
-    """A value for a message, cut to a readable length."""
+    """Return a value and its type as text for a message, cut to a readable length."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - a user's own __repr__ may raise anything

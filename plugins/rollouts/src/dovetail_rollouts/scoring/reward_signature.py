@@ -66,7 +66,7 @@ def signature_of(function: Callable[..., Any], name: str) -> Signature:
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some compiled functions have none
+    except (TypeError, ValueError):  # compiled functions may have no signature
         return Signature(form="sample", positional=(), keywords=PARAMETERS)
     names = {parameter.name for parameter in parameters}
     positional: list[str] = []
@@ -107,7 +107,7 @@ def _takes_positional_lists(
 
 
 def _all_of(form: Form) -> Iterable[str]:
-    """What `**kwargs` brings."""
+    """Return the parameters that `**kwargs` gets."""
     if form == "list":
         return tuple(f"{name}s" for name in PARAMETERS)
     if form == "pair":

@@ -95,6 +95,6 @@ def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -
 
 
 def _listed(problems: list[str]) -> str:
-    """The first problems, and how many more there are."""
+    """Return the first problems and the number of further problems as text."""
     more = len(problems) - SHOWN
     return "\n".join([*problems[:SHOWN], *([f"… and {more} more"] if more > 0 else [])])

@@ -169,7 +169,7 @@ class Scorer:
         }
 
     async def _try(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """One try; whatever the manager does, one valid outcome a sample."""
+        """Score samples once, and return one valid outcome for each, whatever the manager does."""
         name = type(self._manager).name
         limit = asyncio.timeout(self._timeout)
         try:
@@ -183,7 +183,7 @@ class Scorer:
                 return self._timed_out(samples, name)
             message = f"reward manager {name!r} raised {error_text(error)}"
             return _all_failed(samples, FailureKind.CRASH, message)
-        # a manager may swallow its cancellation and answer: that is late all the same
+        # A manager may swallow its cancellation and return outcomes, but these are too late.
         return self._timed_out(samples, name) if limit.expired() else outcomes
 
     def _timed_out(self, samples: Sequence[Sample], name: str) -> list[Outcome]:
@@ -197,7 +197,7 @@ def _all_failed(samples: Sequence[Sample], kind: FailureKind, message: str) -> l
 
 
 def _checked(answer: object, samples: Sequence[Sample], name: str) -> list[Outcome]:
-    """The manager's answer, with everything that is not a valid outcome turned into a failure."""
+    """Return the manager's outcomes, with every invalid outcome replaced by a failure."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         what = f"returned {type(answer).__name__} and not a list of outcomes"
     elif len(answer) != len(samples):
@@ -232,7 +232,7 @@ def _valid(outcome: object, sample: Sample, name: str) -> Outcome:
 
 
 def _problem(outcome: Score, sample: Sample) -> str | None:
-    """What makes a score unusable, its token rewards apart; None where nothing does."""
+    """Return what makes a score unusable, apart from its token rewards; None if nothing does."""
     if finite_float(outcome.value) is None:
         return f"the value {outcome.value!r:.80}, which is not a finite number"
     for part, figure in outcome.components.items():

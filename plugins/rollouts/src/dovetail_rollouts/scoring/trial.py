@@ -181,7 +181,7 @@ def _columns(row: NumberedRow) -> Mapping[str, Any]:
 
 
 def _texts(value: object) -> list[str]:
-    """Return what a row holds as texts; none where it holds anything else."""
+    """Return the text or texts that a row holds; empty if the value is anything else."""
     texts = value if isinstance(value, list | tuple) else [value]
     plain = all(isinstance(text, str | int | float) for text in texts)
     return [str(text) for text in texts] if plain else []

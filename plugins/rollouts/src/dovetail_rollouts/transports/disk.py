@@ -1,4 +1,4 @@
-"""The disk transport: an update is a directory of safetensors buckets that appears as a whole.
+"""The disk transport: an update is a directory of safetensors buckets that appears atomically.
 
 Layout below the transport's directory: `version_00000007/bucket_00000.safetensors …` and
 `manifest.json` with the update's id and each tensor's bucket and digest. A receiver waits for the id of its own
@@ -58,7 +58,7 @@ class DiskTransport(WeightTransport):
         return Path(self.context.run_directory or ".") / "weights"
 
     def sender(self) -> WeightSender:
-        # Nobody waits for what an earlier run left here: it only takes up room.
+        # No receiver waits for the updates of an earlier run, which only take up space.
         if self.context.rank == 0:
             for stale in self.directory.glob("version_*"):
                 shutil.rmtree(stale, ignore_errors=True)
@@ -77,7 +77,7 @@ class _Sender(WeightSender):
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
         gathered = iter(tensors)
         if self.context.rank != 0:
-            # Every rank takes part in gathering the tensors; one writes them.
+            # Every rank takes part in gathering the tensors, but only rank 0 writes them.
             gather_the_rest(matched(manifest, gathered))
             return
         try:
@@ -102,11 +102,11 @@ class _Sender(WeightSender):
             for number, bucket in enumerate(buckets):
                 file = f"bucket_{number:05d}.safetensors"
                 names = [name for name, _ in bucket.tensors]
-                # Tied tensors share memory, which the format refuses: each is written in full.
+                # Cloned, since tied tensors share memory, which safetensors refuses.
                 data = {name: tensor.cpu().contiguous().clone() for name, tensor in bucket.tensors}
                 try:
                     save_file(data, partial / file)
-                except SafetensorError as error:  # how the library says that a disk is full
+                except SafetensorError as error:  # raised if the disk is full
                     raise OSError(str(error)) from error
                 digests = [f"{digest:016x}" for digest in bucket.digests]
                 index.append({"file": file, "names": names, "digests": digests})
@@ -177,7 +177,7 @@ class _Receiver(WeightReceiver):
 
 
 def _index(source: Path) -> dict[str, Any] | None:
-    """The index of an update, or None where there is none that can be read: it appears with its directory."""
+    """Return the index of an update; None if the index does not exist yet or can't be read."""
     try:
         index = json.loads((source / _INDEX).read_text())
     except (OSError, ValueError):
@@ -197,7 +197,7 @@ def _target(directory: Path, version: int) -> Path:
 
 
 def _versions(directory: Path) -> list[Path]:
-    """The whole updates there, oldest first."""
+    """Return the directories of complete updates, oldest first."""
     whole = [path for path in directory.glob("version_*") if not path.suffix]
     numbered = []
     for path in whole:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1 << 16
-"""Words a block."""
+"""Number of words in a block."""
 _BLOCKS_A_THREAD = 8
-"""Blocks that are worth a thread of a CPU: 2 MiB."""
+"""Minimum number of blocks for each CPU thread: 2 MiB."""
 _MOST_THREADS = 8
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
@@ -77,7 +77,7 @@ class DeferredDigests:
 
 
 def _word_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """int64 [N]: the digests of tensors of one device before their lengths are mixed in."""
+    """Return the digests of N tensors on one device, before their lengths are mixed in, int64 [N]."""
     device = tensors[0].device
     kernel = _kernel(device.type)
     if kernel is None:
@@ -87,7 +87,7 @@ def _word_sums(tensors: Sequence[Tensor]) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _kernel(device_type: str) -> Callable[[Sequence[Tensor], Tensor], Tensor] | None:
-    """The fused kernel, where Triton compiles for this type of device."""
+    """Return the fused kernel; None if Triton does not compile for this type of device."""
     if device_type == "cpu":
         return None
     try:
@@ -97,12 +97,12 @@ def _kernel(device_type: str) -> Callable[[Sequence[Tensor], Tensor], Tensor] | 
             return None
         from dovetail_rollouts.transports.word_sums import word_sums
     except (ImportError, RuntimeError, AttributeError):
-        return None  # no Triton, or none that has a driver for it
+        return None  # no Triton, or no driver for the device
     return word_sums
 
 
 def _word_sum(tensor: Tensor) -> Tensor:
-    """int64 []: the digest before the length is mixed in, by the CPU."""
+    """Return a tensor's digest before its length is mixed in, computed on the CPU, int64 []."""
     if not tensor.numel():
         return torch.zeros((), dtype=torch.int64)
     sums = _sums_of_blocks(_words(tensor.detach()).cpu())
@@ -111,7 +111,7 @@ def _word_sum(tensor: Tensor) -> Tensor:
 
 
 def _sums_of_blocks(words: Tensor) -> Tensor:
-    """int64 [blocks]: the sum of each block, a short last one included, widened word by word: memory is slower than arithmetic."""
+    """Return the sum of each block of a tensor's words, int64 [blocks]; the last block may be short."""
     words_W = words.numpy()
     full = len(words_W) // _BLOCK
     blocks = words_W[: full * _BLOCK].reshape(-1, _BLOCK)
@@ -128,18 +128,18 @@ def _sums_of_blocks(words: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 - what the cache goes by
-    """Threads of this process; a fork has none of its parent's."""
+    """Return the threads of a process; the process id is an argument since a fork has none of its parent's threads."""
     return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="digest")
 
 
 def _block_sums(blocks: np.ndarray) -> np.ndarray:
-    """int64 [blocks]: sums modulo 2^64 of int32 words times their keys."""
+    """Return the sums modulo 2^64 of int32 words times their keys, int64 [blocks]; `einsum` makes no widened copy of the words."""
     keys = _keys(torch.device("cpu")).numpy()[: blocks.shape[1]]
     return np.asarray(np.einsum("kb,b->k", blocks, keys, dtype=np.int64, casting="safe"))
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """int32 [words]: the tensor's bytes, filled up with zeros to a whole word."""
+    """Return the tensor's bytes as words, int32 [words], padded with zeros to a whole word."""
     octets = tensor.contiguous().reshape(-1).view(torch.uint8)
     missing = -len(octets) % 4
     if missing or octets.storage_offset() % 4:
@@ -149,12 +149,12 @@ def _words(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _keys(device: torch.device) -> Tensor:
-    """int64 [block]: pseudo-random odd multipliers."""
+    """Return the pseudo-random odd multipliers of a block, int64 [block]."""
     return _mix_tensor(torch.arange(1, _BLOCK + 1, dtype=torch.int64, device=device)) | 1
 
 
 def _mix_tensor(x: Tensor) -> Tensor:
-    """SplitMix64 (Steele, Lea and Flood, 2014) on int64, its shifts made logical by masks."""
+    """Mix int64 values by SplitMix64 (Steele, Lea and Flood, 2014); masks make the right shifts logical."""
     x = x * (0x9E3779B97F4A7C15 - (1 << 64))
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * (0xBF58476D1CE4E5B9 - (1 << 64))
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * (0x94D049BB133111EB - (1 << 64))
@@ -162,7 +162,7 @@ def _mix_tensor(x: Tensor) -> Tensor:
 
 
 def _mix_words(x: np.ndarray) -> np.ndarray:
-    """The same finaliser on uint64."""
+    """Mix uint64 values by the finaliser of SplitMix64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(x ^ (x >> np.uint64(31)))

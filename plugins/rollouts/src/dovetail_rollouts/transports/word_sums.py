@@ -1,7 +1,7 @@
 """Digests of many tensors in one launch, and one pass over their bytes: a Triton kernel for accelerators.
 
 Triton comes with torch's builds for accelerators. Without Triton, `transports/tensor_digest.py` computes the same digests with torch's
-own operations, which read and write eight further bytes for every four.
+own operations, which read and write eight further bytes for every four bytes of a tensor.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 _TILE = 2048
-"""Words that a program reads at once."""
+"""Number of words that a Triton program loads at once."""
 _WARPS = 8
 _ALIGNMENT = 16
-"""Bytes: the widest load of a thread."""
+"""Number of bytes of a thread's widest load."""
 
 
 def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
     """
     device, block_bytes = keys_B.device, len(keys_B) * 4
     sums_N = torch.zeros(len(tensors), dtype=torch.int64, device=device)
-    # The table below holds addresses alone: the copies must live until the kernel is queued.
+    # The table below holds only addresses, so the copies must stay alive until the kernel is queued.
     kept = [
         tensor.detach().clone() if tensor.data_ptr() % _ALIGNMENT else tensor for tensor in tensors
     ]
@@ -42,8 +42,8 @@ def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
     table = torch.from_numpy(table_P4)
     if device.type != "cpu":
         table = table.pin_memory().to(device, non_blocking=True)
-    # Triton launches on the current device, which may be another than the tensors'. On the CPU only
-    # under Triton's interpreter, in tests.
+    # Triton launches on the current device, which may differ from the tensors' device. The CPU is used
+    # only in tests, under Triton's interpreter.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
         _sum_blocks[(len(table_P4),)](
             table, keys_B, sums_N, BLOCK=len(keys_B), TILE=min(_TILE, len(keys_B)), num_warps=_WARPS
@@ -52,7 +52,7 @@ def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
 
 
 def _table(spans: Sequence[tuple[int, int]], block_bytes: int) -> np.ndarray:
-    """int64 [P, 4]: of every block its address, its bytes, its position from 1, and its tensor."""
+    """Return the address, the size in bytes, the position from 1, and the tensor of each of P blocks, int64 [P, 4]."""
     address_N = np.array([address for address, _ in spans], dtype=np.int64)
     bytes_N = np.array([size for _, size in spans], dtype=np.int64)
     blocks_N = -(-bytes_N // block_bytes)
@@ -68,25 +68,25 @@ def _table(spans: Sequence[tuple[int, int]], block_bytes: int) -> np.ndarray:
 @triton.jit
 @no_type_check
 def _mix(x):
-    """SplitMix64 on uint64."""
+    """Mix uint64 values by SplitMix64."""
     x = x * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
 
 
-# Without a check of its types: Triton compiles the function itself, and one that jaxtyping wraps in tests has no `tl`.
+# Types are not checked: Triton compiles the function itself, and the wrapper that jaxtyping adds in tests does not know `tl`.
 @triton.jit
 @no_type_check
 def _sum_blocks(table, keys, sums, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """One program a block: its words times their keys, summed, mixed with its position, and added to its tensor's."""
+    """Add the digest of one block to its tensor's sum: the words times their keys, summed, and mixed with the block's position."""
     row = table + tl.program_id(0).to(tl.int64) * 4
     address = tl.multiple_of(tl.load(row), 16)
     size = tl.load(row + 1)
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
     tile = tl.arange(0, TILE)
     total = tl.zeros([TILE], dtype=tl.int64)
-    if size == BLOCK * 4:  # without a mask loads are as wide as they can be
+    if size == BLOCK * 4:  # loads without a mask are as wide as possible
         for at in range(0, BLOCK, TILE):
             total += tl.load(words + at + tile).to(tl.int64) * tl.load(keys + at + tile)
     else:
@@ -95,7 +95,7 @@ def _sum_blocks(table, keys, sums, BLOCK: tl.constexpr, TILE: tl.constexpr):
             here = first + tile < count
             word = tl.load(words + first + tile, mask=here, other=0).to(tl.int64)
             total += word * tl.load(keys + first + tile, mask=here, other=0)
-        # The last word is filled up with zeros.
+        # A last word of fewer than four bytes is padded with zeros.
         octets = address.to(tl.pointer_type(tl.uint8)) + count * 4
         lane = tl.arange(0, 4)
         octet = tl.load(octets + lane, mask=lane < size % 4, other=0).to(tl.int64)

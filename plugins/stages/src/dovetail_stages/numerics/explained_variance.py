@@ -1,4 +1,4 @@
-"""Explained variance: how much of the spread of returns a value function accounts for, as a metric that merges."""
+"""Explained variance: the share of the returns' variance that a value function explains, as a mergeable metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinity found before they can reach a weight, and the samples that they came from."""
+"""Detection of NaN and infinity before they reach a weight, and of the samples that contain them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sample_names(batch: Batch, rows: Sequence[int]) -> tuple[str, ...]:
 
 
 def _bad_rows(values: object, mask: Ragged) -> np.ndarray:
-    """int64: samples that hold NaN or infinity where the mask is 1."""
+    """Return the rows of samples that hold NaN or infinity where the mask is 1, int64."""
     if isinstance(values, Ragged):
         if values.dtype.kind != "f" or len(values.values) != len(mask.values):
             return np.empty(0, np.int64)

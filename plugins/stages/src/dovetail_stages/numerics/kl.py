@@ -1,6 +1,6 @@
-"""Estimators of the KL divergence to a reference policy, a token (joschu.net/blog/kl-approx.html).
+"""Estimators of the KL divergence to a reference policy at each token (joschu.net/blog/kl-approx.html).
 
-With samples x ~ π and d = log π(x) − log π_ref(x), each has KL(π ‖ π_ref) as its expectation, or nearly so:
+With samples x ~ π and d = log π(x) − log π_ref(x), each estimator has KL(π ‖ π_ref) as its expectation, or nearly so:
 
     k1   d                    unbiased, high variance; as a loss its expected gradient on-policy is zero
     abs  |d|
@@ -25,7 +25,7 @@ from dovetail.errors import ConfigError, nearest
 LOG_RATIO_BOUND = 20.0
 """Bound on |d| in k3, so that exp does not overflow."""
 K3_BOUND = 10.0
-"""Bound on k3 itself."""
+"""Bound on the value of k3."""
 
 Estimator: TypeAlias = Callable[[Float[Tensor, "T"]], Float[Tensor, "T"]]
 

@@ -1,4 +1,4 @@
-"""The KL controllers that core ships: a factor on the KL weight, fixed or steered towards a target."""
+"""The KL controllers of this package: a factor on the KL weight, fixed or steered towards a target KL."""
 
 from __future__ import annotations
 

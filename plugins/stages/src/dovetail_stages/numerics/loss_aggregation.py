@@ -1,4 +1,4 @@
-"""The loss aggregations that core ships: how token losses become one number.
+"""The loss aggregations of this package, which turn token losses into one number.
 
 Each aggregation is Σ over samples of `total`, divided by a `denominator` over the whole mini-batch, so that no split into
 micro-batches or ranks changes the loss. Only tokens with mask 1 count; a sequence without such a token is not counted.
@@ -40,7 +40,7 @@ def _sequences(response_mask: Ragged) -> float:
 
 
 class _SumOverTokens(LossAggregation):
-    """Adds up all tokens; what differs is the denominator."""
+    """The base of aggregations that sum over all tokens, and differ in the denominator."""
 
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})

@@ -71,7 +71,7 @@ def whiten(
     """
     moments = weighted_moments(values_N, weights_N, reduction)
     white_N = np.zeros(values_N.shape, np.float32)
-    # The mean of equal values is off by a rounding error, which is not a signal.
+    # Equal values differ from their mean by a rounding error, which must not be scaled up.
     if not math.sqrt(moments.var) <= ROUNDING * abs(moments.mean):
         counted = weights_N > 0
         deviations = values_N[counted].astype(np.float64) - moments.mean

@@ -28,7 +28,7 @@ def build_objective(spec: ObjectiveSpec, *, seed: int = 0) -> Objective:
     try:
         hash(spec.plugin)
     except TypeError:
-        # A config with a dict in it can't be a key.
+        # A config that contains a dict can't be a key of the cache.
         return _made(spec.plugin, seed)
     return _kept(spec.plugin, seed)
 

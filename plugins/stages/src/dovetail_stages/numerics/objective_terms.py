@@ -56,11 +56,11 @@ def token_column(
 
 def on_device(values: Shaped[np.ndarray, "K *inner"], like: Tensor) -> Shaped[Tensor, "K *inner"]:
     """Return an array [K] or [K, …] as a tensor of its own dtype on the device of `like`."""
-    # Arrays that came over the wire are read-only, which torch takes badly.
+    # Arrays from other processes are read-only, and are copied, since torch has no read-only tensors.
     tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
     if like.device.type == "cpu":
         return tensor
-    # Memory that is not pinned would be sent only once the device has caught up, and the host would wait for it.
+    # Pinned, since a copy from other memory would make the host wait until the device has finished its queue.
     return tensor.pin_memory().to(like.device, non_blocking=True)
 
 

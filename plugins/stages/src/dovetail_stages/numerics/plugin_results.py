@@ -36,7 +36,7 @@ class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
 
     def __missing__(self, name: str) -> Float[Tensor, "T *inner"]:
         file, line = _place(type(self._loss), "token_losses")
-        # The innermost line of the loss's own file: it may read through a helper of another.
+        # The innermost line in the loss's own file, since the loss may read the column through a helper in another file.
         inside = [f.lineno for f in traceback.extract_stack() if f.filename == file]
         raise PluginBrokenError(
             f"{self._title} ({file}:{inside[-1] if inside else line}) reads the column {name!r}, which its requires() "
@@ -114,7 +114,7 @@ def _check_metrics(metrics: object, who: Callable[[], str]) -> None:
             hint="make them a mapping of names to metrics",
         )
     for name, metric in metrics.items():
-        # A protocol that is checked at run time would be slower, and looks at no more than this.
+        # `isinstance` of a protocol would be slower, and would check no more than this.
         if not hasattr(metric, "merge"):
             raise PluginBrokenError(
                 f"the metric {name!r} of {who()} is {_what(metric)}, which can't be merged over micro-batches",
@@ -123,7 +123,7 @@ def _check_metrics(metrics: object, who: Callable[[], str]) -> None:
 
 
 def _titled(title: Callable[[], str], plugin: object, method: str) -> str:
-    """A plugin's title with the place of a method, for messages."""
+    """Return a plugin's title with the file and line of a method, for messages."""
     file, line = _place(type(plugin), method)
     return f"{title()} ({file}:{line})"
 
@@ -139,6 +139,6 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _place(cls: type, method: str) -> tuple[str, int]:
-    """File and first line of a plugin's method; its module and 0 where it is not written in Python."""
+    """Return the file and first line of a plugin's method; the class's module and 0 if the method is not written in Python."""
     code: Any = getattr(inspect.unwrap(getattr(cls, method)), "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code else (cls.__module__, 0)

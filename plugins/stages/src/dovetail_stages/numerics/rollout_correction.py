@@ -54,7 +54,7 @@ class Criterion:
     upper: float
     """Largest divergence that is kept; for k1 a ratio, compared as log(lower) ≤ k1 ≤ log(upper)."""
     lower: float | None = None
-    """Smallest ratio that is kept, for k1 alone; None is 1 / upper."""
+    """Smallest ratio that is kept, for k1 only; None stands for 1 / upper."""
 
     @classmethod
     def named(cls, name: str, *, upper: float, lower: float | None = None) -> Criterion:
@@ -207,7 +207,7 @@ def kept_tokens(
     if criterion.level == "token":
         return mask_T & (values_T >= lowest) & (values_T <= highest)
     if criterion.level == "seq_max":
-        # The worst token is the one that is out of bounds, whichever bound it is.
+        # One token beyond either bound rejects the sample.
         within_T = (values_T >= lowest) & (values_T <= highest)
         outliers_N = sum_by_sample((mask_T & ~within_T).to(values_T.dtype), offsets_N1)
         return mask_T & over_tokens(outliers_N == 0, offsets_N1, tokens)
@@ -260,7 +260,7 @@ def correct_batch(correction: RolloutCorrection, batch: Batch) -> tuple[Batch, d
 
 
 def _log_probs(batch: Batch, name: str, mask: Ragged) -> Float[Tensor, "T"]:
-    """A column as float32 [T] of its own: arrays that came over the wire are read-only, which torch takes badly."""
+    """Return a copy of a column, float32 [T]: arrays from other processes are read-only, and torch has no read-only tensors."""
     column = cast("Ragged", batch[name])
     if not np.array_equal(column.offsets, mask.offsets):
         raise ColumnError(

@@ -37,7 +37,7 @@ def divergence_metrics(inputs: CorrectionInputs) -> dict[str, Metric]:
     log_ratio_T = log_ratios(inputs)
     valid_T = inputs.mask_T & log_ratio_T.isfinite()
     tokens = valid_T.count_nonzero()
-    # From here on everything is 0 where it does not count, and plain sums are sums over what does.
+    # Set to 0 on tokens that do not count, so that plain sums are sums over the tokens that count.
     log_ratio_T = log_ratio_T.where(valid_T, 0)
     train_T = inputs.train_log_probs_T.detach().where(valid_T, 0)
     rollout_T = inputs.rollout_log_probs_T.detach().where(valid_T, 0)
@@ -161,5 +161,5 @@ def _min_metric(values_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"]) -> Min:
 
 
 def _figure(value: Tensor) -> Any:
-    """A metric's figure: `resolve_metrics` makes it the number that its type says."""
+    """Return a metric's value as a tensor without gradient; `resolve_metrics` turns the tensor into a number later."""
     return value.detach()

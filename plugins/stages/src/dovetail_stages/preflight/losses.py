@@ -1,4 +1,4 @@
-"""Rules about the loss and its KL penalty: unbounded updates, bounds of another loss, an aggregation that differs from the paper's."""
+"""Rules about the loss and its KL penalty: unbounded updates, bounds meant for another loss, aggregations unlike the paper's."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def _clip_bounds(config: Any) -> Iterator[tuple[str, float, float]]:
-    """`clip_low` and `clip_high` of a loss that has them as numbers: key, value, default."""
+    """Yield key, value and default of a loss's `clip_low` and `clip_high`, if they are numbers."""
     for key in ("clip_low", "clip_high"):
         field = attrs.fields_dict(type(config)).get(key)
         value = getattr(config, key, None)

@@ -201,7 +201,7 @@ def _never_measures(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     section, steps = config.algorithm.logprob_check, plan.counts.steps
     standard = type(section)()
     if not plan.has_stage("logprob_check"):
-        # Nothing can be done about the engine: that is worth a line only where the check was asked for.
+        # No setting gives this engine log-probabilities, so a warning is useful only if the config sets up the check.
         if section != standard:
             yield Finding.warning(
                 f"algorithm.logprob_check can't measure: rollout.name = {plan.refs['rollout'].name} gives no "
@@ -209,7 +209,7 @@ def _never_measures(config: RunConfig, plan: Plan) -> Iterator[Finding]:
                 hint="leave algorithm.logprob_check out, or choose an engine with that capability",
             )
     elif section.every == 0 and "rollout_log_probs" not in plan.on_request:
-        # 0 alone is how the check is turned off; bounds besides say that it was not meant so.
+        # `every=0` alone turns the check off. With further settings of the check, that was probably not meant.
         if attrs.evolve(section, every=standard.every) != standard:
             yield Finding.warning(
                 "algorithm.logprob_check.every = 0 measures only where the rollout's log-probabilities are there anyway, "

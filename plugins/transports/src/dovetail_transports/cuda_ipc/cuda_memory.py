@@ -1,4 +1,4 @@
-"""CudaMemory: memory of a GPU that other processes open, allocated beside torch's allocator, exported by IPC handles.
+"""CudaMemory: GPU memory that other processes open by IPC handles, allocated outside torch's allocator.
 
 torch's own allocator may hand out expandable segments, which have no IPC handles; memory from cudaMalloc always has one.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from dovetail.errors import PluginNeedsError, WeightSyncError
 
 _HANDLE_BYTES = 64
-"""CUDA_IPC_HANDLE_SIZE."""
+"""Size of an IPC handle, CUDA_IPC_HANDLE_SIZE."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -43,9 +43,9 @@ class _Opened:
 
 _lock = threading.Lock()
 _made: dict[bytes, int] = {}
-"""Addresses of what this process exports: CUDA does not open a handle in the process that made it."""
+"""Addresses of the memory that this process exports, by handle: CUDA does not open a handle in the process that made it."""
 _opened: dict[tuple[bytes, int], _Opened] = {}
-"""By handle and device: opened once a process, however many receivers it has."""
+"""Memory that this process has opened, by handle and device index; opened once for all receivers of the process."""
 
 
 class CudaMemory:
@@ -82,7 +82,7 @@ class CudaMemory:
             self._use_device()
             code, address = self._runtime.cudaMalloc(size)
             if self._failed(code):
-                torch.cuda.empty_cache()  # torch's allocator may hold what it does not use
+                torch.cuda.empty_cache()  # torch's allocator may hold unused memory
                 code, address = self._runtime.cudaMalloc(size)
             if self._failed(code):
                 free, total = torch.cuda.mem_get_info(self._device)
@@ -109,7 +109,7 @@ class CudaMemory:
         with _lock:
             _made.pop(made.handle, None)
         with torch.cuda.device(self._device):
-            # Copies to and from it may still be queued, and torch's allocator knows nothing of this memory.
+            # Copies to and from this memory may still be queued, and torch's allocator does not track the memory.
             torch.cuda.synchronize(self._device)
             self._use_device()
             self._runtime.cudaFree(made.address)
@@ -140,13 +140,13 @@ class CudaMemory:
         with _lock:
             known = _opened.get((opened.handle, self._index))
             if known is None:
-                return  # this process made it
+                return  # this process allocated the memory
             known.users -= 1
             if known.users:
                 return
             del _opened[opened.handle, self._index]
             with torch.cuda.device(self._device):
-                # As in `free`. The lock is held, so that no `open` maps the handle anew while it goes.
+                # As in `free`. The lock stays held, so that no `open` maps the handle again before it is closed.
                 torch.cuda.synchronize(self._device)
                 self._use_device()
                 self._runtime.cudaIpcCloseMemHandle(opened.address)
@@ -180,14 +180,14 @@ class CudaMemory:
         return self._device.index or 0
 
     def _use_device(self) -> None:
-        """The bindings carry a runtime of their own, which follows torch's device only once it is told."""
+        """Set the device of the bindings' own CUDA runtime, which does not follow torch's device by itself."""
         self._runtime.cudaSetDevice(self._index)
 
     def _open(self, handle: bytes, identity: str) -> int:
         wanted = self._runtime.cudaIpcMemHandle_t()
         ctypes.memmove(wanted.getPtr(), handle, _HANDLE_BYTES)
         with torch.cuda.device(self._device):
-            torch.cuda.current_stream(self._device)  # the device's context exists
+            torch.cuda.current_stream(self._device)  # creates the device's context
             self._use_device()
             code, address = self._runtime.cudaIpcOpenMemHandle(
                 wanted, self._runtime.cudaIpcMemLazyEnablePeerAccess
@@ -218,7 +218,7 @@ class CudaMemory:
 
 
 class _Span:
-    """Bytes of a GPU, for torch to view without a copy."""
+    """Bytes of a GPU that torch can view without a copy."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {

@@ -118,7 +118,7 @@ class DeviceReceiverSlots(ReceiverSlots):
             return self._opened.octets.narrow(0, start, self._slot_bytes)
         if self._stage is None:
             raise WeightSyncError(_CLOSED)
-        # One copy over the link between the devices: digests and the rollout read the stage.
+        # Copied once over the link between the devices; digests and the rollout then read the copy in `_stage`.
         if nbytes:
             self._memory.fetch(self._stage.narrow(0, 0, nbytes), self._opened, start)
         return self._stage

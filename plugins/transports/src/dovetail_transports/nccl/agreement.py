@@ -15,7 +15,7 @@ from dovetail.errors import WeightSyncError
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY = "NCCL_CUMEM_ENABLE"
 _BY_ITSELF = "-2"
-"""What NCCL takes this variable for where it is absent: it uses what the driver can."""
+"""NCCL's value of this variable if it is not set: NCCL uses what the driver supports."""
 
 
 def described(backend: str) -> dict[str, Any]:
@@ -57,11 +57,11 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
                 f"{_in_words(ours['backend'])}",
                 hint="set rollout.weight_transport.backend on both sides, and give both environments the same NCCL",
             )
-        # A receiver of an older release says nothing of its memory.
+        # A receiver of an older release does not report `memory`.
         if "memory" not in one:
             continue
         first = memory.setdefault(one["machine"], one["memory"])
-        # What NCCL chooses by itself is one of the ways, and which it is can't be asked; only `0` is known to differ.
+        # Only `0` is known to differ from the other values, since NCCL's own choice can't be queried.
         if (first == "0") != (one["memory"] == "0"):
             raise WeightSyncError(
                 f"{who} has {_setting(one['memory'])} and another process of its group on the same machine "
@@ -72,7 +72,7 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
 
 
 def _machine() -> str:
-    """What NCCL tells machines apart by: containers with names of their own count as machines."""
+    """Return the name by which NCCL distinguishes machines; a container with its own host name counts as a machine."""
     named = os.environ.get("NCCL_HOSTID")
     if named:
         return named

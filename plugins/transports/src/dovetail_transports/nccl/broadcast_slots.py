@@ -1,4 +1,4 @@
-"""Both ends of a ring with slots in every process: a bucket is broadcast from the sender's slot into each receiver's."""
+"""Both ends of a ring with slots in every process: a bucket is broadcast from the sender's slot into a slot of each receiver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dovetail_transports.ring.slots import (
 
 
 class _Stage:
-    """Slots of one process."""
+    """The slots of one process, in one tensor."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -33,16 +33,16 @@ class _Stage:
         self._octets: Tensor | None = None
 
     def fit(self, slots: int, slot_bytes: int) -> None:
-        """Have so many, of at least so many bytes."""
+        """Allocate slots of at least `slot_bytes` bytes each, unless they are there already."""
         if self._octets is not None and self.slots == slots and self.slot_bytes >= slot_bytes:
             return
-        # Freed first: the old slots and the new ones need not fit into memory together.
+        # The old slots are freed first, since old and new slots together may not fit into memory.
         self._octets = None
         self._octets = torch.empty(slots * slot_bytes, dtype=torch.uint8, device=self.device)
         self.slots, self.slot_bytes = slots, slot_bytes
 
     def slot(self, bucket: int) -> Tensor:
-        """uint8 [slot_bytes]."""
+        """Return the slot of a bucket, uint8 [slot_bytes]."""
         if self._octets is None:
             raise WeightSyncError("the buckets of this transport have been closed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
@@ -92,7 +92,7 @@ class BroadcastSenderSlots(SenderSlots):
         if not kept or members != self._members:
             self._drop()
             self._members, self._name = members, secrets.token_hex(8)
-            # A new store as well: the old one still has the keys by which the former group met.
+            # The store must be new as well, since the old store still has the keys of the old group.
             listener = listen_at(self._host)
             self._port = int(listener.getsockname()[1])
             self._store = store_at(self._host, listener, self._timeout)

@@ -30,11 +30,11 @@ _SPIN_SECONDS = 0.002
 _POLL_SECONDS = 0.0005
 _ABORT_SECONDS = 10.0
 _WATCHDOG_FACTOR = 10.0
-"""How much longer torch's own limit is than ours, so that a wait always ends by ours."""
+"""Ratio of torch's time limit to this module's time limit, so that this module's limit always ends a wait first."""
 _WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-"""Read when a group is made: no tearing down of this process, and no monitor that does so."""
+"""Variables that torch reads when it makes a group, so that no watchdog or monitor ends this process."""
 _environment = threading.Lock()
-"""The environment is the whole process's: two groups made at once would restore wrong values."""
+"""Lock on environment variables, which the whole process shares: two groups made at once would restore wrong values."""
 
 
 class BroadcastGroup:
@@ -74,9 +74,9 @@ class BroadcastGroup:
             with _on(device):
                 group = _nccl(found, rank, size, timeout) if backend == "nccl" else None
                 group = group or _gloo(found, rank, size, timeout, host)
-                # NCCL connects lazily, at the first collective: here a peer that can't be reached has its own error.
+                # NCCL connects only at the first collective, which is made here so that an unreachable peer gets its own error.
                 first = _broadcast(group, torch.zeros(1, dtype=torch.uint8, device=device))
-                self._await(first, _nothing)  # `pulse` is for the thread that waits below
+                self._await(first, _nothing)  # the thread that waits below calls `pulse`
             return group, found
 
         try:
@@ -116,7 +116,7 @@ class BroadcastGroup:
             return
         self._aborted.set()
         group, self._group, self._store = self._group, None, None
-        # Aborting may wait for peers that are gone, and so may taking down a group with a broadcast under way.
+        # Aborting may wait for lost peers, and so may the destruction of a group during a broadcast.
         with suppress(TimeoutError, RuntimeError):
             in_time(lambda: _bury(group), _nothing, _ABORT_SECONDS)
 
@@ -133,15 +133,15 @@ class BroadcastGroup:
             if waited > _SPIN_SECONDS:
                 pulse()
                 time.sleep(_POLL_SECONDS)
-        # Raises what gloo failed with. NCCL's only orders streams, and nothing tells whether it failed; receivers find that
-        # out by their digests, and the sender by their answers.
+        # Raises gloo's error. With NCCL, `wait` only orders streams, and no call reports a failure; receivers notice a failure
+        # by their digests, and the sender by their answers.
         work.wait()
 
 
 def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
     """Start the sender's key-value store, listening on this socket only; the store closes the socket."""
     port = listener.getsockname()[1]
-    # Nothing waits for the receivers here: the offer with this address is sent to them afterwards.
+    # The store does not wait for the receivers, which get the offer with this address only afterwards.
     return _c10d.TCPStore(
         host,
         port,
@@ -173,7 +173,7 @@ def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             outcome.set_exception(error)
 
-    # A daemon, since a call into NCCL may never return, and must not keep the process from ending.
+    # A daemon thread, since a call into NCCL may never return, and must not keep the process from ending.
     threading.Thread(target=run, daemon=True, name="broadcast-group").start()
     deadline = time.monotonic() + timeout
     while not outcome.done():
@@ -197,7 +197,7 @@ def _nccl(store: object, rank: int, size: int, timeout: float) -> Any:
     kind = _c10d.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timedelta(seconds=timeout * _WATCHDOG_FACTOR)  # noqa: SLF001
-    # Groups that are made with these variables leave their failures to their maker.
+    # With these variables, torch leaves the failures of the group to this module.
     with _environment, environment_variables(_WATCHDOG):
         return kind(store, rank, size, options)
 
@@ -209,7 +209,7 @@ def _broadcast(group: Any, octets: Tensor) -> Any:
 
 
 def _nothing() -> None:
-    """No pulse."""
+    """Do nothing, as a pulse that never raises."""
 
 
 def _bury(group: Any) -> None:

@@ -23,16 +23,16 @@ from dovetail_transports.ring.peers import Peer
 from dovetail_transports.ring.rendezvous import ReceiverRendezvous, SenderRendezvous
 
 _REMEMBERED = 64
-"""Updates that are over and for which a receiver may still come."""
+"""Number of finished updates that are remembered, since a receiver may still connect for one of them."""
 
 
 _BACKLOG = 256
 _PASSWORD_SECONDS = 5.0
 _LONGEST_GREETING = 8192
 _LONGEST_REASON = 1000
-"""Bytes of a reason to call an update off; JSON makes at most six of each."""
+"""Maximum bytes of a reason to call an update off; JSON encodes a byte with at most six."""
 _MAX_SILENT = 256
-"""Connections at most that have not shown the password yet; one more closes the oldest."""
+"""Maximum number of connections that have not sent the password yet; a further connection closes the oldest."""
 _AGAIN_SECONDS = 0.2
 _OUT_OF_FILES_SECONDS = 0.2
 
@@ -128,18 +128,18 @@ class TcpSenderRendezvous(SenderRendezvous):
                 connection, _ = listener.accept()
             except OSError as error:
                 if self._listener is not listener:
-                    return  # closed
+                    return  # the rendezvous was closed
                 if not isinstance(error, ConnectionAbortedError):
-                    # Such as too many open files: connections wait until there is room again.
+                    # For example, too many files are open: connections wait until some are closed.
                     time.sleep(_OUT_OF_FILES_SECONDS)
                 continue
             with self._lock:
                 if len(self._silent) == _MAX_SILENT:
-                    # A receiver sends the password at once, so the oldest is the least likely to be one.
+                    # A receiver sends the password at once, so the oldest connection is the least likely to be a receiver.
                     oldest = next(iter(self._silent))
                     del self._silent[oldest]
                     with suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                        oldest.shutdown(socket.SHUT_RDWR)  # `_hear` closes it
                 self._silent[connection] = None
             threading.Thread(
                 target=self._hear, args=(connection,), name="dovetail-receiver", daemon=True
@@ -230,7 +230,7 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
         if timeout <= 0:
             raise TimeoutError
         if self._last == manifest.update_id:
-            time.sleep(min(_AGAIN_SECONDS, timeout))  # it was another update that answered
+            time.sleep(min(_AGAIN_SECONDS, timeout))  # the sender answered with another update
         self._last = manifest.update_id
         self._place, _, password = manifest.rendezvous.rpartition("/")
         host, _, port = self._place.rpartition(":")
@@ -262,9 +262,9 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
 
 
 def _set_up(connection: socket.socket) -> None:
-    # Messages are small and the other side waits for them: the kernel must not hold one back.
+    # Messages are small and the other side waits for them, so the kernel must not delay them.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that fails closes no connection: only unanswered probes show that it is gone.
+    # A failed machine closes no connection; only unanswered probes show its failure.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 

@@ -55,7 +55,7 @@ class NcclTransport(WeightTransport):
         call_off(manifest, reason)
 
     def _carrier(self) -> tuple[str, torch.device]:
-        """The backend, and the device on which buckets are for it."""
+        """Return the backend, and the device on which it needs the buckets."""
         device = torch.device(self.context.device)
         backend = self.config.backend
         if backend == "auto":

@@ -34,7 +34,7 @@ class Channel:
     def __init__(self, connection: socket.socket, patience: float) -> None:
         connection.settimeout(patience)
         self._socket = connection
-        # `poll` limits the time to receive: the socket's own limit is for sends, in other threads.
+        # `poll` limits the time to receive, since the socket's own limit applies to sends in other threads.
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
         self._descriptors: list[int] = []
@@ -50,7 +50,7 @@ class Channel:
         data = _LENGTH.pack(len(body)) + body
         try:
             if descriptor is not None:
-                # With the length alone: `send_fds` may send only a part of a longer message.
+                # The descriptor is sent with the length only, since `send_fds` may send only a part of a longer message.
                 socket.send_fds(self._socket, [data[: _LENGTH.size]], [descriptor])
                 data = data[_LENGTH.size :]
             self._socket.sendall(data)

@@ -1,4 +1,4 @@
-"""The position of each tensor of an update. Both sides compute the positions from the manifest, so they are not sent."""
+"""The position of each tensor of an update. Both sides compute the positions from the manifest, so the positions are not sent."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class LocalTransport(WeightTransport):
             ) from error
 
     def _directory(self, *, several: bool = False) -> RendezvousDirectory:
-        """Join the ends on this machine; `several`: the run has others, though this process does not know its own."""
+        """Join the directory of this machine. `several`: the run has several machines, even if this process does not know its own."""
         config, context = self.config, self.context
         root = default_root() if config.directory is None else Path(config.directory)
         key = config.channel or str(Path(context.run_directory or ".").resolve())

@@ -84,7 +84,7 @@ class Peers:
         try:
             peer.channel.send(message, descriptor)
         except PeerGone:
-            return  # whoever waits for its answer reads its last words first
+            return  # reported after the peer's last messages have been read
         except TimeoutError:
             peer.fault, peer.lost = f"read nothing for {self._timeout:g} seconds", True
 
@@ -119,7 +119,7 @@ class Peers:
         """
         self.listen()
         if self._collective and any(peer.lost for peer in self._peers):
-            # One that is gone makes others fail: it is named with them.
+            # A lost receiver makes others fail. A moment later their faults are known, and the error names all of them.
             time.sleep(_GRACE_SECONDS)
             self.listen()
             raise ReceiverError(
@@ -170,7 +170,7 @@ class Peers:
         return peer.ready and self._buckets is not None and peer.done >= self._buckets
 
     def _hear(self, peer: Peer, deadline: float) -> bool:
-        """Take a peer's next message; False where none came in time."""
+        """Read a peer's next message; return False if no message arrived in time."""
         try:
             message = peer.channel.receive(max(deadline - time.monotonic(), 0.0))
         except TimeoutError:

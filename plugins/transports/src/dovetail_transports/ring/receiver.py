@@ -56,7 +56,7 @@ class RingReceiver(WeightReceiver):
                 yield from bucket.tensors
                 self._slots.through()
                 with suppress(PeerGone):
-                    # Gone after the last bucket, it has given up on another receiver; this one has all.
+                    # A sender that is gone after the last bucket failed because of another receiver; this receiver has the update.
                     coming.channel.send({"done": number + 1})
         except PeerGone as error:
             raise _broken(manifest, "the sender ended or closed its end") from error
@@ -79,7 +79,7 @@ class RingReceiver(WeightReceiver):
     # -- the pieces ----------------------------------------------------------------------------
 
     def _meet(self, manifest: WeightManifest, layout: BucketLayout) -> Channel:
-        """The sender's channel for this very update; those of attempts that are over are closed."""
+        """Return the sender's channel for this update; channels of other updates are closed."""
         timeout = self._config.timeout
         deadline = time.monotonic() + timeout
         others: list[int] = []
@@ -117,7 +117,7 @@ class RingReceiver(WeightReceiver):
         )
 
     def _digests(self, coming: _Coming, manifest: WeightManifest, number: int) -> tuple[int, ...]:
-        """Wait for a bucket: the digests of its tensors."""
+        """Wait for a bucket, and return the digests of its tensors."""
         message = coming.next("bucket")
         if message["bucket"] != number:
             raise _broken(manifest, f"bucket {message['bucket']} arrived; expected bucket {number}")
@@ -137,7 +137,7 @@ class RingReceiver(WeightReceiver):
         manifest: WeightManifest,
         taken: int,
     ) -> None:
-        """Tell the sender why; where all receivers take part in every delivery, only after the last one."""
+        """Send the reason to the sender; if the slots are collective, only after taking part in all further deliveries."""
         if not self._slots.collective or not taken:
             coming.channel.send({"refused": reason})
             return
@@ -149,7 +149,7 @@ class RingReceiver(WeightReceiver):
 
 
 class _Coming:
-    """The sender's messages, in order; its last words come before any that wait."""
+    """The sender's messages, in order; an abort is raised before messages that wait."""
 
     def __init__(self, channel: Channel, manifest: WeightManifest, timeout: float) -> None:
         self.channel = channel
@@ -160,8 +160,8 @@ class _Coming:
         """Wait for the message that has this key.
 
         Raises:
-            WeightSyncError: another came, the sender broke off, or nothing came in time.
-            PeerGone: nothing will come.
+            WeightSyncError: another message arrived, the sender aborted the update, or no message arrived in time.
+            PeerGone: the sender has closed the connection.
         """
         message = self._early.popleft() if self._early else self._take(key)
         if key not in message:
@@ -169,7 +169,7 @@ class _Coming:
         return message["slots"] if key == "slots" else message
 
     def pulse(self) -> None:
-        """Raise where the sender has broken off or is gone."""
+        """Raise if the sender has aborted the update or is gone."""
         while self.channel.waiting():
             self._early.append(self._take("bucket"))
 
@@ -186,7 +186,7 @@ class _Coming:
 
 
 def _hello(channel: Channel, deadline: float) -> dict[str, Any] | None:
-    """The first message; None where the sender has gone again without one."""
+    """Return the sender's first message; None if the sender left without a message."""
     try:
         hello = channel.receive(max(deadline - time.monotonic(), 0.0))
     except (PeerGone, TimeoutError):

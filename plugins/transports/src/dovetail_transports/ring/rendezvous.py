@@ -107,7 +107,7 @@ class LocalSenderRendezvous(SenderRendezvous):
 
     def begin(self, manifest: WeightManifest) -> None:
         self._known = set()
-        # Not in `finish`: senders on other machines may not have read yet that an update was called off.
+        # Not in `finish`, since senders on other machines may not have read the note by then.
         if self._last is not None:
             self._joined().forget(self._last)
         self._last = manifest.update_id
@@ -178,6 +178,6 @@ def _reach(path: Path, patience: float) -> Peer | None:
         connection.connect(str(path))
     except (ConnectionRefusedError, FileNotFoundError):
         connection.close()
-        path.unlink(missing_ok=True)  # its process has ended
+        path.unlink(missing_ok=True)  # the receiver's process has ended
         return None
     return Peer(who_of(path), Channel(connection, patience))

@@ -1,7 +1,7 @@
 """RendezvousDirectory: the private directory in which sender and receivers of a run meet, and its removal.
 
 Every member process holds a shared lock on the file `members`, which the kernel releases when the process ends. A
-directory whose lock no process holds is of a dead run: the next process to join, or the last to leave, removes it. Each
+directory whose lock no process holds belongs to a dead run: the next process to join, or the last to leave, removes it. Each
 receiver listens at a socket in the directory.
 """
 
@@ -24,7 +24,7 @@ _NAMED = re.compile(r"[0-9a-f]{16}")
 _SOCKET = ".sock"
 _NOTE = ".off"
 _LONGEST_ADDRESS = 107
-"""Bytes of a Unix socket's address (sun_path in unix(7), with its closing zero)."""
+"""Maximum bytes of a Unix socket's path (sun_path in unix(7))."""
 _BACKLOG = 64
 
 
@@ -63,7 +63,7 @@ class RendezvousDirectory:
         remove_dead(root)
         self._lock = self._join()
         self._sockets: list[Path] = []
-        # Also where `leave` is not called before the process ends.
+        # A finalizer, so that the files are removed even if `leave` is not called before the process ends.
         self.leave = weakref.finalize(
             self, _leave, self._lock, self._sockets, self.directory, os.getpid()
         )
@@ -74,7 +74,7 @@ class RendezvousDirectory:
         name = f"{re.sub(r'[^A-Za-z0-9.]', '_', who)[:20]}-{os.getpid()}-{secrets.token_hex(4)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # It gets its name only when it listens: a socket that refuses is taken for one of a dead process.
+            # The socket gets its name only when it listens: a socket that refuses connections counts as a dead process's.
             listener.bind(str(self.directory / name))
             os.chmod(self.directory / name, 0o600)  # noqa: PTH101 - reads as the system call it is
             listener.listen(_BACKLOG)
@@ -95,7 +95,7 @@ class RendezvousDirectory:
         note = self._notes / f"{update_id}{_NOTE}"
         draft = note.with_suffix(f".{secrets.token_hex(4)}")
         draft.write_text(reason, encoding="utf-8")
-        draft.rename(note)  # whole, whenever it is seen
+        draft.rename(note)  # readers never see a partial note
 
     def called_off(self, update_id: str) -> str | None:
         """Return the note that `call_off` wrote for this update; None if there is no note."""
@@ -109,7 +109,7 @@ class RendezvousDirectory:
         (self._notes / f"{update_id}{_NOTE}").unlink(missing_ok=True)
 
     def _join(self) -> int:
-        import fcntl  # here: a plan loads this module on systems that lack it, too
+        import fcntl  # here, since a plan loads this module even on systems without fcntl
 
         while True:
             try:
@@ -117,7 +117,7 @@ class RendezvousDirectory:
                 lock = _open_members(self.directory)
             except FileNotFoundError:
                 _make_private(self.root)
-                continue  # removed by the last to leave, between the two
+                continue  # a leaving process has just removed the directory
             fcntl.flock(lock, fcntl.LOCK_SH)
             if _is_there(lock, self.directory):
                 return lock
@@ -139,7 +139,7 @@ def remove_dead(root: Path) -> None:
 
 def _leave(lock: int, sockets: list[Path], directory: Path, process: int) -> None:
     if os.getpid() != process:
-        return  # a fork of the member is none
+        return  # a fork of a member is not a member
     for path in sockets:
         path.unlink(missing_ok=True)
     os.close(lock)
@@ -168,9 +168,9 @@ def _open_members(directory: Path) -> int:
 
 
 def _is_there(lock: int, directory: Path) -> bool:
-    """Whether the file that was locked is still the one of the directory.
+    """Return whether the locked file is still the file in the directory.
 
-    The last member may have removed the directory between the file's opening and its locking.
+    The last member may have removed the directory after this process opened the file and before it locked the file.
     """
     try:
         return os.path.samestat(os.fstat(lock), (directory / _MEMBERS).stat())

@@ -26,7 +26,7 @@ _ARRIVAL_SECONDS = 0.002
 
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 5.0
-"""How long the end of a receiver's process may take to show after it has spoilt a delivery."""
+"""Seconds to wait, after a failed delivery, until the end of a receiver's process shows."""
 
 
 class RingSender(WeightSender):
@@ -112,7 +112,7 @@ class RingSender(WeightSender):
         offers = self._slots.offers([peer.state for peer in peers])
         for peer, offer in zip(peers, offers, strict=True):
             peers.tell(peer, {"slots": offer.message}, offer.descriptor)
-        # Buckets are announced by a thread: it waits for their copies while the next tensors are gathered.
+        # A thread announces the buckets, and waits for their copies while this thread gathers the next tensors.
         with ThreadPoolExecutor(1) as announcer:
             announced: list[Future[None]] = []
             try:
@@ -122,7 +122,7 @@ class RingSender(WeightSender):
                         announced.append(announcer.submit(self._announce, written, peers))
                         _raise_what_failed(announced)
                 finally:
-                    # Also where a tensor failed: buckets before it are on their way, and receivers take part in them.
+                    # Also if a tensor failed, since receivers take part in the delivery of the buckets before.
                     _await(announced, peers)
                 peers.await_done(len(layout.buckets))
             except DeliveryError:
@@ -130,7 +130,7 @@ class RingSender(WeightSender):
                 peers.blame(_LAST_WORDS_SECONDS)
                 raise
             except BaseException as error:
-                # Where only a tensor failed, all announced buckets are delivered: the ring is kept.
+                # If only a tensor failed, all announced buckets are delivered, and the ring can be kept.
                 if not source.failed or isinstance(error, ReceiverError):
                     self._slots.abort()
                 raise
@@ -146,7 +146,7 @@ class RingSender(WeightSender):
     def _filled(
         self, layout: BucketLayout, source: Iterator[tuple[str, Tensor]], peers: Peers
     ) -> Iterator[Written]:
-        """Fill every bucket, at most the ring ahead of the slowest receiver."""
+        """Fill every bucket, at most `slots` buckets ahead of the slowest receiver."""
         for number, places in enumerate(layout.buckets):
             if number >= self._slots.slots:
                 peers.await_done(number - self._slots.slots + 1)
@@ -155,7 +155,7 @@ class RingSender(WeightSender):
                 _, tensor = next(source)
                 bucket.put(place, tensor)
             if number == len(layout.buckets) - 1:
-                # What is left over is found before the last bucket makes the update whole.
+                # Surplus tensors must raise an error before the last bucket completes the update.
                 gather_the_rest(source)
             yield bucket.finish()
         if not layout.buckets:
@@ -173,7 +173,7 @@ def _raise_what_failed(announced: list[Future[None]]) -> None:
 
 
 def _await(announced: list[Future[None]], peers: Peers) -> None:
-    """Wait until all buckets that were filled are announced and delivered."""
+    """Wait until all filled buckets are announced and delivered."""
     while announced:
         with suppress(FutureTimeoutError):
             announced[0].exception(_POLL_SECONDS)
@@ -190,7 +190,7 @@ def _hello(manifest: WeightManifest, layout: BucketLayout) -> dict[str, Any]:
 
 
 class _Source(Iterator[tuple[str, Tensor]]):
-    """The tensors, and whether it was they that failed."""
+    """The tensors of an update; `failed` says whether an error came from them."""
 
     def __init__(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         self._tensors = tensors
@@ -254,7 +254,7 @@ def gather_receivers(
 
 
 def _answered(peer: Peer) -> bool:
-    """It came for this very update, whether it takes or refuses it; those that have ended do not count."""
+    """Return whether a receiver takes or refuses this update; a receiver that has ended does not count."""
     return peer.refused or (peer.ready and peer.fault is None)
 
 

@@ -11,8 +11,8 @@ from dovetail_transports.ring.layout import TensorSlot
 from dovetail_transports.ring.slots import SenderSlots
 
 _BYTES_AT_ONCE = 64 << 20
-"""Tensors of an accelerator are digested and copied together, up to so many bytes: a launch for each of the many small
-ones would take longer than their bytes do. They are held until then."""
+"""Bytes of an accelerator's tensors from which on they are digested and copied together. Smaller tensors are held until then,
+since a launch for each would take longer than the copy itself."""
 
 
 @attrs.frozen(eq=False)
@@ -119,6 +119,6 @@ class BucketWriter:
             torch._foreach_copy_(targets, sources, non_blocking=True)
         for source in sources:
             if source.device.type != "cpu":
-                # Its memory is not given to another tensor before the copy is through.
+                # torch must not reuse the tensor's memory before the copy has finished.
                 source.record_stream(stream)
         self._streams[device] = stream

@@ -47,7 +47,7 @@ class SharedRing:
         self._memory: mmap.mmap | None = mmap.mmap(descriptor, slots * slot_bytes)
         with suppress(
             OSError, AttributeError
-        ):  # fewer faults and look-ups where the kernel grants it
+        ):  # huge pages need fewer page faults and look-ups, if the kernel grants them
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._octets: Tensor | None = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._pinned = False

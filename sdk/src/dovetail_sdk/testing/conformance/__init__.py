@@ -13,7 +13,7 @@ import pytest
 
 from dovetail_sdk.extras import naming_the_extra
 
-# A failing assert of the kit shows its values in a plugin's own test run, as one in a test file does.
+# Rewritten, so that a failing assert of the kit shows its values, as an assert in a test file does.
 pytest.register_assert_rewrite(
     *(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
 )

@@ -132,7 +132,7 @@ class AdvantageConformance(PluginConformance):
                 assert np.isfinite(values).all()
         assert np.isfinite(list(result.metrics.values())).all()
 
-    # What may matter, and what may not
+    # Invariances
 
     @pytest.mark.parametrize("seed", range(3))
     def test_the_order_of_samples_does_not_matter(self, seed: int) -> None:
@@ -160,7 +160,7 @@ class AdvantageConformance(PluginConformance):
         batch = self.columns(0, groups=3, n=4)
         thinned = batch.take(np.array([0, 4, 5, 6, 7, 8, 9]))
         np.testing.assert_array_equal(self.flat(thinned)[0], 0.0)
-        # Who counts such groups counts this one.
+        # An estimator that counts groups of one sample must count this group.
         assert self.estimate(thinned).metrics.get("advantage/singleton_groups", 1) == 1
 
     def test_a_trajectory_of_two_sequences_counts_once(self) -> None:
@@ -173,14 +173,14 @@ class AdvantageConformance(PluginConformance):
         if self.plugin.level == "sample":
             got = self.flat(_cut_in_two(batch, 1))
         else:
-            # Positions in a response matter: two equal sequences, rather than the halves of one.
+            # Positions in a response matter, so the two sequences are copies of one and not its halves.
             rows = np.insert(np.arange(len(batch)), 1, 1)
             got = self.flat(batch.take(rows).with_columns({"trajectory_id": rows}))
         self.assert_close(got, [*expected[:2], *expected[1:]])
 
 
 def _cut_in_two(batch: Batch, row: int) -> Batch:
-    """The batch with one sample as two sequences of one trajectory: each has a part of its tokens, and its score."""
+    """Return the batch with one sample divided into two sequences of a trajectory, each with the sample's score."""
     rows = np.insert(np.arange(len(batch)), row, row)
     columns: dict[str, Any] = {"trajectory_id": rows}
     for name, column in batch.columns.items():

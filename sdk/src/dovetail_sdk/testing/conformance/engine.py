@@ -108,7 +108,7 @@ class EngineConformance(ValueRoleConformance):
         batch = self.batch(8)
         spoilt = batch
         if what == "advantages":
-            # A sample that the mask leaves out altogether may hold anything.
+            # A sample that is fully masked out may hold any value.
             mask = batch["response_mask"]
             rows = np.where(mask.row_index == 4, False, mask.values)
             advantages = batch["advantages"].copy()

@@ -1,4 +1,4 @@
-"""What the suites of training engines share: tiny models, batches, objectives, and starting an engine."""
+"""Shared parts of the suites of training engines: tiny models, batches, objectives, and the start of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of loss aggregations: the loss does not depend on how samples are cut or ordered."""
+"""The suite of loss aggregations: the loss does not depend on the division into micro-batches or the order of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of objectives, run as an engine runs them, and what it shares with that of policy losses. N samples, T response tokens."""
+"""The suite of objectives, run as an engine runs them, and its base for policy losses. N samples, T response tokens."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class ObjectiveConformance(ObjectiveCases):
     kind = "objective"
     plugin: ClassVar[type[Objective]]
 
-    # What a third party may override
+    # Methods that a plugin's suite may override
 
     def mini_batch(self, seed: int) -> Batch:
         """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 are a pair and a group."""
@@ -200,6 +200,6 @@ class ObjectiveConformance(ObjectiveCases):
 
 
 def _rows(batch: Batch, values_T: np.ndarray, order: Sequence[int]) -> np.ndarray:
-    """Values [T, …] of the batch's samples in another order."""
+    """Return values [T, …] with the batch's samples in another order."""
     offsets = batch["response_mask"].offsets
     return np.concatenate([values_T[offsets[row] : offsets[row + 1]] for row in order])

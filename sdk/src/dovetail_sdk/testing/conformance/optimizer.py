@@ -1,4 +1,4 @@
-"""The suites of optimizers and of learning-rate schedules: what engines and checkpoints rely on."""
+"""The suites of optimizers and of learning-rate schedules: the behaviour that engines and checkpoints rely on."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class PluginConformance:
 
     @pytest.fixture(autouse=True)
     def _as_expected(self, request: pytest.FixtureRequest) -> None:
-        """Mark the test that runs as expected to fail where its author says so."""
+        """Mark the running test as expected to fail, if `expected_failures` names it."""
         reason = self.expected_failures.get(getattr(request.node, "originalname", ""))
         if reason is not None:
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
@@ -138,12 +138,12 @@ class PluginConformance:
 
 
 def _is_standard(cls: type) -> bool:
-    """Whether a class is of the kit, or the suite of a kind that a package brings."""
+    """Return whether a class belongs to the kit, or is the suite of a kind that a package adds."""
     return cls.__module__.startswith(_KIT) or "kind" in vars(cls)
 
 
 def _standard_owner(cls: type, name: str) -> type | None:
-    """The class of a kind's suite, or of the kit, that defines a test of this name; None where none does."""
+    """Return the class of the kit, or of a kind's suite, that defines a test of this name; None if there is none."""
     if not name.startswith("test"):
         return None
     owners = (base for base in cls.__mro__ if _is_standard(base))

@@ -1,7 +1,7 @@
 """The suite of policy losses.
 
-It runs within the objective that trains with it, so that what is checked is what an engine does: columns are prepared over the
-mini-batch, cut into micro-batches, spread over ranks, aggregated. N samples, T response tokens.
+The suite runs a loss within the objective that trains with it, as an engine does: columns are prepared over the mini-batch, cut
+into micro-batches, spread over ranks, and aggregated. N samples, T response tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PolicyLossConformance(ObjectiveCases):
     the gradient with finite differences, with one advantage per sample.
     """
 
-    # What a third party may override
+    # Methods that a plugin's suite may override
 
     def mini_batch(
         self, seed: int, lengths: Sequence[int] = (3, 7, 0, 5, 1, 9, 4, 6), spread: float = 0.3

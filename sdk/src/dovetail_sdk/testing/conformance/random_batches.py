@@ -1,4 +1,4 @@
-"""Random batches for the suites: every column holds what a real run could put there."""
+"""Random batches for the suites: every column holds values that a real run could have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random_batch(
     rng = np.random.default_rng(seed)
     size = groups * n
     lengths = rng.integers(1, 13, size)
-    # An empty response, but not in the first group: its tokens are what some tests look at.
+    # One response is empty, but not in the first group, whose tokens some tests read.
     lengths[min(n, size - 1)] = 0
     mask = Ragged.from_list([rng.random(k) < 0.8 for k in lengths], dtype=np.bool_)
     columns: dict[str, Any] = {
@@ -48,7 +48,7 @@ def random_batch(
     for name in sorted(set(required) - {"scores", "token_rewards", *columns}):
         if name == "reward_components":
             columns[name] = [dict.fromkeys(component_names, 0.0) for _ in range(size)]
-        elif name == "turn_ids":  # a turn begins where the policy writes after what it was shown
+        elif name == "turn_ids":  # a turn begins where the policy writes after an observation
             turns = [np.where(row, (~row).cumsum(), -1) for row in mask]
             columns[name] = Ragged.from_list(turns, dtype=np.int64)
         else:
@@ -144,7 +144,7 @@ def beside(flags_T: Any, values: Any) -> Any:
 
 
 def _possible(shares: Ragged, log_probs: Ragged) -> Ragged:
-    """Σπ² between the least and the most that the chosen token's probability allows."""
+    """Return Σπ² between the minimum and the maximum that the chosen token's probability allows."""
     pi_T = np.exp(log_probs.values)
     return shares.with_values(np.square(pi_T) + shares.values * np.square(1 - pi_T))
 
@@ -167,4 +167,4 @@ _MAKERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]
     "rollout_is_weights": lambda rng, count: rng.uniform(0.5, 2.0, count),
     "temperature": lambda _, count: np.ones(count),
 }
-"""How to draw a column of the glossary whose values are not just any number."""
+"""Functions that draw the columns of the glossary whose values are restricted."""

@@ -1,4 +1,4 @@
-"""The suite of reward managers: one outcome a sample, in order, and no failure ever a number."""
+"""The suite of reward managers: one outcome for each sample, in order, and never a number for a failure."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class RewardManagerConformance(PluginConformance):
 
     def test_every_way_to_fail_is_its_kind_and_never_a_number(self) -> None:
         self._needs_failures()
-        # a call that can't be made says nothing of any row: where calls are shared, it fails all of its samples
+        # A call that can't be made fails all samples that share the call, so it is tested only if calls are not shared.
         apart = ["unreachable"] if self.shares_calls else []
         samples = [self.sample(how, fail=how) for how in KINDS if how not in apart]
         good = [self.sample(f"good{i}", right=i % 2 == 0) for i in range(12)]
@@ -198,7 +198,7 @@ class RewardManagerConformance(PluginConformance):
             if not self.shares_calls:
                 assert all(isinstance(outcomes[s.sample_id], Score) for s in good)
             failing_reward.release_hung()
-            time.sleep(0.6)  # an event loop that was blocked is replaced after half a second
+            time.sleep(0.6)  # a blocked event loop is replaced after half a second
             after = self.score(manager, good)
             assert all(isinstance(outcome, Score) for outcome in after.values()), after
 
@@ -259,7 +259,7 @@ class RewardManagerConformance(PluginConformance):
         assert not _children() - processes
 
     def _near(self, value: float) -> Any:
-        """What compares equal to the manager's score of a sample that its function scores so."""
+        """Return a value that equals the manager's score, within the tolerance, if its function scores `value`."""
         return pytest.approx(self.expected(value), rel=0.0, abs=self.tolerance)
 
     def _needs_failures(self) -> None:
@@ -268,7 +268,7 @@ class RewardManagerConformance(PluginConformance):
 
 
 def _children() -> set[int]:
-    """Process ids of this process's children, where the system tells."""
+    """Return the process ids of this process's children; empty if the system does not list them."""
     tasks = Path(f"/proc/{os.getpid()}/task")
     if not tasks.is_dir():
         return set()

@@ -127,7 +127,7 @@ class RolloutCorrectionConformance(PluginConformance):
         inputs.rollout_log_probs_T[token] = wrong
         done = self.correct(inputs)
         if done.weights_T is None and done.keep_T is None:
-            return  # nothing follows from the ratio; the loss's own numbers stop the update
+            return  # the correction does not use the ratio; the loss stops the update
         rejected = done.keep_T is not None and not done.keep_T[token]
         assert rejected or not math.isfinite(self.factors(inputs)[token])
 

@@ -131,7 +131,7 @@ class RunConformance:
         with pytest.raises(error):
             take()
         assert samples
-        # What was admitted and is not taken counts against what may be.
+        # `admissible` differs, since queued prompts that no step has taken count against the limit.
         assert attrs.evolve(run.position, admissible=before.admissible) == before
         with run.step() as step:
             assert step.number == before.step + 1
@@ -351,7 +351,7 @@ class RunConformance:
 
 
 class _RaisedError(Exception):
-    """What a trainer's block may raise."""
+    """An error that a trainer's `with` block raises."""
 
 
 def _raise(_run: Run, _step: StepContext) -> None:
@@ -359,9 +359,9 @@ def _raise(_run: Run, _step: StepContext) -> None:
 
 
 def _leave(_run: Run, _step: StepContext) -> None:
-    """End the block."""
+    """Leave the `with` block without an error."""
 
 
 def _samples(step: StepContext) -> list[str]:
-    """Names of the step's samples, sorted: they may finish in any order."""
+    """Return the names of the step's samples, sorted, since samples may finish in any order."""
     return sorted(sample.sample_id for sample in step.experience.samples)

@@ -1,4 +1,4 @@
-"""The suites of what surrounds training: KL controllers, samplers, datasets, trackers and trainers."""
+"""The suites of KL controllers, samplers, datasets, trackers and trainers."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class TrainerConformance(PluginConformance):
 
 
 class _Public:
-    """A run of which only what `Run` declares can be reached."""
+    """A run that gives access only to what `Run` declares."""
 
     def __init__(self, run: ScriptedRun) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Workers for the suite of runtimes: small, without a model, and loaded from this file in whatever process they live."""
+"""Workers for the suite of runtimes: small, without a model, and loaded from this file in every process."""
 
 from __future__ import annotations
 

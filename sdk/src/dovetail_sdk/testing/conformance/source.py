@@ -1,4 +1,4 @@
-"""The suite of sources of experience: a run of real parts takes from the source, over a policy that is a table."""
+"""The suite of sources of experience: a run of real parts takes samples from the source, with a table as its policy."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class StageConformance(PluginConformance):
         stage.start()
         return stage
 
-    # What its class methods say
+    # Class methods
 
     def test_it_runs_in_a_phase_and_beside_others(self) -> None:
         assert self.plugin.phase in PHASES
@@ -167,7 +167,7 @@ class StageConformance(PluginConformance):
             assert asked <= ON_REQUEST.keys()
             assert stage.asks(number, self.facts()) == asked
 
-    # What it returns
+    # Results
 
     @pytest.mark.parametrize("seed", range(3))
     def test_it_returns_the_same_samples_and_changes_what_it_names(self, seed: int) -> None:
@@ -213,7 +213,7 @@ class StageConformance(PluginConformance):
         check_batch(done, self.known_columns())
         assert not not_finite(done)
 
-    # What may matter, and what may not
+    # Invariances
 
     @pytest.mark.parametrize("seed", range(3))
     def test_the_order_of_samples_does_not_matter(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What the suite of stages builds a step from: facts of a plan, batches, and models that answer at random.
+"""The parts of a step for the suite of stages: facts of a plan, batches, and models with random outputs.
 
 Legend: N samples, T response tokens.
 """

@@ -28,7 +28,7 @@ _ODD_VALUES: tuple[Any, ...] = (
     *("", "\x00", "\ud800", "x" * 100_000, "(" * 900, "∑ 字 🦊", "null"),
     *(None, True, -1, 0, 1.5, 10**30, 10**4000, math.inf, [], {}),
 )
-"""What a policy may write in place of any argument."""
+"""Values that a policy may write in place of any argument."""
 
 
 class ToolConformance(PluginConformance):
@@ -136,7 +136,7 @@ class ToolConformance(PluginConformance):
         async def work(tools: ToolSet) -> None:
             async with tools.open(self.episode) as opened:
                 call = ToolCall(id="call_0", name=name, arguments=arguments)
-                # The limit of 5 s is for the end of what runs: a call that can't be cancelled takes longer.
+                # The call must end within 5 s after its cancellation; a call that can't be cancelled takes longer.
                 async with asyncio.timeout(5):
                     with pytest.raises(TimeoutError):
                         await asyncio.wait_for(opened.call(call), 0.5)

@@ -1,4 +1,4 @@
-"""Cases of low-rank adapters: used as if they were merged, replaced, laid upon other weights, refused without harm."""
+"""Cases of low-rank adapters: equal to merged weights, replaced, applied to other base weights, refused without harm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AdapterCases(RolloutSuite):
         ("modules", "rank_stabilised"),
         [
             (EVERY_LAYER, False),
-            # Engines fuse layers: here of each a part alone is adapted, whichever it is.
+            # Engines fuse layers. In these cases only one part of each fused layer has an adapter.
             (("q_proj", "up_proj"), False),
             (("k_proj", "gate_proj", "o_proj"), True),
             (("v_proj", "down_proj"), False),

@@ -1,4 +1,4 @@
-"""Cases of generation: what is asked for arrives, once, and depends on nothing else."""
+"""Cases of generation: every requested sample arrives once, and depends on nothing but its request."""
 
 from __future__ import annotations
 

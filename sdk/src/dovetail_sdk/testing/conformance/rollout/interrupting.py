@@ -1,4 +1,4 @@
-"""How cases catch a request in the middle, by the engine's own progress and not by a clock."""
+"""Helpers to interrupt a running request, by the engine's own progress and not by a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of interruption: aborted, paused, continued; what was generated stays valid, with the versions that made it."""
+"""Cases of interruption: abort, pause, continue. Generated tokens stay valid, with the weight versions that produced them."""
 
 from __future__ import annotations
 
@@ -228,5 +228,5 @@ class InterruptionCases(RolloutSuite):
 
 
 def _cut_short(found: list[Completion]) -> bool:
-    """Whether every sample was aborted after its first token."""
+    """Return whether every sample was aborted after its first token."""
     return all(c.finish_reason == FinishReason.ABORT and len(c.response_ids) for c in found)

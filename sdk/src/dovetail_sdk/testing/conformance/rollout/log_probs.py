@@ -1,4 +1,4 @@
-"""Cases of log-probabilities: those of the sampled tokens, and those of tokens that are given."""
+"""Cases of log-probabilities: of sampled tokens, and of given tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PlainAdapter: a low-rank adapter for tests, as a trainer sends it, and what a model becomes with it."""
+"""PlainAdapter: a low-rank adapter for tests, as a trainer sends it, and the model with the adapter merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.transport_ends import manifest_of
 
 _BEFORE = "base_model.model."
-"""What peft puts before the names of a model's layers."""
+"""The prefix that peft adds to the names of a model's layers."""
 
 
 @attrs.frozen

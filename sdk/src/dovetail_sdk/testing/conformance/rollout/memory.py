@@ -1,4 +1,4 @@
-"""Cases of sleep and wake: memory is given back, and nothing that is generated changes."""
+"""Cases of sleep and wake: memory is freed, and generated tokens do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rollout suite reaches an engine: how it is started, asked, and sent weights. Engines override what differs."""
+"""The rollout suite's access to an engine: its start, requests, and weight updates. Engines override what differs."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class RolloutSuite(PluginConformance):
             del tensors[last]
         elif fault == "names another":
             tensors[f"{last}.of.nothing"] = tensors.pop(last)
-        # Buckets so small that much of it has gone out before what fails.
+        # Small buckets, so that much of the update has been sent before the failure.
         manifest = manifest_of(tensors, next_version(), bucket_bytes=4096)
         count = len(tensors) // 2 if fault == "breaks off" else len(tensors)
         self.send(engine, manifest, list(tensors.items())[:count])

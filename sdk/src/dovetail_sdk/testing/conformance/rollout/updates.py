@@ -1,4 +1,4 @@
-"""Cases of new weights: they arrive whole and are used at once, or an engine serves no mixture."""
+"""Cases of new weights: a complete update is used at once, and an engine never generates with a mixture."""
 
 from __future__ import annotations
 

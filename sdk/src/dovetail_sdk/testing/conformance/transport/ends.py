@@ -1,4 +1,4 @@
-"""How the suite of weight transports runs one: its ends in this process, at once, and what came of an update."""
+"""The suite's way to run a weight transport: both ends in this process at the same time, and the outcome of an update."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class EndsOfATransport(PluginConformance):
         self.needs("across_processes")
 
     def _waiting(self, timeout: float) -> Any:
-        """The config under test, with so many seconds as its `timeout` where it has that."""
+        """Return the config under test, with this `timeout` in seconds if it has such a field."""
         config = self.make_config()
         return attrs.evolve(config, timeout=timeout) if hasattr(config, "timeout") else config
 

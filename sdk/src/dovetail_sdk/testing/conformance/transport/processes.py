@@ -60,7 +60,7 @@ class BetweenProcesses(EndsOfATransport):
 
     def test_a_sender_that_is_killed_halfway_tears_only_its_own_update(self) -> None:
         self.needs_processes()
-        # One that is told of the sender's end waits for that; another finds that the update did not come.
+        # A receiver that notices the sender's end waits for it; another receiver waits until its time limit.
         receiver = self.make(timeout=PATIENCE if self.meets else IN_VAIN).receiver()
         manifest = manifest_of(case_tensors(1), version=1, bucket_bytes=64)
         with TransportEnd(self.place(), "sender") as killed, ThreadPoolExecutor(1) as thread:
@@ -96,7 +96,7 @@ class BetweenProcesses(EndsOfATransport):
             killed.kill()
             with pytest.raises(ReceiverError, match=r"receiver\.1 .*(ended|did not come)"):
                 sending.result()
-            # Whether the others have it whole, or none has it, is the transport's own affair.
+            # A transport may deliver the update to the other receivers, or to none.
             arrived = arriving.result()
             assert isinstance(arrived, WeightSyncError) or arrived == contents(
                 iter(tensors.items())

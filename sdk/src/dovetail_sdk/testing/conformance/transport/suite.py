@@ -1,7 +1,7 @@
-"""The suite of weight transports: an update arrives whole and in order, or is refused.
+"""The suite of weight transports: an update arrives complete and in order, or is refused.
 
-Both ends run at once, as under a runtime of several processes; a transport that declares `across_processes` is tried
-with real ones as well.
+Both ends run at the same time, as in a runtime with several processes; a transport that declares `across_processes` is also
+tested with real processes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
             "extra": tensors | {"more": torch.zeros(1)},
         }[fault]
         named = {"renamed": "'other'", "missing": "'head.weight'", "extra": "'more'"}
-        # Receivers that are not told why it broke off find afterwards that it did not come.
+        # Receivers that are not notified of the failure wait until their time limit.
         at_once = self.meets
         with self.ends(timeout=PATIENCE if at_once else IN_VAIN) as (sender, receivers):
             failed, (arrived,) = self.exchange(sender, receivers, manifest, wrong, at_once=at_once)
@@ -137,7 +137,7 @@ class WeightTransportConformance(BetweenProcesses, EndsThatMeet):
 
                 stopped = threads.submit(stops)
                 whole = threads.submit(lambda: contents(diligent.receive(manifest)))
-                # Whether the sender hears of it is the transport's own affair.
+                # A transport may or may not report the stopped receiver to the sender.
                 with suppress(WeightSyncError):
                     sender.send(manifest, self.placed(tensors))
                 stopped.result()
