@@ -34,6 +34,34 @@ SKIPPED = 2
 """Steps that are left out of the medians."""
 
 
+class ToldClock(StepClock):
+    """Says at once when each step ended, for runs that a time limit ends."""
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        super().on_train_begin()
+        sys.stderr.write(f"training began at {time.time():.2f}\n")
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        super().on_step_end()
+        sys.stderr.write(f"step {len(self.ends) - 1} ended at {time.time():.2f}\n")
+
+
+def time_publications(trainer: GRPOTrainer) -> list[float]:
+    """Seconds of every publication of weights from here on."""
+    seconds, publish = list[float](), trainer.vllm_generation.sync_weights
+
+    def timed() -> None:
+        torch.accelerator.synchronize()
+        began = time.perf_counter()
+        publish()
+        torch.accelerator.synchronize()
+        seconds.append(round(time.perf_counter() - began, 3))
+        sys.stderr.write(f"published in {seconds[-1]}\n")
+
+    trainer.vllm_generation.sync_weights = timed
+    return seconds
+
+
 def make_trainer(args: argparse.Namespace, clock: StepClock, lengths: list[int]) -> GRPOTrainer:
     """TRL's trainer with the workload; `lengths` collects the length of every response."""
     model = args.directory / f"model-{args.model}"
@@ -103,9 +131,10 @@ def main() -> None:
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29611")
-    clock, lengths = StepClock(), []
+    clock, lengths = ToldClock(), []
     began = time.perf_counter()
     trainer = make_trainer(args, clock, lengths)
+    published = time_publications(trainer)
     trainer.train()
     due = args.steps * args.prompts * workload.RESPONSES
     if len(lengths) != due or set(lengths) != {workload.NEW_TOKENS}:
@@ -122,6 +151,7 @@ def main() -> None:
         "step_by_step_s": " ".join(f"{seconds:.2f}" for seconds in clock.seconds),
         "start_to_first_step_s": round(clock.ends[0] - began, 1),
         "steps": len(steps),
+        "publication_s": published,
     }
     sys.stdout.write(json.dumps(result) + "\n")
 
