@@ -76,7 +76,7 @@ async def interrupted(
     """
     for attempt in range(_ATTEMPTS):
         running = asyncio.create_task(collected(engine, request))
-        await begun(engine, request, 4 << attempt % 5)
+        await begun(engine, request, 4 << attempt % 7)
         await interrupt()
         found = await asyncio.wait_for(running, TIMEOUT)
         if caught(found):
