@@ -202,7 +202,10 @@ class ExampleShards:
             except Exception as error:  # noqa: BLE001 - examples are made here instead
                 with self._making:
                     if self.processes > 1:
-                        _log.warning("rows are tokenised by one process: %s", error)
+                        _log.warning(
+                            "rows are tokenised by only one process, since another could not be started: %s",
+                            error,
+                        )
                     self.processes = 1
 
         def alone(*given: Any) -> Any:
@@ -248,7 +251,7 @@ class CachedExamples(IndexedPrompts):
         if isinstance(found, BadRow):
             raise found.error
         if found is None:
-            raise IndexError(f"row {index} is too long, and left out")
+            raise IndexError(f"the example at position {index} is too long and was left out")
         return found
 
     def __iter__(self) -> Iterator[Prompt]:

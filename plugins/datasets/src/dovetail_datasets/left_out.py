@@ -93,8 +93,8 @@ class LeftOut:
             found = frozenset(what for each in conversations for what in self._check(each))
             if _TOOLS in found:
                 raise DataError(
-                    f"{where}: it has 'tools', and the chat template does not write them",
-                    hint="set model.chat_template to one that does, or remove the column",
+                    f"{where}: the row has the column 'tools', but the chat template does not render its functions",
+                    hint="set model.chat_template to a template that renders tools, or remove the column",
                 )
             self._kinds[key] = found
         return found

@@ -119,8 +119,8 @@ class MessageForm:
         if self._writes_text:
             return text
         raise DataError(
-            f"the arguments of a call of {name!r} are {text[:80]!r}, which is not a JSON object",
-            hint='write them as a JSON object, or as its text: {"city": "Rome"}',
+            f"the arguments in a call of the function {name!r} are {text[:80]!r}; expected a JSON object",
+            hint='write the arguments as an object such as {"city": "Rome"}, or as the JSON text of one',
         )
 
     def _content(self, role: str) -> ContentForm | None:

@@ -25,7 +25,7 @@ def check_template_args(section: DataSection) -> None:
     """
     if section.chat_template_args:
         raise ConfigError(
-            "data.chat_template_args has no effect: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+            "data.chat_template_args has no effect with data.plain_prompts=raw: raw prompts do not go through the chat template",
             hint="leave data.chat_template_args out, or set data.plain_prompts=user_message",
         )
 
@@ -41,9 +41,9 @@ def check_template(tokenizer: Tokenizer, model: ModelSection) -> None:
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         raise ModelError(
-            f"{of} has no chat template, so that messages can't become a prompt",
-            hint="set model.chat_template to a template or its file; or, where prompts are plain "
-            "strings, data.plain_prompts=raw",
+            f"{of} has no chat template, so messages can't be rendered as a prompt",
+            hint="set model.chat_template to a template or the path of a template file; or, if all prompts "
+            "are texts, set data.plain_prompts=raw",
         )
     for text in template.values() if isinstance(template, Mapping) else [template]:
         parse_template(text, "model.chat_template" if model.chat_template else of)

@@ -169,7 +169,9 @@ class ShardFolder:
                 written.replace(path)
         except OSError as error:
             if not self._refused:
-                logging.getLogger("dovetail").warning("token ids are not cached: %s", error)
+                logging.getLogger("dovetail").warning(
+                    "token ids can't be written to the cache: %s", error
+                )
             self._refused = True
             return None
         return path

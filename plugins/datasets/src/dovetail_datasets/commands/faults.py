@@ -25,7 +25,7 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
         if rows is None:
             continue
         named = f"{what} {data.rows_are}"
-        yield from _named(f"bad {named}, which no run takes", [row.message for row in rows.bad])
+        yield from _named(f"bad {named}, which no run trains on", [row.message for row in rows.bad])
         if isinstance(rows, PromptSet):
             yield from _counted(rows, named, data.limits)
         yield from (f"{named}: {note}" for note in rows.left_out)

@@ -86,7 +86,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
     if config and Path(config[0]).suffix.lower() not in (".yaml", ".yml"):
         if not any(each.startswith("model.path=") for each in overrides):
             raise ConfigError(
-                f"{config[0]} is read as a file of rows, which needs model.path for its tokenizer and chat template",
+                f"the file {config[0]} is not a config (.yaml), so it is read as a dataset, which needs model.path for the tokenizer and the chat template",
                 hint="add model.path=DIRECTORY, or name a config (.yaml) in place of the file",
             )
         given = [f"data.train_files={config[0]}", *given]

@@ -51,8 +51,8 @@ def model_class(config: object) -> Any:
         kind = getattr(config, "model_type", None)
         named = f" ({', '.join(names)})" if names else ""
         raise ModelError(
-            f"its type {kind}{named} is not a causal language model",
-            hint="take a model that writes from left to right, such as a Qwen or a Llama",
+            f"the model type {kind!r}{named} is not a causal language model",
+            hint="choose a model that generates text from left to right, such as a Qwen or Llama model",
         )
     return AutoModelForImageTextToText if vision and not known else AutoModelForCausalLM
 

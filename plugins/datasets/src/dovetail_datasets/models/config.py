@@ -113,6 +113,6 @@ def _refuse_ignored(
         if isinstance(asked.get(name), Mapping) or made.get(name) == asked.get(name):
             continue
         raise ConfigError(
-            f"override_config.{key}={asked[name]!r}: the architecture {made['model_type']!r} ignores it and has {made[name]!r}",
+            f"override_config.{key}={asked[name]!r}: the architecture {made['model_type']!r} ignores this value and uses {made[name]!r}",
             hint=f"set model.{key}" if key in attrs.fields_dict(ModelSection) else "leave it out",
         )

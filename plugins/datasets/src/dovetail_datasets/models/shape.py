@@ -61,8 +61,8 @@ def _read(
         raise
     except Exception as error:
         raise ModelError(
-            f"{path!r} holds no model that transformers can read: {type(error).__name__}: {error}",
-            hint="a model is a directory with config.json, or a hub id",
+            f"the model path {path!r} holds no model that transformers can read: {type(error).__name__}: {error}",
+            hint="give a directory with config.json, or a hub id",
         ) from error
 
 

@@ -54,7 +54,8 @@ def _setting(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError(
-            f"{override!r} is not a setting", hint="write KEY=VALUE, such as held_out=0.05"
+            f"{override!r} is not a setting; expected KEY=VALUE",
+            hint="write for example held_out=0.05",
         )
     try:
         return key, yaml.safe_load(value)
@@ -76,7 +77,7 @@ def _config(name: str, cls: type[RecipeSection], settings: dict[str, Any]) -> Re
         problems = cattrs.transform_error(error, path=name, format_exception=_wording)
         raise ConfigError(
             "; ".join(problems),
-            hint=f"`dovetail plugins show {KIND}/{name}` describes its settings",
+            hint=f"`dovetail plugins show {KIND}/{name}` describes the settings",
         ) from error
 
 
