@@ -112,7 +112,7 @@ class ExampleShards:
         return [(self._parts[number].dataset, self._shard(number)) for number in wanted]
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return the example of a row, numbered over all datasets; None if the example is too long.
+        """Return the example of a row, numbered over all datasets; its fault if the row is bad, and None if it is too long.
 
         Raises:
             DataError: the row's file has changed, or the row is bad and no bad row is allowed.
@@ -125,7 +125,7 @@ class ExampleShards:
         return found
 
     def opened(self) -> Iterator[Example]:
-        """Yield the examples of all open shards."""
+        """Yield the examples of all shards that were read and not closed."""
         for number in sorted(self._open):
             shard, name = self._open[number], self.datasets[self._parts[number].dataset].shape.name
             for place in range(len(shard.rows)):
@@ -298,7 +298,7 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         self.shards.follow(rows)
 
     def close(self) -> None:
-        """Stop preparing shards ahead."""
+        """End the threads and processes that prepare shards ahead."""
         self.shards.close()
 
 

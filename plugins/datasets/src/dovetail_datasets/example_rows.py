@@ -67,7 +67,7 @@ class Example(Prompt):
     answers: tuple[TrainedResponse, ...]
     """The answers: one for a conversation; the chosen and the rejected one for a preference pair."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """The row's labels of the answers, by column of the batch."""
+    """The row's labels of the answers (`desirable`, `margin`), by column of the batch."""
     lost: int = 0
     """The number of tokens beyond a limit that were cut off."""
 
@@ -91,7 +91,7 @@ class RawExample:
     tools: list[dict[str, Any]] | None = None
     """The functions that the chat template describes."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """The row's labels of the responses, by column of the batch."""
+    """The row's labels of the responses (`desirable`, `margin`), by column of the batch."""
     images: tuple[RawImage, ...] = ()
     """Images of the messages up to the last turn that is trained on, in order."""
     folder: str | None = None
@@ -107,12 +107,14 @@ class RawExample:
 def row_parser(
     files: Sequence[FileRows], kind: Examples, section: DataSection
 ) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
-    """Return a function that checks one row, given the row, its file and number for messages, and the folder of its relative paths.
+    """Return a function that checks and parses one row.
+
+    The function takes the row, its file and number for messages, and the folder of its relative paths.
 
     Args:
         files: the files, with the columns of all rows.
         kind: the kind of example.
-        section: the section with the prompt's column and the handling of texts.
+        section: the data section, with the prompt's column and the handling of texts.
 
     Raises:
         DataError: a file lacks a column; the message names those that it has.
@@ -242,7 +244,7 @@ def _parts(
     for name, answer in zip(names, answers, strict=True):
         if _is_assistant(before[-1]) and _is_assistant(answer[0]):
             raise DataError(
-                f"{where}: {section.prompt_key!r} ends with a message of the role 'assistant', and {name!r} begins with another one",
+                f"{where}: {section.prompt_key!r} ends with a message of the role 'assistant', and {name!r} begins with another one; expected only one of them",
                 hint=f"join the two messages into one in {name!r}, all of which is trained on, or remove the row",
             )
     return RawExample(prompt=before, responses=tuple(answers))

@@ -79,8 +79,8 @@ def conversations_of(example: RawExample) -> list[TrainedConversation]:
 def templated(
     encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
-    """Yield the text of each conversation, split into parts by the template's `{% generation %}` blocks, or else by rendering each turn's
-    prefix.
+    """Yield the text of each conversation, split into parts by the template's `{% generation %}` blocks, or, without such blocks, by
+    rendering the messages before and after each trained turn.
     """
     templates = [template_with_blocks(encoder.tokenizer, each.tools) for each in conversations]
     pairs = list(zip(conversations, templates, strict=True))

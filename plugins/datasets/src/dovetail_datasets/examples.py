@@ -76,8 +76,8 @@ class ExampleMaker:
     Args:
         files: the files, each with its first rows, from which the columns are known.
         tokenizer: a Hugging Face tokenizer.
-        section: the section with the limits and the columns.
-        model: the model's path, for messages.
+        section: the data section, with the limits and the columns.
+        model: the section of the model that takes the examples.
         kind: the kind of example.
         media_dir: see `load_prompts`.
         text_alone: whether rows with images are refused.

@@ -253,13 +253,13 @@ def reading(name: str) -> Iterator[None]:
 
 
 def digest_of_file(name: str, path: Path) -> bytes:
-    """Return a digest of a file's content, 32 bytes."""
+    """Return the SHA-256 digest of a file's content, 32 bytes; `name` is the file's name in errors."""
     with reading(name), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
 def unpack(name: str, compression: str, target: Path) -> None:
-    """Decompress a file into another.
+    """Decompress the file `name` into the file `target`.
 
     Raises:
         DataError: the file is damaged, or the disk is full.
@@ -280,7 +280,7 @@ def unpack(name: str, compression: str, target: Path) -> None:
 
 
 def arrow_rows(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of an Arrow table or record batch, without the keys that Arrow filled in messages and `tools`."""
+    """Return the rows of an Arrow table or record batch, without the null keys that Arrow added to messages and `tools`."""
     filled = [field.name for field in table.schema if _may_be_filled(field)]
     rows: list[dict[str, Any]] = table.to_pylist()
     for name in filled:

@@ -44,7 +44,9 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 
 
 class FilesSource(DatasetSource):
-    """Reads local files. A path may be a pattern such as `data/*.parquet`, whose matches are sorted, or a folder that `datasets` wrote."""
+    """Reads local files. A path may be a pattern such as `data/*.parquet`, whose matches are sorted, or a folder that the package `datasets`
+    wrote.
+    """
 
     name = "files"
     api = ">=1.0,<2"
@@ -67,7 +69,7 @@ class FilesSource(DatasetSource):
 
     @classmethod
     def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
-        """Write rows as a Parquet file."""
+        """Write rows as a Parquet file into a folder, and return its path."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -175,7 +177,7 @@ def _arrow_files(path: str, folder: Path) -> list[str]:
     if not state.is_file():
         inside = [each.name for each in folder.iterdir() if _is_data(each)]
         raise DataError(
-            f"{path} is a directory{'' if inside else ' without data files'}; expected a file, a pattern, or a folder that save_to_disk wrote",
+            f"{path} is a directory{'' if inside else ' without data files'}; expected a file, a pattern, or a folder that `datasets` wrote with save_to_disk",
             hint=f"name the files in it: {path}/*{Path(inside[0]).suffix if inside else '.parquet'}",
         )
     try:

@@ -123,7 +123,7 @@ class ImageRenderer:
             (first, *_) = made
             if self._prompts.ids(prompt, pictures[:shown]) != first[0]:
                 raise ModelError(
-                    "the model's processor tokenises text and images together differently than apart, "
+                    "the model's processor tokenises a prompt with its images differently from the text and the images alone, "
                     "so the tokens of prompt and answer can't be separated",
                     hint="remove the rows with images, or use another model",
                 )

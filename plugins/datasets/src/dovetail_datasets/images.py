@@ -70,7 +70,7 @@ class RawImage:
             return FoundImage(data=path.read_bytes(), path=path)
         except OSError as error:
             raise DataError(
-                f"the image file {str(path)!r} can't be read: {error.strerror}"
+                f"the image file {str(path)!r} can't be read: {error.strerror}", hint=_HINT
             ) from error
 
 
@@ -109,7 +109,7 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
     if not isinstance(value, Sequence):
         raise DataError(
             f"{where}: the column {column!r} is {shown(value)}; expected a list of images",
-            hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
+            hint="write an image as a path, as bytes, or as a mapping with 'bytes' or 'path'",
         )
     return tuple(
         image_of(entry, f"{where}: image {number} of {column!r}")
@@ -131,7 +131,8 @@ def image_of(entry: object, where: str) -> RawImage:
             return RawImage(data=base64.b64decode(entry[url.end() :], validate=True))
         except ValueError as error:
             raise DataError(
-                f"{where} is a data URL whose base64 can't be decoded: {error}"
+                f"{where} is a data URL whose base64 can't be decoded: {error}",
+                hint="encode the image again, or remove the row",
             ) from error
     if isinstance(entry, str) and entry:
         if entry.startswith(("http://", "https://")):
@@ -144,7 +145,7 @@ def image_of(entry: object, where: str) -> RawImage:
         return RawImage(data=bytes(entry))
     raise DataError(
         f"{where} is {shown(entry)}; expected a path or bytes",
-        hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
+        hint="write an image as a path, as bytes, or as a mapping with 'bytes' or 'path'",
     )
 
 
@@ -237,7 +238,7 @@ def _is_image(part: object) -> bool:
 def _check_count(marks: int, images: int, where: str) -> None:
     if marks != images:
         raise DataError(
-            f"{where}: the row's text refers to {marks} {'image' if marks == 1 else 'images'}, but the row has {images}",
+            f"{where}: the row refers to {marks} {'image' if marks == 1 else 'images'}, but has {images}",
             hint=f"write {PLACEHOLDER} once for each image, in the order of the images",
         )
 

@@ -39,14 +39,14 @@ class Tally:
     first: dict[str, str] = attrs.field(factory=dict)
 
     def add(self, found: Iterable[str], where: str) -> None:
-        """Add the parts of a row that are left out."""
+        """Count a row and the parts of it that are left out; `where` names the row."""
         self.total += 1
         for what in sorted(found):
             self.rows[what] += 1
             self.first.setdefault(what, where)
 
     def merge(self, other: Tally) -> None:
-        """Add the tally of later rows."""
+        """Add the counts of later rows."""
         self.total += other.total
         self.rows += other.rows
         self.first = other.first | self.first

@@ -70,8 +70,8 @@ def check_truncation(section: DataSection, kind: str) -> None:
     """Refuse truncation where it is not defined for the examples.
 
     Args:
-        section: the section with the handling of long examples.
-        kind: the kind of example.
+        section: the data section, with the handling of long examples.
+        kind: the kind of example, such as `conversations`.
 
     Raises:
         ConfigError: the examples are preferences, or truncation is not at the end and `data.max_length` is not set.
@@ -97,8 +97,8 @@ def truncated(example: Example, section: DataSection, *, images: bool) -> Exampl
     least one.
 
     Args:
-        example: the example of one answer.
-        section: the section with the limits and the place of the cut.
+        example: the conversation, an example with one answer.
+        section: the data section, with the limits and the place of the cut.
         images: whether the example has images.
     """
     (answer,) = example.answers
@@ -154,7 +154,7 @@ def beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] 
 def too_long(
     place: str, what: str, tokens: int, key: str, limit: int, of_images: int = 0
 ) -> DataError:
-    """Return the error about a part of a row that has more tokens than its limit."""
+    """Return the error about a part of a row (`what`) that has more tokens than the config key `key` allows."""
     images = f", {of_images} of them for images" if of_images else ""
     return DataError(
         f"{place}: the {what} has {tokens} tokens{images}, more than {key}={limit}",

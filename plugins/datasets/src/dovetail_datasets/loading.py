@@ -177,5 +177,5 @@ def configured_dataset(config: RunConfig, tokenizer: Tokenizer) -> DatasetSource
 
 
 def media_dir(config: RunConfig) -> Path:
-    """Return the directory for images that have no file."""
+    """Return the directory for copies of images that have no file of their own."""
     return Path(config.data.media_dir or Path(config.output_dir) / "media")

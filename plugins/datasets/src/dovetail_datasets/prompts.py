@@ -85,8 +85,8 @@ def load_prompts(
         source: the dataset source that reads the files.
         paths: files or patterns.
         tokenizer: a Hugging Face tokenizer.
-        section: the limit on prompts and the handling of longer ones, the prompt's column, plain prompts.
-        model: the model's path, for messages.
+        section: the data section: the limit on prompts and the handling of longer ones, the prompt's column, plain prompts.
+        model: the section of the model that takes the prompts.
         media_dir: the directory of images without a file of their own; by default `section.media_dir`, or else `media`
             in the working directory.
         tools: the functions of an agent loop, which the chat template describes in every prompt; by default those of
@@ -227,7 +227,7 @@ def read_rows(source: DatasetSource, paths: Sequence[str]) -> list[NumberedRow]:
 
 
 def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -> None:
-    """Refuse files without the prompt's column, and files of which only some have a column that changes a row's meaning."""
+    """Refuse files without the prompt's column, and files of which only some have `data_source` or `reward_model`."""
     files = by_file(rows, paths)
     for file in files:
         check_column(file.rows, key, file.columns, file.path)
@@ -236,7 +236,7 @@ def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -
         lacking = [file for file in files if column not in file.columns]
         if having and lacking:
             raise DataError(
-                f"the files have different columns: {having[0].path} has the column {column!r}, "
+                f"the files have different columns: {having[0].path} has the column {column!r}, but "
                 f"{lacking[0].path} does not (its columns: {', '.join(lacking[0].columns)})",
                 hint=f"add the column {column!r} to all files, or remove it from all",
             )
@@ -293,7 +293,7 @@ def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
     row = placed.row
     if row.tools and raw:
         raise DataError(
-            f"{placed.where}: the row has the column {TOOLS!r}, but with data.plain_prompts=raw its prompt does not go through the chat template",
+            f"{placed.where}: the row has the column {TOOLS!r}, but with data.plain_prompts=raw its prompt does not go through the chat template, which would describe the tools",
             hint="set data.plain_prompts=user_message, or remove the column",
         )
     if row.tools and tools is not None and row.tools != list(tools):

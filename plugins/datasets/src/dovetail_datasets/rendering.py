@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 
 
 def check_template_args(section: DataSection) -> None:
-    """Refuse arguments of the chat template if plain prompts bypass it.
+    """Refuse arguments of the chat template for raw prompts, which bypass it.
 
     Raises:
         ConfigError: `data.chat_template_args` is set.
@@ -55,7 +55,7 @@ def made_or_bad(
     encoders: Sequence[TextEncoder],
     most_bad: int,
 ) -> list[Made | DataError]:
-    """Apply `make` to rows, and return its results and the faults of bad rows, which are found by bisection.
+    """Apply `make` to rows, and return each row's result, or its error if it is bad. Bad rows are found by bisection.
 
     Args:
         make: a function that converts several rows.
@@ -86,7 +86,7 @@ def in_batches(
     place: Callable[[int], str],
     at_once: int = ROWS_AT_ONCE,
 ) -> Iterator[tuple[int, Made]]:
-    """Yield the number of every row with its result of `render`.
+    """Yield the index of every row with its result of `render`.
 
     Args:
         render: a function that converts several rows.

@@ -25,7 +25,7 @@ class NumberedRow(NamedTuple):
     where: str
     """The row's file and number, for messages."""
     folder: str | None
-    """The folder to which relative paths refer."""
+    """The folder to which relative paths in the row refer; None for rows that are in no file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -139,8 +139,8 @@ def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[
     Args:
         groups: the groups of a dataset.
         group: the number of the group.
-        start: the index of the first row in the group.
-        first: the number of that row in the dataset.
+        start: the index in the group of the first row to yield.
+        first: that row's number in the dataset.
     """
     folder = groups.folder(group)
     for number, (where, row) in enumerate(groups.read(group, start), first):
@@ -179,5 +179,5 @@ def unfilled(value: Any) -> Any:
 
 
 def is_nan(value: object) -> bool:
-    """Return whether a value is NaN, as in pandas for a missing value."""
+    """Return whether a value is NaN, which pandas writes for a missing value."""
     return isinstance(value, float) and math.isnan(value)

@@ -45,7 +45,7 @@ class RawRow:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The prompt as messages; image placeholders in a text become parts."""
+        """The prompt as messages; a text becomes one user message, in which image parts replace image placeholders."""
         if not isinstance(self.prompt, str):
             return self.prompt
         content: Any = in_parts(self.prompt) if self.images else self.prompt
@@ -60,7 +60,14 @@ def parse_row(
     image_key: str = "images",
     folder: str | None = None,
 ) -> RawRow:
-    """Check one row.
+    """Check one row and return its parts. If `row` is the error of a failed read, raise it.
+
+    Args:
+        row: the row's values by column, or the error if it can't be read.
+        prompt_key: the column of the prompt.
+        where: the row's file and number, for messages.
+        image_key: the column of the images.
+        folder: the folder of the row's file; None for rows that are in no file.
 
     Raises:
         DataError: the row can't be read, or its prompt, its images or another column is invalid; the message names the row.
@@ -108,7 +115,7 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
 
 
 def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]] | str:
-    """Check that the value of a column is a text or messages, and return it.
+    """Check that the value of a column is a text or messages, and return it; messages in JSON text are parsed.
 
     Raises:
         DataError: the value is null, empty or of another type, or has a bad message; the error names the row.
@@ -238,7 +245,7 @@ def tools_of(value: object, where: str) -> list[dict[str, Any]] | None:
     """Return the functions of a row as JSON schemas, from a list or from the list's JSON text.
 
     Raises:
-        DataError: the value is neither of them.
+        DataError: the value is neither a list of mappings nor the JSON text of one.
     """
     if value is None or is_nan(value):
         return None
@@ -265,7 +272,14 @@ def check_column(
     *,
     hint: str | None = None,
 ) -> None:
-    """Refuse rows if none of them has the column; the default hint is about the prompt's column.
+    """Refuse rows of which none has the column `key`.
+
+    Args:
+        rows: the rows.
+        key: the name of the required column.
+        columns: the names of the columns present, for the error.
+        where: the file, for the error.
+        hint: the hint of the error; by default to set `data.prompt_key`.
 
     Raises:
         DataError: no row has the column; the message names the columns present, and the nearest.
@@ -289,7 +303,7 @@ def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, An
 
 
 def wrong_value(where: str, column: str, value: object, wanted: str) -> DataError:
-    """Return the error about a value of a wrong type."""
+    """Return the error about a column's value of a wrong type; `wanted` describes the expected value."""
     what = "null or missing" if value is None else shown(value)
     return DataError(
         f"{where}: the column {column!r} is {what}; expected {wanted}",

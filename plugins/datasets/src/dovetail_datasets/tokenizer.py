@@ -66,7 +66,7 @@ def load_tokenizer(
         # If the vocabulary's files are missing, transformers makes an empty tokenizer without an error.
         raise ModelError(
             f"the tokenizer in {key}={path!r} has no vocabulary",
-            hint="save it again with tokenizer.save_pretrained(directory)",
+            hint="save the tokenizer again with tokenizer.save_pretrained(directory)",
         )
     if template is not None:
         tokenizer.chat_template = template
@@ -196,7 +196,7 @@ def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelE
                     )
         return ModelError(
             f"the tokenizer in {key}={path!r} can't be loaded: {cause}",
-            hint="save it again with tokenizer.save_pretrained(directory)",
+            hint="save the tokenizer again with tokenizer.save_pretrained(directory)",
         )
     return ModelError(
         f"{key}={path!r} is not a local directory, and no tokenizer can be loaded from the hub under this id: {cause}",

@@ -19,7 +19,7 @@ SCORED = 256
 
 
 def faults_of(opened: OpenedData) -> Iterator[str]:
-    """Yield each fault with the rows that have it."""
+    """Yield each fault of the opened data, with the rows that have it."""
     data = opened.data
     for what, rows in (("training", data.train), ("held-out", data.val)):
         if rows is None:

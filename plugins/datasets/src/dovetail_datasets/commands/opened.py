@@ -35,7 +35,7 @@ _EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
 
 @attrs.frozen(kw_only=True)
 class OpenedData:
-    """The data of a run, with its config and source."""
+    """The data that a config names, loaded as for a run."""
 
     config: RunConfig
     data: SourceData
@@ -57,7 +57,7 @@ class OpenedData:
             before += size
 
     def verdicts(self, rows: Iterable[NumberedRow]) -> Iterator[RowVerdict]:
-        """Yield the scores of rows' reference answers, from the run's source; for errors see `ExperienceSource.verdicts`."""
+        """Yield the score of each row's reference answers, from the run's source; for errors see `ExperienceSource.verdicts`."""
         facts = source_facts(self.config)
         source = facts.plugins["source"]
         found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, rows)

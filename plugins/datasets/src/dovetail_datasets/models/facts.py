@@ -45,7 +45,8 @@ class ModelFacts:
             config = read_config(model)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
-                f"the config of the model {model.path!r} can't be read: {error}"
+                f"the config of the model {model.path!r} can't be read: {error}",
+                hint="correct the path, or download the model again",
             ) from error
         try:
             generation = GenerationConfig.from_pretrained(model.path, revision=model.revision)

@@ -17,7 +17,7 @@ from dovetail.sections import ModelSection
 
 
 def read_shape(section: ModelSection) -> ModelShape:
-    """Return the sizes of a model, from its config alone; cached where possible.
+    """Return the sizes of a model, from its config alone; the last 8 models are cached.
 
     Raises:
         ConfigError: the model's architecture lacks a key of `override_config`, or ignores it.

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A local copy of the dataset, laid out as on the hub.",
 )
-@click.option("--revision", help="Commit, branch or tag on the hub; the latest one without it.")
+@click.option("--revision", help="Commit, branch or tag on the hub; by default the latest.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="A folder that is made.  [default: data/NAME]",
+    help="The folder to create.  [default: data/NAME]",
 )
 def prepare(
     recipe: str | None,

@@ -166,7 +166,7 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def messages_of(row: Mapping[str, Any], column: str, where: str) -> list[dict[str, str]]:
-    """Return the messages of a column, each with `role` and `content` alone; for errors see `value_of`."""
+    """Return the messages of a column, each with only `role` and `content`; for errors see `value_of`."""
     messages = value_of(row, column, list, where)
     if not messages or not all(isinstance(message, Mapping) for message in messages):
         raise wrong(where, column, messages, "a list of messages")

@@ -39,7 +39,8 @@ def recipe_named(text: str, overrides: Sequence[str]) -> DataRecipe:
     cls: Any = load_plugin_class(ref)
     if colon and not cls.argument:
         raise ConfigError(
-            f"the recipe {name!r} takes no argument after a colon", hint=f"write {name}"
+            f"the recipe {name!r} takes no argument after a colon, but {argument!r} is given",
+            hint=f"write {name}",
         )
     settings = dict(map(_setting, overrides))
     if colon:

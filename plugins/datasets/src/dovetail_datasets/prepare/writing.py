@@ -72,7 +72,7 @@ class RecipeWriter:
             if not kept[split]:
                 raise DataError(
                     f"the split {split!r} has no row to write (rows left out: {self._reasons()})",
-                    hint="see that the files are those that the recipe is made for",
+                    hint="check that the files belong to the dataset of the recipe",
                 )
         held = set() if "validation" in kept else self._held_out(kept["train"])
         schema = pa.unify_schemas(self._schemas, promote_options="permissive")
@@ -121,7 +121,7 @@ class RecipeWriter:
                 missing = [c for c in _NEEDED[recipe.rows_are] if c not in row]
                 if missing:
                     raise PluginBrokenError(
-                        f"{self._title} converted {where} to a row without {', '.join(missing)}; expected {', '.join(_NEEDED[recipe.rows_are])}"
+                        f"{self._title} converted {where} to a row without the column(s) {', '.join(missing)}; expected the columns {', '.join(_NEEDED[recipe.rows_are])}"
                     )
                 if recipe.rows_are == "prompts":
                     row["extra_info"] = {
@@ -160,7 +160,7 @@ class RecipeWriter:
         if len(prompts) < 2:
             raise DataError(
                 f"no prompt can be held out for validation: the training split has {len(prompts)} different prompt(s); expected at least 2 (rows left out: {self._reasons()})",
-                hint="see that the files are those that the recipe is made for",
+                hint="check that the files belong to the dataset of the recipe",
             )
         order = sorted(prompts, key=lambda digest: _hash(f"{config.seed} {digest}".encode()))
         return set(order[: min(max(1, round(config.held_out * len(order))), len(order) - 1)])

@@ -109,7 +109,7 @@ def scored(task: str, answer: str, entry: str) -> float:
 
 
 def reasoning_gym() -> Any:
-    """Return the imported package.
+    """Return the imported package `reasoning_gym`.
 
     Raises:
         PluginNeedsError: the package is not installed.
