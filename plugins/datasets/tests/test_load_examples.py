@@ -471,11 +471,11 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [{"role": "critic", "content": "b"}]}, "no turn .*'critic'"),
         (
             {"messages": [*turns("a", "b", "c"), {"role": "asistant", "content": "d"}]},
-            r"message 3 of 'messages' has the role 'asistant'\s.*did you mean 'assistant'",
+            r"message 3 of 'messages' has the role 'asistant'.*\s.*did you mean 'assistant'",
         ),
         (
             {"messages": [{"role": "gpt", "content": "b"}]},
-            r"has the role 'gpt'\s.*mean 'assistant'",
+            r"has the role 'gpt'.*\s.*mean 'assistant'",
         ),
         ({"messages": turns("b", first="assistant")}, "begins .*assistant"),
         ({"messages": turns("a", " ")}, "message 1 of 'messages' .*empty"),
