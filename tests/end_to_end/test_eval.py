@@ -95,7 +95,7 @@ def test_other_prompts_and_the_untrained_model(
         (("{run}", "data.val_files=[]"), "data.val_files names no file"),
         (("{run}", "rollout.name=vlm"), "vlm"),
         (("{run}", "data.max_response_length=100000"), "positions"),
-        (("no-such/model", "--config={config}"), "hub id could"),
+        (("no-such/model", "--config={config}"), "from the hub under this id"),
         (("rollout.validation.n=2",), "MODEL is named"),
     ],
 )

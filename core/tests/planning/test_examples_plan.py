@@ -144,7 +144,7 @@ def test_pairs_have_the_columns_that_an_objective_of_pairs_requires(plan: MakePl
 def test_a_column_that_examples_do_not_have_is_refused(
     plan: MakePlan, overrides: list[str], column: str, fix: str
 ) -> None:
-    says = f"requires the column '{column}' .* trainer 'of_examples' takes conversations of the dataset"
+    says = f"requires the column '{column}' .* trainer 'of_examples' trains on conversations of the dataset"
     with pytest.raises(PlanError, match=says) as caught:
         plan(*overrides)
     assert fix in str(caught.value.hint)
@@ -155,7 +155,7 @@ def test_a_column_that_examples_do_not_have_is_refused(
     [
         (
             ["algorithm.sample_filters=[equal_rewards]"],
-            "algorithm.sample_filters leave out samples",
+            "algorithm.sample_filters applies to generated samples",
         ),
         (
             ["trainer.examples=images"],

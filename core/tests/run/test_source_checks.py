@@ -179,7 +179,7 @@ def test_a_sound_source_trains_and_one_that_sends_twice_is_warned_about(config, 
     ("trainer", "source", "words"),
     [
         ("supervised", "rollouts", "and the source 'rollouts' generates"),
-        ("on_policy", "examples", "and the source 'examples' has none"),
+        ("on_policy", "examples", "the source 'examples' provides only examples"),
     ],
 )  # fmt: skip
 def test_a_trainer_and_a_source_that_do_not_fit_are_refused(config, trainer, source, words):

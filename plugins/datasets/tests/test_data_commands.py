@@ -109,7 +109,7 @@ def test_check_finds_ten_planted_faults(run, write, reward) -> None:
         f"{path}, line 21 is not JSON",
         f"{path}, line 22: message 1",
         f"{path}, line 23: message 0",
-        f"{path}, line 24: 'messages' is null",
+        f"{path}, line 24: the column 'messages' is null",
         f"1 duplicates among training conversations:\n  {path}, line 25 is {path}, line 4 again",
         "1 training conversations are longer",
         "leaves out thoughts in 'reasoning_content'",

@@ -91,11 +91,11 @@ def test_a_pair_has_one_prompt_and_the_marked_answers(templated) -> None:
 
 def test_blocks_that_mark_nothing_or_not_every_turn_are_refused(templated) -> None:
     nothing = MARKED.replace("'assistant' %}", "'model' %}", 1)
-    with pytest.raises(DataError, match=r"row 0: .*blocks mark nothing.*1 turns"):
+    with pytest.raises(DataError, match=r"row 0: .*blocks mark no text.* 1 assistant turn"):
         load(templated(nothing), {"messages": turns("a", "b")})
     partly = templated(LAST)
     assert trained(partly, load(partly, {"messages": turns("a", "b", "c", "d")})) == ["d<|im_end|>"]
-    with pytest.raises(DataError, match=r"mark 1 parts .* 2 turns"):
+    with pytest.raises(DataError, match=r"mark 1 part.* 2 assistant turns"):
         load(partly, {"messages": turns("a", "b", "c", "d")}, trained_turns="last")
 
 

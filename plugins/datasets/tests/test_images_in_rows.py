@@ -184,15 +184,15 @@ def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": ASK, "images": ["gone.png"]}, "no image 'gone.png'"),
+        ({"prompt": ASK, "images": ["gone.png"]}, "no image file 'gone.png'"),
         ({"prompt": ASK, "images": ["cut.png"]}, r"image 0 \(.*cut.png'\) .*broken"),
         ({"prompt": ASK, "images": ["note.txt"]}, "Pillow .* 10 bytes"),
         ({"prompt": ASK, "images": ["red.png"] * 2}, r"1 image\b.* 2\b"),
         ({"prompt": "<image><image>", "images": ["red.png"]}, r"2 images.* 1\b"),
         ({"prompt": ASK, "images": [7]}, "image 0 of 'images' is 7 .int."),
         ({"prompt": ASK, "images": ["exif.jpg"]}, r"image 0 \(.*exif.jpg'\) .*broken"),
-        ({"prompt": ASK, "images": ["data:image/png;base64,é"]}, "broken base64"),
-        ({"prompt": ASK, "images": ["A" * 5000]}, r"image 'A{60}…'(.|\s)*write 'data:image/png;base64,"),
+        ({"prompt": ASK, "images": ["data:image/png;base64,é"]}, "base64 can't be decoded"),
+        ({"prompt": ASK, "images": ["A" * 5000]}, r"image file 'A{60}…'(.|\s)*begin with 'data:image/png;base64,"),
         ({"prompt": ASK, "images": "https://x.org/a.png"}, "'https://x.org/a.png'.*downloaded"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"1 image\b.* 0\b"),
         (
@@ -233,7 +233,7 @@ def test_a_model_or_a_template_that_knows_no_images_is_refused(load, tmp_path) -
 
 def test_a_template_that_drops_images_is_refused(load, model) -> None:
     section = ModelSection(path=model.path, chat_template="{% for m in messages %}x{% endfor %}")
-    with pytest.raises(DataError, match=r"0 times '<\|image_pad\|>' for 1 images"):
+    with pytest.raises(DataError, match=r"'<\|image_pad\|>' 0 time\(s\); expected 1"):
         load({"prompt": ASK, "images": ["red.png"]}, section=section)
 
 

@@ -269,7 +269,7 @@ def test_longer_ones_are_counted_and_left_out_or_refused(tokenizer, limits, part
     assert found.filtered_overlong == 1
     with pytest.raises(DataError, match=f"^row 1: .*{part} .* tokens, .*data.max_{part}"):
         load(tokenizer, rows, overlong_prompts="error", **limits)
-    with pytest.raises(DataError, match=r"1 conversations .* x "):
+    with pytest.raises(DataError, match=r"no conversations of x .*1 in all"):
         load(tokenizer, rows[1:], **limits)
 
 
@@ -316,7 +316,7 @@ def test_a_conversation_with_too_long_a_prompt_is_left_out_where_others_are_cut(
 def test_answers_that_are_compared_or_rated_are_not_cut(tokenizer, kind) -> None:
     rows = [{"prompt": "q", "chosen": "a", "rejected": "b", "response": "a", "label": True}]
     with pytest.raises(
-        ConfigError, match=f"truncate_right .*; {kind.replace('_', ' ')} are not cut"
+        ConfigError, match=f"truncate_right .*; {kind.replace('_', ' ')} can't be truncated"
     ):
         load(tokenizer, rows, kind, overlong_prompts="truncate_right")
 
@@ -471,21 +471,21 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [{"role": "critic", "content": "b"}]}, "no turn .*'critic'"),
         (
             {"messages": [*turns("a", "b", "c"), {"role": "asistant", "content": "d"}]},
-            r"message 3 of 'messages' has the role 'asistant'\s.*did you mean 'assistant'",
+            r"message 3 of 'messages' has the role 'asistant'.*\s.*did you mean 'assistant'",
         ),
         (
             {"messages": [{"role": "gpt", "content": "b"}]},
-            r"has the role 'gpt'\s.*mean 'assistant'",
+            r"has the role 'gpt'.*\s.*mean 'assistant'",
         ),
         ({"messages": turns("b", first="assistant")}, "begins .*assistant"),
         ({"messages": turns("a", " ")}, "message 1 of 'messages' .*empty"),
         (
             {"messages": [*turns("a", "b", "c"), {"role": "tool", "content": "1"}]},
-            "message 3 of 'messages' .*tool.*: 'user'",
+            "message 3 of 'messages' .*tool.* is 'user'",
         ),
         (
             {"messages": [{"role": "tool", "content": "1"}, *turns("a", "b")]},
-            "message 0 of 'messages' .*tool.*: none",
+            "message 0 of 'messages' .*tool.* is none",
         ),
         ({"messages": "text"}, "'messages' is 'text' .*list"),
         ({"messages": None}, "'messages' is null"),
@@ -499,7 +499,7 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
             "message 1 of 'messages' .*weight 0.5",
         ),
         ({"messages": turns("a", "b"), "images": ["x.png"]}, r"0 images.* 1\b"),
-        ({"messages": turns("a", "b"), "videos": ["x.mp4"]}, "it has videos"),
+        ({"messages": turns("a", "b"), "videos": ["x.mp4"]}, "the row has videos"),
     ],
     "responses": [
         ({"prompt": "a", "response": ""}, "'response' .*empty"),
@@ -522,7 +522,7 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         (
             {"chosen": turns("q", "a", "r", "b"), "rejected": turns("q", "a")},
-            "'rejected' equals the other answer",
+            "'rejected' has no answer",
         ),
         ({"chosen": "a", "rejected": "b"}, "no prompt"),
         (
@@ -601,7 +601,7 @@ def test_a_pair_keeps_its_margin(tokenizer) -> None:
         (
             "preferences",
             {"chosen": "2", "rejected": "3", "margin": float("nan")},
-            "it must be a finite number",
+            "expected a finite number",
         ),
         (
             "preferences",

@@ -67,7 +67,7 @@ def test_a_tokenizer_that_does_not_tell_what_was_added_is_taken(
 
 def test_a_missing_directory_names_the_nearest(tokenizer_directory) -> None:
     wrong = tokenizer_directory.parent / f"{tokenizer_directory.name[:-1]}x"
-    with pytest.raises(ModelError, match=r"no directory model\.path=") as error:
+    with pytest.raises(ModelError, match=r"directory model\.path=.* does not exist") as error:
         load_tokenizer(ModelSection(path=str(wrong)))
     assert f"did you mean {str(tokenizer_directory)!r}?" in str(error.value)
 
@@ -127,7 +127,7 @@ def test_a_file_that_is_not_valid_json_is_named(tokenizer_directory, tmp_path, f
     (model / file).write_text("{")
     with pytest.raises(ModelError) as caught:
         load_tokenizer(ModelSection(path=str(model)))
-    assert caught.value.message.startswith(f"{model / file} in model.path=")
+    assert caught.value.message.startswith(f"the file {model / file} in model.path=")
     assert "JSON" in caught.value.message
 
 

@@ -132,7 +132,9 @@ def test_arguments_that_are_no_json_object_are_refused_where_the_template_would_
         ("conversations", [row]),
         ("prompts", [{"prompt": [*row["messages"], say("user", "and?")]}]),
     ):
-        with pytest.raises(DataError, match=r"rows.jsonl, line 1: .*'weather'.*not a JSON object"):
+        with pytest.raises(
+            DataError, match=r"rows.jsonl, line 1: .*'weather'.*expected a JSON object"
+        ):
             read(chat(call=CALLS["tojson"]), rows, kind)
     for call in ("text", "either"):
         assert read(chat(call=CALLS[call]), [row]).trained == [f"weather{wrong}<|end|>"]

@@ -75,7 +75,7 @@ def test_a_key_of_a_part_is_overridden_there_alone(tmp_path: Path) -> None:
     [
         ({"max_positions_embeddings": 9}, "max_positions_embeddings", "max_position_embeddings"),
         ({"attn_implementation": "eager"}, "attn_implementation", "model.attn_implementation"),
-        ({"model_type": "gpt2"}, "model_type='gpt2'", "leave it out"),
+        ({"model_type": "gpt2"}, "model_type='gpt2'", "leave this key out"),
     ],
 )
 def test_what_the_architecture_does_not_have_is_refused_by_name(

@@ -112,7 +112,7 @@ class ExampleShards:
         return [(self._parts[number].dataset, self._shard(number)) for number in wanted]
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return the example of a row, numbered over all datasets; None if the example is too long.
+        """Return the example of a row, numbered over all datasets; its fault if the row is bad, and None if it is too long.
 
         Raises:
             DataError: the row's file has changed, or the row is bad and no bad row is allowed.
@@ -125,7 +125,7 @@ class ExampleShards:
         return found
 
     def opened(self) -> Iterator[Example]:
-        """Yield the examples of all open shards."""
+        """Yield the examples of all shards that were read and not closed."""
         for number in sorted(self._open):
             shard, name = self._open[number], self.datasets[self._parts[number].dataset].shape.name
             for place in range(len(shard.rows)):
@@ -202,7 +202,10 @@ class ExampleShards:
             except Exception as error:  # noqa: BLE001 - examples are made here instead
                 with self._making:
                     if self.processes > 1:
-                        _log.warning("rows are tokenised by one process: %s", error)
+                        _log.warning(
+                            "rows are tokenised by only one process, since another could not be started: %s",
+                            error,
+                        )
                     self.processes = 1
 
         def alone(*given: Any) -> Any:
@@ -248,7 +251,7 @@ class CachedExamples(IndexedPrompts):
         if isinstance(found, BadRow):
             raise found.error
         if found is None:
-            raise IndexError(f"row {index} is too long, and left out")
+            raise IndexError(f"the example at position {index} is too long and was left out")
         return found
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -295,7 +298,7 @@ class StreamedExamples(CachedExamples, StreamedPrompts):
         self.shards.follow(rows)
 
     def close(self) -> None:
-        """Stop preparing shards ahead."""
+        """End the threads and processes that prepare shards ahead."""
         self.shards.close()
 
 

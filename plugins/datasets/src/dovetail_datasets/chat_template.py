@@ -52,7 +52,7 @@ def with_arguments(
     for name in arguments:
         if name not in read:
             close = nearest(name, read)
-            taken = f"it reads {', '.join(map(repr, read))}" if read else "it reads no argument"
+            taken = f"it reads {', '.join(map(repr, read))}" if read else "it reads no arguments"
             raise ConfigError(
                 f"the chat template of {of} does not read {KEY}.{name}; {taken}",
                 hint=f"did you mean {close!r}?"
@@ -118,7 +118,7 @@ def parse_template(template: str, of: str) -> Template:
         line = f"line {lineno}: " if (lineno := getattr(error, "lineno", None)) else ""
         raise ConfigError(
             f"the chat template of {of} is not a Jinja template: {line}{error.message}",
-            hint="correct it, or set model.chat_template to another",
+            hint="correct the template, or set model.chat_template to another one",
         ) from error
 
 

@@ -40,8 +40,8 @@ class Closing:
         }
         if len(places) > 1:
             raise ConfigError(
-                f"{places['end']} is trained at the end of responses, {places['tokens']} at their tokens",
-                hint="train them in two runs",
+                f"{places['end']} trains only at the end of a response, but {places['tokens']} trains at every token; one run can't do both",
+                hint="train the two objectives in separate runs",
             )
         if "end" not in places:
             return None

@@ -11,7 +11,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class FilesConfig(PluginSection):
-    """Parquet, JSONL, JSON arrays and Arrow files, also compressed by gzip or zstd."""
+    """Settings of the dataset source `files`: Parquet, JSONL, JSON arrays and Arrow files, also compressed by gzip or zstd."""
 
     format: Literal["auto", "parquet", "jsonl"] = "auto"
     """Format of the files; `auto` recognises it by a file's name, then by its first bytes. `jsonl` includes JSON arrays."""

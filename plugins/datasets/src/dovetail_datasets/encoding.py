@@ -128,7 +128,7 @@ class TextEncoder:
         return [self.given(message, message.get("role")) for message in taken]
 
     def given(self, value: T, role: str | None = "system") -> T:
-        """Mark spelled control tokens in text, or in lists and mappings with text.
+        """Return text, or lists and mappings with text, with spelled control tokens marked.
 
         Args:
             value: text, or containers with text, for a template or for encoding.
@@ -165,7 +165,7 @@ class TextEncoder:
         return [found["input_ids"] for found in self.encodings(texts)]
 
     def encodings(self, *texts: Sequence[str], **how: Any) -> list[dict[str, Any]]:
-        """Tokenise texts, without special tokens around them.
+        """Return the tokenizer's output for each text, by default without special tokens around it.
 
         Args:
             *texts: as in `ids`; a second sequence has the second text of each pair.

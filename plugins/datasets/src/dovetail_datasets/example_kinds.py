@@ -25,7 +25,7 @@ LABELS: dict[Examples, frozenset[str]] = {
 
 
 def advice_on_column(column: str, kind: Examples) -> str | None:
-    """Return the setting that selects the kind of example with this column, which `kind` does not have; None if no kind has it."""
+    """Return a hint to train on another kind of example than `kind`, one that has this column; None if no other kind has it."""
     for other, labels in LABELS.items():
         if column in labels and other != kind:
             return (

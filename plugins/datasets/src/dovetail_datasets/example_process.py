@@ -76,7 +76,7 @@ class ExampleProcess:
         code = self._process.wait()
         return DataError(
             f"a process that tokenises rows ended with the exit status {code}",
-            hint="see what it printed; where memory is short, set data.processes=1",
+            hint="read what the process printed; if memory is short, set data.processes=1",
         )
 
 

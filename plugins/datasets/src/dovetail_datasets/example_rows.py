@@ -67,7 +67,7 @@ class Example(Prompt):
     answers: tuple[TrainedResponse, ...]
     """The answers: one for a conversation; the chosen and the rejected one for a preference pair."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """The row's labels of the answers, by column of the batch."""
+    """The row's labels of the answers (`desirable`, `margin`), by column of the batch."""
     lost: int = 0
     """The number of tokens beyond a limit that were cut off."""
 
@@ -91,7 +91,7 @@ class RawExample:
     tools: list[dict[str, Any]] | None = None
     """The functions that the chat template describes."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
-    """The row's labels of the responses, by column of the batch."""
+    """The row's labels of the responses (`desirable`, `margin`), by column of the batch."""
     images: tuple[RawImage, ...] = ()
     """Images of the messages up to the last turn that is trained on, in order."""
     folder: str | None = None
@@ -107,12 +107,14 @@ class RawExample:
 def row_parser(
     files: Sequence[FileRows], kind: Examples, section: DataSection
 ) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
-    """Return a function that checks one row, given the row, its file and number for messages, and the folder of its relative paths.
+    """Return a function that checks and parses one row.
+
+    The function takes the row, its file and number for messages, and the folder of its relative paths.
 
     Args:
         files: the files, with the columns of all rows.
         kind: the kind of example.
-        section: the section with the prompt's column and the handling of texts.
+        section: the data section, with the prompt's column and the handling of texts.
 
     Raises:
         DataError: a file lacks a column; the message names those that it has.
@@ -141,8 +143,8 @@ def row_parser(
         )
         if example.tools and isinstance(example.prompt, str):
             raise DataError(
-                f"{where}: it has {TOOLS!r}, and its texts do not go through a chat template",
-                hint="write messages, or remove the column",
+                f"{where}: the row has the column {TOOLS!r}, but its prompt and responses are texts, which do not go through the chat template",
+                hint="write the row with messages, or remove the column",
             )
         for name, response in zip(
             responses or (section.messages_key,), example.responses, strict=True
@@ -168,7 +170,7 @@ def _with_images(example: RawExample, images: tuple[RawImage, ...], where: str) 
         return attrs.evolve(example, prompt=text, images=images)
     if len(responses) > 1 and any(map(count_images, responses)):
         raise DataError(
-            f"{where}: 'chosen' or 'rejected' has an image behind the prompt; images of a pair belong to its prompt",
+            f"{where}: 'chosen' or 'rejected' has an image after the prompt; expected images only in the prompt of a preference pair",
             hint="move the image into the prompt, or remove the row",
         )
     seen = prompt if len(responses) > 1 else [*prompt, *responses[0]]
@@ -176,7 +178,7 @@ def _with_images(example: RawExample, images: tuple[RawImage, ...], where: str) 
     assert not isinstance(typed, str)
     if any(_is_assistant(message) and count_images([message]) for message in typed):
         raise DataError(
-            f"{where}: a message of the assistant's has an image, and models write text alone",
+            f"{where}: a message of the role 'assistant' has an image; expected only text, since models generate no images",
             hint="move the image into a message of another role, or remove the row",
         )
     prompt, behind = typed[: len(prompt)], typed[len(prompt) :]
@@ -216,10 +218,10 @@ def _formats(kind: Examples, section: DataSection, columns: Sequence[str]) -> st
     if kind == "conversations" and "conversations" in columns:
         return f"rename the column 'conversations' to {messages!r}, and in its messages 'from' to 'role' and 'value' to 'content'"
     if kind == "conversations":
-        return f"conversations are in the column {messages!r} (data.messages_key), or in {prompt!r} (data.prompt_key) and 'response'"
+        return f"write conversations in the column {messages!r} (data.messages_key), or in the columns {prompt!r} (data.prompt_key) and 'response'"
     if kind == "unpaired_preferences":
-        return f"rated responses are in the columns {prompt!r}, 'response' (or 'completion') and 'label'; data.prompt_key names the first"
-    return f"preference pairs are in the columns {prompt!r}, 'chosen' and 'rejected'; data.prompt_key names the first"
+        return f"write rated responses in the columns {prompt!r} (data.prompt_key), 'response' (or 'completion') and 'label'"
+    return f"write preference pairs in the columns {prompt!r} (data.prompt_key), 'chosen' and 'rejected'"
 
 
 def _parts(
@@ -242,8 +244,8 @@ def _parts(
     for name, answer in zip(names, answers, strict=True):
         if _is_assistant(before[-1]) and _is_assistant(answer[0]):
             raise DataError(
-                f"{where}: {section.prompt_key!r} ends with a message of the assistant's, and {name!r} begins with another",
-                hint="write both as one message of the response, which is trained on as a whole, or remove the row",
+                f"{where}: {section.prompt_key!r} ends with a message of the role 'assistant', and {name!r} begins with another one; expected only one of them",
+                hint=f"join the two messages into one in {name!r}, all of which is trained on, or remove the row",
             )
     return RawExample(prompt=before, responses=tuple(answers))
 
@@ -279,9 +281,9 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
     chosen, rejected = sides
     if isinstance(chosen, str) or isinstance(rejected, str):
         raise DataError(
-            f"{where}: there is no prompt, and 'chosen' and 'rejected' are not both lists of messages, whose common "
-            "beginning would be the prompt",
-            hint="add a column with the prompt; data.prompt_key names it",
+            f"{where}: the row has no prompt, and none can be derived from 'chosen' and 'rejected', which are not both lists of "
+            "messages",
+            hint="add a column with the prompt, and set data.prompt_key to its name",
         )
     if chosen == rejected:
         raise _equal(where)
@@ -293,14 +295,14 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
     for name, side in both.items():
         if same == len(side):
             raise DataError(
-                f"{where}: {name!r} equals the other answer's beginning: it has no message of its own",
+                f"{where}: {name!r} has no answer: the other conversation of the pair begins with the same messages",
                 hint="correct the row, or remove it",
             )
     if not same or not all(_is_assistant(side[same]) for side in (chosen, rejected)):
         raise DataError(
             f"{where}: the prompts of 'chosen' and 'rejected' differ: message {same} is {shown(chosen[same])} in 'chosen' and "
             f"{shown(rejected[same])} in 'rejected'",
-            hint="correct the row, or remove it: a pair is two answers to one prompt",
+            hint="write two answers to the same prompt, or remove the row",
         )
     return RawExample(prompt=chosen[:same], responses=(chosen[same:], rejected[same:]))
 
@@ -318,13 +320,13 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
     if not places:
         roles = ", ".join(repr(turn["role"]) for turn in response)
         raise DataError(
-            f"{where}: {name!r} has no turn to train on: none of its messages is the assistant's with a weight other than 0 "
-            f"(roles: {roles})",
-            hint="name the role of an answer 'assistant', leave out its weight, or remove the row",
+            f"{where}: {name!r} has no turn to train on: none of its messages has the role 'assistant' and a weight other than 0 "
+            f"(its roles: {roles})",
+            hint="write the answer with the role 'assistant' and without a weight, or remove the row",
         )
     if not example.prompt and not places[0]:
         raise DataError(
-            f"{where}: {name!r} begins with a message of the assistant's; expected one of another role before it",
+            f"{where}: {name!r} begins with a message of the role 'assistant'; expected a message of another role before it",
             hint="correct the row, or remove it",
         )
     before = [*example.prompt, *response]
@@ -335,9 +337,9 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
         ):
             role = repr(before[place - 1]["role"]) if place else "none"
             raise DataError(
-                f"{where}: message {place - len(example.prompt)} of {name!r} is a tool's result, and the message before it is not the "
-                f"assistant's or another tool's (its role: {role})",
-                hint="put results of tools behind the turn that called them, or remove the row",
+                f"{where}: message {place - len(example.prompt)} of {name!r} has the role {_TOOL!r}, but the role of the message before "
+                f"it is {role}; expected 'assistant' or 'tool'",
+                hint="put each tool result after the message that calls the tool, or remove the row",
             )
     for place in places:
         turn = response[place]
@@ -345,7 +347,8 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
         said = content.strip() if isinstance(content, str) else content
         if not said and not turn.get("tool_calls"):
             raise DataError(
-                f"{where}: message {place} of {name!r} is an empty answer", hint="remove the row"
+                f"{where}: message {place} of {name!r} is an empty answer; expected text or tool calls",
+                hint="remove the row",
             )
 
 
@@ -363,7 +366,7 @@ def _check_pair(example: RawExample, where: str) -> None:
 
 def _equal(where: str) -> DataError:
     return DataError(
-        f"{where}: 'chosen' and 'rejected' are equal; a pair prefers one answer to another",
+        f"{where}: 'chosen' and 'rejected' are equal; expected two different answers",
         hint="remove the row",
     )
 

@@ -79,8 +79,8 @@ def conversations_of(example: RawExample) -> list[TrainedConversation]:
 def templated(
     encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
-    """Yield the text of each conversation, split into parts by the template's `{% generation %}` blocks, or else by rendering each turn's
-    prefix.
+    """Yield the text of each conversation, split into parts by the template's `{% generation %}` blocks, or, without such blocks, by
+    rendering the messages before and after each trained turn.
     """
     templates = [template_with_blocks(encoder.tokenizer, each.tools) for each in conversations]
     pairs = list(zip(conversations, templates, strict=True))
@@ -103,17 +103,17 @@ def _by_blocks(
     turns = [i for i, turn in enumerate(conversation.messages) if turn["role"] == ASSISTANT]
     if not spans:
         raise DataError(
-            f"the chat template's {{% generation %}} blocks mark nothing, and the conversation has {len(turns)} turns of the assistant's",
-            hint="set model.chat_template to one that marks every answer, or to one without such blocks",
+            f"the chat template's {{% generation %}} blocks mark no text; expected the text of {len(turns)} assistant turn(s)",
+            hint="set model.chat_template to a template that marks every assistant turn, or to a template without such blocks",
         )
     # A template may write one turn as several adjacent blocks.
     spans = spans if len(spans) == len(turns) else joined(spans)
     if len(conversation.trained) < len(turns):
         if len(spans) != len(turns):
             raise DataError(
-                f"the chat template's {{% generation %}} blocks mark {len(spans)} parts of a conversation with {len(turns)} turns of the "
-                f"assistant's, of which {len(conversation.trained)} are trained on: which part belongs to which turn is not known",
-                hint="train on all turns, or set model.chat_template to one that marks every answer once",
+                f"the chat template's {{% generation %}} blocks mark {len(spans)} part(s) of a conversation with {len(turns)} assistant turns; "
+                f"expected one part for each turn, since only {len(conversation.trained)} of the turns should be trained on",
+                hint="train on all turns, or set model.chat_template to a template that marks every assistant turn once",
             )
         spans = [s for place, s in zip(turns, spans, strict=True) if place in conversation.trained]
     cuts = [cut for span in joined(spans) for cut in span]
@@ -141,10 +141,10 @@ def _by_prefix(
         asked, answered = before[number], after[number]
         if not (asked.startswith(text) and answered.startswith(asked)):
             raise DataError(
-                f"the chat template rewrites earlier turns: the text of the messages before message {place} is not the beginning "
-                "of the text with it",
-                hint="set data.trained_turns=last, or model.chat_template to a template that only ever appends or that marks "
-                "answers with {% generation %}",
+                f"the chat template rewrites earlier turns: the text rendered without message {place} is not the beginning "
+                "of the text rendered with it",
+                hint="set data.trained_turns=last, or set model.chat_template to a template that only appends text, or that marks "
+                "assistant turns with {% generation %}",
             )
         last = place == each.trained[-1]
         following = None if last else before[number + 1]

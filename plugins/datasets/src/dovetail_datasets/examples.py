@@ -76,8 +76,8 @@ class ExampleMaker:
     Args:
         files: the files, each with its first rows, from which the columns are known.
         tokenizer: a Hugging Face tokenizer.
-        section: the section with the limits and the columns.
-        model: the model's path, for messages.
+        section: the data section, with the limits and the columns.
+        model: the section of the model that takes the examples.
         kind: the kind of example.
         media_dir: see `load_prompts`.
         text_alone: whether rows with images are refused.
@@ -219,8 +219,8 @@ class ExampleMaker:
     ) -> tuple[list[Parts], tuple[FoundImage, ...]]:
         if self.text_alone:
             raise DataError(
-                "it has images; the engines were checked for text alone, since no row read at the start has any",
-                hint="put a row with images first, or set data.streaming=false",
+                "the row has images, but the engines were checked only for text, since no row that was read before the start has images",
+                hint="move a row with images to the beginning of the dataset, or set data.streaming=false",
             )
         if isinstance(example.prompt, str):
             example = attrs.evolve(example, prompt=self._images.raw(example.prompt))
@@ -281,7 +281,7 @@ def _example(row: NumberedRow, raw: RawExample, parts: Sequence[Parts]) -> Examp
     if any(answer[0] != parts[0][0] for answer in parts):
         raise DataError(
             f"{place}: the chat template renders the prompt of 'chosen' differently from that of 'rejected'",
-            hint="set data.trained_turns=last, or model.chat_template to a template that only ever appends",
+            hint="set data.trained_turns=last, or set model.chat_template to a template that only appends text",
         )
     answers = [
         TrainedResponse(

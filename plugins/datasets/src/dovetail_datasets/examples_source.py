@@ -135,12 +135,12 @@ class ExamplesSource(ExperienceSource):
         kind, trainer = _kind(facts), facts.plugins["trainer"].ref.name
         if kind == "prompts":
             raise PlanError(
-                f"trainer {trainer!r} takes samples of prompts, and the source 'examples' has none",
-                hint="leave source out, or set trainer.name=supervised",
+                f"trainer {trainer!r} trains on samples generated for prompts, but the source 'examples' provides only examples of a dataset",
+                hint="leave the key `source` out, or set trainer.name=supervised",
             )
         if facts.config.algorithm.sample_filters:
             raise PlanError(
-                f"algorithm.sample_filters leave out samples of a rollout, and trainer {trainer!r} trains on {kind} "
+                f"algorithm.sample_filters applies to generated samples, but trainer {trainer!r} trains on {NAMES[kind]} "
                 "of the dataset",
                 hint="leave algorithm.sample_filters out",
             )
@@ -155,7 +155,7 @@ class ExamplesSource(ExperienceSource):
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
         kind = _kind(facts)
-        why = f"trainer {facts.plugins['trainer'].ref.name!r} takes {kind} of the dataset, which have none"
+        why = f"trainer {facts.plugins['trainer'].ref.name!r} trains on {NAMES[kind]} of the dataset, which don't have this column"
         if (fix := advice_on_column(column, kind)) is not None:
             return why, fix
         if GLOSSARY[column].owner not in _GENERATED:
@@ -187,9 +187,9 @@ class ExamplesSource(ExperienceSource):
         refuse_no_files(section)
         if section.continue_answer:
             raise ConfigError(
-                f"data.continue_answer=true has the policy continue a begun answer, and trainer {facts.plugins['trainer'].ref.name!r} "
-                f"generates none: it trains on {NAMES[kind]} of the dataset",
-                hint="leave it out; a row's answer is one message, which is trained on as a whole",
+                f"data.continue_answer=true makes the policy continue an unfinished answer, but trainer {facts.plugins['trainer'].ref.name!r} "
+                f"generates no responses: it trains on {NAMES[kind]} of the dataset",
+                hint="leave data.continue_answer out: this trainer trains on the complete answers of the dataset",
             )
         dataset, folder = configured_dataset(run, tokenizer), media_dir(run)
         before = f"{section.max_prompt_length} tokens before what is trained on"
@@ -309,7 +309,7 @@ def _check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:
     for example in examples:
         for column in LABEL_COLUMNS & required.keys() - example.labels.keys():
             raise DataError(
-                f"{example.where}: there is no {column!r}, which {required[column]} requires",
+                f"{example.where}: the row has no column {column!r}, which {required[column]} requires",
                 hint=f"add the column {column!r} to the dataset, or choose settings that do not require it",
             )
 

@@ -83,7 +83,7 @@ class _Reader:
         self._check()
         if not self.sizes:
             raise DataError(
-                f"{self.name} is empty: it has no rows", hint="write it again, or leave it out"
+                f"the file {self.name} has no rows", hint="write the file again, or leave it out"
             )
         self._firsts = [0, *accumulate(self.sizes)]
 
@@ -99,7 +99,7 @@ class _Reader:
         """Refuse a file that was written or replaced since its rows were counted, since its rows may have changed."""
         if self._now() != self._state:
             raise DataError(
-                f"{self.name} has changed since its rows were counted: it was written to, or replaced",
+                f"the file {self.name} has changed since its rows were counted: it was written to, or replaced",
                 hint="restore the file and resume the run, or start another run once the file is complete",
             )
 
@@ -247,19 +247,19 @@ def reading(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{name} can't be read: {error.strerror or error}",
-            hint="see that it is there, and that you may read it",
+            f"the path {name} can't be read: {error.strerror or error}",
+            hint="check that the path exists, and that you have permission to read it",
         ) from error
 
 
 def digest_of_file(name: str, path: Path) -> bytes:
-    """Return a digest of a file's content, 32 bytes."""
+    """Return the SHA-256 digest of a file's content, 32 bytes; `name` is the file's name in errors."""
     with reading(name), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
 def unpack(name: str, compression: str, target: Path) -> None:
-    """Decompress a file into another.
+    """Decompress the file `name` into the file `target`.
 
     Raises:
         DataError: the file is damaged, or the disk is full.
@@ -274,13 +274,13 @@ def unpack(name: str, compression: str, target: Path) -> None:
             shutil.copyfileobj(packed, plain, 2**20)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DataError(
-            f"{name} can't be unpacked as {compression}: {error}",
-            hint=f"copy or write it again, and see that there is space in {target.parent.parent} (data.cache_dir)",
+            f"the file {name} can't be unpacked as {compression}: {error}",
+            hint=f"copy or write the file again, and check that there is free space in {target.parent.parent} (data.cache_dir)",
         ) from error
 
 
 def arrow_rows(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of an Arrow table or record batch, without the keys that Arrow filled in messages and `tools`."""
+    """Return the rows of an Arrow table or record batch, without the null keys that Arrow added to messages and `tools`."""
     filled = [field.name for field in table.schema if _may_be_filled(field)]
     rows: list[dict[str, Any]] = table.to_pylist()
     for name in filled:
@@ -305,7 +305,9 @@ def _may_be_filled(field: Any) -> bool:
 
 
 def _unreadable(name: str, what: str, error: Exception) -> DataError:
-    return DataError(f"{name} can't be read as {what}: {error}", hint="write it again")
+    return DataError(
+        f"the file {name} can't be read as {what}: {error}", hint="write the file again"
+    )
 
 
 def _check_whole(name: str, path: Path) -> None:
@@ -316,15 +318,15 @@ def _check_whole(name: str, path: Path) -> None:
     if not head.startswith(_MAGIC):
         looks_json = head.lstrip()[:1] in (b"{", b"[")
         raise DataError(
-            f"{name} is not a parquet file: it begins with {head!r}, not with {_MAGIC!r}",
-            hint="it looks like JSON: name it .jsonl, one object a line"
+            f"the file {name} is not a parquet file: it begins with {head!r}, not with {_MAGIC!r}",
+            hint="the file looks like JSON: give it the ending .jsonl, with one object a line"
             if looks_json
-            else "write it with pandas' to_parquet or pyarrow.parquet.write_table",
+            else "write the file with pandas' to_parquet or pyarrow.parquet.write_table",
         )
     if tail != _MAGIC:
         raise DataError(
-            f"{name} is not a whole parquet file: it ends with {tail!r}, not with {_MAGIC!r}",
-            hint="it was cut off: copy or write it again",
+            f"the file {name} is not a complete parquet file: it ends with {tail!r}, not with {_MAGIC!r}",
+            hint="the file was cut off: copy or write it again",
         )
 
 
@@ -351,14 +353,14 @@ def _parsed(content: bytes, where: str, wanted: type = dict) -> Any:
 
 def _no_object(where: str, found: object) -> DataError:
     return DataError(
-        f"{where} holds {type(found).__name__} {str(found)[:60]!r}, not an object",
-        hint='JSONL has one object a line, such as {"prompt": "…"}',
+        f"{where} holds a JSON value of type {type(found).__name__}, {str(found)[:60]!r}; expected an object",
+        hint='write each row as an object, such as {"prompt": "…"}',
     )
 
 
 def _not_json(line: bytes) -> str:
     if line.startswith(_MAGIC):
-        return "it is a parquet file: name it .parquet"
+        return "the file is a parquet file: give it the ending .parquet"
     if line.strip() == b"{":
-        return "it is JSON over several lines; JSONL has one object a line"
-    return "JSONL has one object a line, in UTF-8; a JSON array begins with ["
+        return "the object extends over several lines: write each object on one line"
+    return "write one JSON object a line, in UTF-8; or a JSON array, which begins with ["

@@ -33,9 +33,9 @@ _PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 """First bytes of compressed files, with the compression; such files are unpacked."""
 _OTHERS = (
     (b"version https://git-lfs", "a Git LFS pointer", "run `git lfs pull`"),
-    (b"BZh", "compressed by bzip2", "unpack it: `bzip2 -d`"),
-    (b"\xfd7zXZ\x00", "compressed by xz", "unpack it: `xz -d`"),
-    (b"PK\x03\x04", "a zip archive", "unpack it: `unzip`"),
+    (b"BZh", "compressed by bzip2", "unpack it with `bzip2 -d`"),
+    (b"\xfd7zXZ\x00", "compressed by xz", "unpack it with `xz -d`"),
+    (b"PK\x03\x04", "a zip archive", "unpack it with `unzip`"),
     (b"\xff\xfe", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
     (b"\xfe\xff", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
 )
@@ -44,7 +44,9 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 
 
 class FilesSource(DatasetSource):
-    """Reads local files. A path may be a pattern such as `data/*.parquet`, whose matches are sorted, or a folder that `datasets` wrote."""
+    """Reads local files. A path may be a pattern such as `data/*.parquet`, whose matches are sorted, or a folder that the package `datasets`
+    wrote.
+    """
 
     name = "files"
     api = ">=1.0,<2"
@@ -67,7 +69,7 @@ class FilesSource(DatasetSource):
 
     @classmethod
     def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
-        """Write rows as a Parquet file."""
+        """Write rows as a Parquet file into a folder, and return its path."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -76,8 +78,8 @@ class FilesSource(DatasetSource):
             pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), sink)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise DataError(
-                f"the rows can't be written as a table: {error}",
-                hint="give mappings with the same columns, whose values have one type a column",
+                f"the rows can't be written as a Parquet table: {error}",
+                hint="give each row the same columns, and all values of a column one type",
             ) from error
         content = sink.getvalue().to_pybytes()
         path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
@@ -96,7 +98,7 @@ class FilesSource(DatasetSource):
                 head = _head(name, path)
         for begin, what, fix in _OTHERS:
             if head.startswith(begin):
-                raise DataError(f"{name} is {what}", hint=fix)
+                raise DataError(f"the file {name} can't be read: it is {what}", hint=fix)
         return DataFile(name=name, path=path, format=self._format(name, ending, head))
 
     def _unpacked(self, name: str, compression: str) -> Path:
@@ -111,7 +113,7 @@ class FilesSource(DatasetSource):
                 unpack(name, compression, Path(own) / path.name)
                 if digest_of_file(name, Path(name)).hex() != path.name:
                     raise DataError(
-                        f"{name} was written to while it was unpacked",
+                        f"the file {name} changed while it was unpacked",
                         hint="try again once the file is complete",
                     )
                 (Path(own) / path.name).replace(path)
@@ -123,8 +125,8 @@ class FilesSource(DatasetSource):
             return "parquet"
         if found is None:
             raise DataError(
-                f"{name} has the ending {ending!r}; files end in {', '.join(FORMATS)}, and {' or '.join(COMPRESSIONS)} behind it",
-                hint="rename it, or set data.source={name: files, format: jsonl}",
+                f"the file {name} has the ending {ending!r}; expected one of {', '.join(FORMATS)}, optionally followed by {' or '.join(COMPRESSIONS)}",
+                hint="rename the file, or set its format, as in data.source={name: files, format: jsonl}",
             )
         return "json" if found == "jsonl" and head.lstrip()[:1] == b"[" else found
 
@@ -133,7 +135,9 @@ def _head(name: str, path: Path) -> bytes:
     with reading(name), path.open("rb") as file:
         head = file.read(64)
     if not head:
-        raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
+        raise DataError(
+            f"the file {name} is empty (0 bytes)", hint="write the file again, or leave it out"
+        )
     return head
 
 
@@ -150,8 +154,14 @@ def _expand(path: str) -> list[str]:
         if matches:
             _check_shards(matches)
             return matches
-        raise DataError(f"no file matches {path!r} in {Path.cwd()}", hint=_beside(Path(name)))
-    raise DataError(f"there is no file {path!r} in {Path.cwd()}", hint=_beside(Path(name)))
+        raise DataError(
+            f"no file matches the pattern {path!r} (working directory: {Path.cwd()})",
+            hint=_beside(Path(name)),
+        )
+    raise DataError(
+        f"the file {path!r} does not exist (working directory: {Path.cwd()})",
+        hint=_beside(Path(name)),
+    )
 
 
 def _arrow_files(path: str, folder: Path) -> list[str]:
@@ -160,15 +170,15 @@ def _arrow_files(path: str, folder: Path) -> list[str]:
         with reading(path):
             splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
         raise DataError(
-            f"{path} is a folder of several datasets: {', '.join(splits) or 'none'}",
-            hint=f"name one of them: {path}/{splits[0] if splits else 'train'}",
+            f"the folder {path} is a DatasetDict, with the datasets {', '.join(splits) or '(none)'}; expected one dataset",
+            hint=f"name the folder of one dataset: {path}/{splits[0] if splits else 'train'}",
         )
     state = folder / "state.json"
     if not state.is_file():
         inside = [each.name for each in folder.iterdir() if _is_data(each)]
         raise DataError(
-            f"{path} is a directory{'' if inside else ' without data files'}",
-            hint=f"name its files: {path}/*{Path(inside[0]).suffix if inside else '.parquet'}",
+            f"{path} is a directory{'' if inside else ' without data files'}; expected a file, a pattern, or a folder that `datasets` wrote with save_to_disk",
+            hint=f"name the files in it: {path}/*{Path(inside[0]).suffix if inside else '.parquet'}",
         )
     try:
         listed = [
@@ -176,13 +186,14 @@ def _arrow_files(path: str, folder: Path) -> list[str]:
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{state} can't be read as the list of a dataset's files: {error}",
+            f"the file {state}, which lists a dataset's files, can't be read: {error}",
             hint="save the dataset again, with save_to_disk",
         ) from error
     for file in listed:
         if not file.is_file():
             raise DataError(
-                f"{file} is missing: {state} lists it", hint="copy the folder again, with all files"
+                f"the file {file} is missing, but {state} lists it",
+                hint="copy the folder again, with all files",
             )
     return [str(file) for file in listed]
 
@@ -197,8 +208,8 @@ def _check_shards(names: Sequence[str]) -> None:
         missing = sorted({*range(int(count))} - numbers)
         if missing:
             raise DataError(
-                f"{begin}-{missing[0]:05}-of-{count}{end} is missing: there are {len(numbers)} of {int(count)} such files",
-                hint="copy it there, or name the files one by one",
+                f"the file {begin}-{missing[0]:05}-of-{count}{end} is missing: only {len(numbers)} of the {int(count)} numbered files were found",
+                hint="copy the missing file into the same folder, or name the files one by one",
             )
 
 
@@ -211,11 +222,11 @@ def _beside(path: Path) -> str:
     """Return a hint for a missing file: a similar name, or the data files in its folder."""
     folder = path.parent
     if not folder.is_dir():
-        return f"there is no directory {str(folder)!r} either"
+        return f"correct the path: the directory {str(folder)!r} does not exist either"
     names = sorted(entry.name for entry in folder.iterdir() if _is_data(entry))
     if not names:
-        return f"there are no data files in {str(folder.resolve())!r}"
+        return f"correct the path: the directory {str(folder.resolve())!r} has no data files"
     close = nearest(path.name, names)
     if close:
         return f"did you mean {str(folder / close)!r}?"
-    return f"in {str(folder.resolve())!r} there are: {', '.join(names[:10])}"
+    return f"choose one of the files in {str(folder.resolve())!r}: {', '.join(names[:10])}"

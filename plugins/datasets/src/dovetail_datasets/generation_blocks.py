@@ -44,10 +44,10 @@ def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
         for outer in tree.find_all((Macro, AssignBlock, FilterBlock, CallBlock)):
             if _blocks_in(outer):
                 raise ConfigError(
-                    f"the chat template of {of} has a block {{% generation %}} inside of another block (line {outer.lineno}), "
-                    "so that its text can't be located",
-                    hint="set model.chat_template to one whose {% generation %} blocks are in no macro, {% set %}, {% filter %} or "
-                    "{% call %}; or to one without such blocks",
+                    f"the chat template of {of} has a block {{% generation %}} inside another block (line {outer.lineno}), "
+                    "so the assistant's text can't be located",
+                    hint="set model.chat_template to a template whose {% generation %} blocks are in no macro, {% set %}, {% filter %} or "
+                    "{% call %}; or to a template without such blocks",
                 )
 
 

@@ -55,9 +55,9 @@ class ImageRenderer:
             )
         if template is None and not self._raw:
             raise ModelError(
-                f"neither the processor nor the tokenizer of {model.path!r} has a chat template, so that messages "
-                "can't become a prompt",
-                hint="set model.chat_template to a template or its file",
+                f"neither the processor nor the tokenizer of {model.path!r} has a chat template, so messages "
+                "can't be rendered as a prompt",
+                hint="set model.chat_template to a template or the path of a template file",
             )
         templated = copy(tokenizer)
         templated.chat_template = template
@@ -123,9 +123,9 @@ class ImageRenderer:
             (first, *_) = made
             if self._prompts.ids(prompt, pictures[:shown]) != first[0]:
                 raise ModelError(
-                    "the model's processor tokenises a prompt with images differently from its text and each image alone, "
-                    "so that prompt and answer can't be separated",
-                    hint="leave rows with images out",
+                    "the model's processor tokenises a prompt with its images differently from the text and the images alone, "
+                    "so the tokens of prompt and answer can't be separated",
+                    hint="remove the rows with images, or use another model",
                 )
             self._checked = True
         return made, found
@@ -139,8 +139,8 @@ class ImageRenderer:
     def _check_written(self, written: int, images: int) -> None:
         if written != images:
             raise ModelError(
-                f"the chat template writes {written} times {self._prompts.placeholder!r} for {images} images",
-                hint="set model.chat_template to one that knows parts of type 'image'",
+                f"the chat template wrote the image placeholder {self._prompts.placeholder!r} {written} time(s); expected {images}, one for each image",
+                hint="set model.chat_template to a template that renders parts of type 'image'",
             )
 
     def _text(self, row: RawRow) -> str:

@@ -27,8 +27,8 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _LONGEST_SHOWN = 255
 """Maximum length of a path that a message shows in full; a longer text is hardly a path."""
 _HINT = (
-    "relative paths count from the dataset's file, then from where the command runs; "
-    "before an image in base64 write 'data:image/png;base64,'"
+    "give a path relative to the dataset's folder or to the working directory, or an absolute path; "
+    "an image in base64 must begin with 'data:image/png;base64,'"
 )
 
 
@@ -58,18 +58,20 @@ class RawImage:
             path = next((place for place in places if place.is_file()), None)
         except OSError as error:
             raise DataError(
-                f"the image {shown} can't be read: {error.strerror}", hint=_HINT
+                f"the image file {shown} can't be read: {error.strerror}", hint=_HINT
             ) from error
         if path is None:
             raise DataError(
-                f"there is no image {shown}"
+                f"there is no image file {shown}"
                 + (f", neither in {folder!r} nor in {str(Path.cwd())!r}" if folder else ""),
                 hint=_HINT,
             )
         try:
             return FoundImage(data=path.read_bytes(), path=path)
         except OSError as error:
-            raise DataError(f"the image {str(path)!r} can't be read: {error.strerror}") from error
+            raise DataError(
+                f"the image file {str(path)!r} can't be read: {error.strerror}", hint=_HINT
+            ) from error
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -106,8 +108,8 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
         value = [value]
     if not isinstance(value, Sequence):
         raise DataError(
-            f"{where}: {column!r} is {shown(value)}; it must be a list of images",
-            hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
+            f"{where}: the column {column!r} is {shown(value)}; expected a list of images",
+            hint="write an image as a path, as bytes, or as a mapping with 'bytes' or 'path'",
         )
     return tuple(
         image_of(entry, f"{where}: image {number} of {column!r}")
@@ -128,19 +130,22 @@ def image_of(entry: object, where: str) -> RawImage:
         try:
             return RawImage(data=base64.b64decode(entry[url.end() :], validate=True))
         except ValueError as error:
-            raise DataError(f"{where} is a data URL with broken base64: {error}") from error
+            raise DataError(
+                f"{where} is a data URL whose base64 can't be decoded: {error}",
+                hint="encode the image again, or remove the row",
+            ) from error
     if isinstance(entry, str) and entry:
         if entry.startswith(("http://", "https://")):
             raise DataError(
-                f"{where} is the address {entry[:80]!r}, and nothing is downloaded while data is read",
-                hint="download it, and give its path",
+                f"{where} is the URL {entry[:80]!r}; expected a local file, since images are not downloaded",
+                hint="download the image, and write its path into the row",
             )
         return RawImage(path=entry)
     if isinstance(entry, (bytes, bytearray)):
         return RawImage(data=bytes(entry))
     raise DataError(
-        f"{where} is {shown(entry)}, neither a path nor bytes",
-        hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
+        f"{where} is {shown(entry)}; expected a path or bytes",
+        hint="write an image as a path, as bytes, or as a mapping with 'bytes' or 'path'",
     )
 
 
@@ -169,8 +174,8 @@ def with_images(
     marks = count_images(typed)
     if inline and images:
         raise DataError(
-            f"{where}: images are given twice: {len(inline)} in its messages, and {len(images)} in a column",
-            hint="leave one of them out",
+            f"{where}: the row gives images twice: {len(inline)} in its messages and {len(images)} in a column",
+            hint="remove the images from the messages or from the column",
         )
     images = images or tuple(inline)
     _check_count(marks, len(images), where)
@@ -216,7 +221,7 @@ def _part(part: Any, inline: list[RawImage], where: str) -> dict[str, Any]:
             inline.append(image_of(given, f"{where}: an image of its messages"))
         return {"type": "image"}
     raise DataError(
-        f"{where}: a message has the part {shown(part)}; parts are of type 'text' or 'image'",
+        f"{where}: a message has the part {shown(part)}; expected a part of type 'text' or 'image'",
         hint="write {'type': 'text', 'text': '…'} or {'type': 'image'}",
     )
 
@@ -233,8 +238,8 @@ def _is_image(part: object) -> bool:
 def _check_count(marks: int, images: int, where: str) -> None:
     if marks != images:
         raise DataError(
-            f"{where}: it refers to {marks} {'image' if marks == 1 else 'images'}, and it has {images}",
-            hint=f"write {PLACEHOLDER} once for each image, in their order",
+            f"{where}: the row refers to {marks} {'image' if marks == 1 else 'images'}, but has {images}",
+            hint=f"write {PLACEHOLDER} once for each image, in the order of the images",
         )
 
 
@@ -269,7 +274,7 @@ def keep(directory: Path, data: bytes) -> MediaRef:
     except OSError as error:
         raise DataError(
             f"an image of {len(data):,} bytes can't be written to {str(directory)!r}: {error.strerror or error}",
-            hint="set data.media_dir to a directory with room that this run may write to",
+            hint="set data.media_dir to a writable directory with free space",
         ) from error
     return MediaRef(digest=digest, path=str(path))
 

@@ -39,14 +39,14 @@ class Tally:
     first: dict[str, str] = attrs.field(factory=dict)
 
     def add(self, found: Iterable[str], where: str) -> None:
-        """Add the parts of a row that are left out."""
+        """Count a row and the parts of it that are left out; `where` names the row."""
         self.total += 1
         for what in sorted(found):
             self.rows[what] += 1
             self.first.setdefault(what, where)
 
     def merge(self, other: Tally) -> None:
-        """Add the tally of later rows."""
+        """Add the counts of later rows."""
         self.total += other.total
         self.rows += other.rows
         self.first = other.first | self.first
@@ -93,8 +93,8 @@ class LeftOut:
             found = frozenset(what for each in conversations for what in self._check(each))
             if _TOOLS in found:
                 raise DataError(
-                    f"{where}: it has 'tools', and the chat template does not write them",
-                    hint="set model.chat_template to one that does, or remove the column",
+                    f"{where}: the row has the column 'tools', but the chat template does not render its functions",
+                    hint="set model.chat_template to a template that renders tools, or remove the column",
                 )
             self._kinds[key] = found
         return found

@@ -70,8 +70,8 @@ def check_truncation(section: DataSection, kind: str) -> None:
     """Refuse truncation where it is not defined for the examples.
 
     Args:
-        section: the section with the handling of long examples.
-        kind: the kind of example.
+        section: the data section, with the handling of long examples.
+        kind: the kind of example, such as `conversations`.
 
     Raises:
         ConfigError: the examples are preferences, or truncation is not at the end and `data.max_length` is not set.
@@ -79,13 +79,13 @@ def check_truncation(section: DataSection, kind: str) -> None:
     how = section.overlong_prompts
     if truncates(section) and kind != "conversations":
         raise ConfigError(
-            f"data.overlong_prompts={how} cuts prompts and conversations; {kind.replace('_', ' ')} are not cut",
-            hint="set data.overlong_prompts=filter, or error",
+            f"data.overlong_prompts={how} truncates only prompts and conversations; {kind.replace('_', ' ')} can't be truncated",
+            hint="set data.overlong_prompts=filter or data.overlong_prompts=error",
         )
     if truncates(section) and how != _TRUNCATE_RIGHT and section.max_length is None:
         raise ConfigError(
-            f"data.overlong_prompts={how} cuts conversations to {_BOTH}, which is not set",
-            hint=f"set {_BOTH}= to tokens of prompt and response together, or data.overlong_prompts={_TRUNCATE_RIGHT}",
+            f"data.overlong_prompts={how} truncates conversations to {_BOTH} tokens, but {_BOTH} is not set",
+            hint=f"set {_BOTH} to the number of tokens of prompt and response together, or set data.overlong_prompts={_TRUNCATE_RIGHT}",
         )
 
 
@@ -97,8 +97,8 @@ def truncated(example: Example, section: DataSection, *, images: bool) -> Exampl
     least one.
 
     Args:
-        example: the example of one answer.
-        section: the section with the limits and the place of the cut.
+        example: the conversation, an example with one answer.
+        section: the data section, with the limits and the place of the cut.
         images: whether the example has images.
     """
     (answer,) = example.answers
@@ -154,8 +154,8 @@ def beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] 
 def too_long(
     place: str, what: str, tokens: int, key: str, limit: int, of_images: int = 0
 ) -> DataError:
-    """Return the error about a part of a row that has more tokens than its limit."""
-    images = f", {of_images} of them its images'" if of_images else ""
+    """Return the error about a part of a row (`what`) that has more tokens than the config key `key` allows."""
+    images = f", {of_images} of them for images" if of_images else ""
     return DataError(
         f"{place}: the {what} has {tokens} tokens{images}, more than {key}={limit}",
         hint=f"raise {key}, or set data.overlong_prompts=filter",
@@ -172,7 +172,7 @@ def no_examples_left(
         else f"{_BOTH}={section.max_length}"
     )
     return DataError(
-        f"all {count} {kind} of {', '.join(paths)} were filtered out: they are longer than {keys} tokens",
+        f"no {kind.replace('_', ' ')} of {', '.join(paths)} are left: every row ({count:,} in all) is longer than {keys} tokens",
         hint=f"raise {_BOTH if section.max_length is not None else f'{_PROMPT} or {_RESPONSE}'}",
     )
 
@@ -188,6 +188,6 @@ def no_prompts_left(lengths: Sequence[int], paths: Sequence[str], limit: int) ->
     )
     return DataError(
         f"{who} of {', '.join(paths)} {are} longer than {_PROMPT}={limit} tokens and {were} filtered out: "
-        f"{they_have} {has}",
-        hint=f"set {_PROMPT}={longest} or so",
+        f"{they_have} {has} tokens",
+        hint=f"set {_PROMPT}={longest} or more",
     )

@@ -83,8 +83,8 @@ def load_datasets(
         source: the dataset source that reads the files.
         datasets: the files or patterns and the section of each dataset, by name.
         tokenizer: a Hugging Face tokenizer.
-        section: limits and the handling of longer rows, weights of datasets, streaming, the cache.
-        model: the model's path, for messages.
+        section: the data section: limits and the handling of longer rows, weights of datasets, streaming, the cache.
+        model: the section of the model that takes the examples.
         kind: `conversations`, `preferences` or `unpaired_preferences`.
         media_dir: see `load_prompts`.
 

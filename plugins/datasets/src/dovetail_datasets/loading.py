@@ -88,12 +88,13 @@ def load_prompt_data(
     """
     if config.data.streaming is True:
         raise ConfigError(
-            f"data.streaming=true, and {rows_are} are read whole", hint="set data.streaming=false"
+            f"data.streaming=true is not possible for {rows_are}, which are all read before the run starts",
+            hint="set data.streaming=false",
         )
     if config.data.max_length is not None:
         raise ConfigError(
-            f"data.max_length={config.data.max_length} bounds examples of a dataset, and this run learns from {rows_are}",
-            hint="leave it out: data.max_prompt_length and data.max_response_length bound them",
+            f"data.max_length={config.data.max_length} limits only the examples of a dataset, but this run trains on {rows_are}",
+            hint="leave data.max_length out, and set data.max_prompt_length and data.max_response_length",
         )
     dataset, section = configured_dataset(config, tokenizer), config.data
     read = partial(read_prompts, config, tokenizer, source=dataset, tools=tools)
@@ -147,12 +148,13 @@ def refuse_no_files(section: DataSection) -> None:
     """
     if section.train_files and section.mixture:
         raise ConfigError(
-            "data.train_files and data.mixture both name training files",
-            hint="name all of them in data.mixture",
+            "data.train_files and data.mixture both name training files; expected only one of the two",
+            hint="name all training files in data.mixture, and leave data.train_files out",
         )
     if not section.training_files:
         raise ConfigError(
-            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
+            "data.train_files names no file; expected at least one",
+            hint="set data.train_files=path/to/train.parquet",
         )
 
 
@@ -175,5 +177,5 @@ def configured_dataset(config: RunConfig, tokenizer: Tokenizer) -> DatasetSource
 
 
 def media_dir(config: RunConfig) -> Path:
-    """Return the directory for images that have no file."""
+    """Return the directory for copies of images that have no file of their own."""
     return Path(config.data.media_dir or Path(config.output_dir) / "media")

@@ -61,7 +61,7 @@ class MessageForm:
         self._contents: dict[str, ContentForm | None] = {}
 
     def taken(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages in this form.
+        """Return messages in the form that the template reads.
 
         Texts become lists of text parts, or the reverse, if the template reads only one of these forms. Likewise, call arguments become
         mappings or JSON text. Reasoning in a field that the template does not read moves to a field that it reads.
@@ -119,8 +119,8 @@ class MessageForm:
         if self._writes_text:
             return text
         raise DataError(
-            f"the arguments of a call of {name!r} are {text[:80]!r}, which is not a JSON object",
-            hint='write them as a JSON object, or as its text: {"city": "Rome"}',
+            f"the arguments in a call of the function {name!r} are {text[:80]!r}; expected a JSON object",
+            hint='write the arguments as an object such as {"city": "Rome"}, or as the JSON text of one',
         )
 
     def _content(self, role: str) -> ContentForm | None:
@@ -177,7 +177,7 @@ class MessageForm:
 
     @cached_property
     def thought_fields(self) -> tuple[str, ...]:
-        """The fields of an assistant's message that the template renders as its thought."""
+        """The fields of an assistant's message that the template renders as its reasoning."""
         turn = {"role": "assistant", "content": self._written("assistant", ".")}
         return tuple(
             field

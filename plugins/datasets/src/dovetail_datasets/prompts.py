@@ -85,8 +85,8 @@ def load_prompts(
         source: the dataset source that reads the files.
         paths: files or patterns.
         tokenizer: a Hugging Face tokenizer.
-        section: the limit on prompts and the handling of longer ones, the prompt's column, plain prompts.
-        model: the model's path, for messages.
+        section: the data section: the limit on prompts and the handling of longer ones, the prompt's column, plain prompts.
+        model: the section of the model that takes the prompts.
         media_dir: the directory of images without a file of their own; by default `section.media_dir`, or else `media`
             in the working directory.
         tools: the functions of an agent loop, which the chat template describes in every prompt; by default those of
@@ -157,7 +157,7 @@ class _PromptMaker:
             check_template_args(section)
         if self._raw and tools:
             raise ConfigError(
-                "the agent loop's tools have no place in the prompts: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+                "the tools of rollout.agent_loop can't be described in the prompts: with data.plain_prompts=raw, prompts do not go through the chat template",
                 hint="set data.plain_prompts=user_message",
             )
         self._section, self._tools, self._media_dir = section, tools, media_dir
@@ -227,7 +227,7 @@ def read_rows(source: DatasetSource, paths: Sequence[str]) -> list[NumberedRow]:
 
 
 def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -> None:
-    """Refuse files without the prompt's column, and files of which only some have a column that changes a row's meaning."""
+    """Refuse files without the prompt's column, and files of which only some have `data_source` or `reward_model`."""
     files = by_file(rows, paths)
     for file in files:
         check_column(file.rows, key, file.columns, file.path)
@@ -236,9 +236,9 @@ def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -
         lacking = [file for file in files if column not in file.columns]
         if having and lacking:
             raise DataError(
-                f"the files have different schemas: {having[0].path} has the column {column!r}, "
-                f"{lacking[0].path} has not (its columns: {', '.join(lacking[0].columns)})",
-                hint=f"write {column!r} in all of them, or in none",
+                f"the files have different columns: {having[0].path} has the column {column!r}, but "
+                f"{lacking[0].path} does not (its columns: {', '.join(lacking[0].columns)})",
+                hint=f"add the column {column!r} to all files, or remove it from all",
             )
 
 
@@ -269,13 +269,13 @@ def _check_begun(row: RawRow, section: DataSection, where: str) -> None:
     last = row.messages[-1]
     if not section.continue_answer:
         raise DataError(
-            f"{where}: the prompt ends with a message of the assistant's: {shown(last.get('content'))}",
-            hint="set data.continue_answer=true to have the policy continue it, or remove the message",
+            f"{where}: the prompt ends with a message of the role 'assistant', {shown(last.get('content'))}; expected another role",
+            hint="set data.continue_answer=true if the policy should continue this message, or remove the message",
         )
     if last.get("tool_calls") or not last.get("content"):
         raise DataError(
-            f"{where}: the prompt ends with calls of the assistant's, which can't be continued",
-            hint="add the results of the calls, or remove the message",
+            f"{where}: the prompt ends with a message of the role 'assistant' that has tool calls or no text, which can't be continued",
+            hint="add the results of the tool calls, or remove the message",
         )
 
 
@@ -283,8 +283,8 @@ def _check_same_form(first: _Placed, row: RawRow, where: str) -> None:
     kinds = ["text" if isinstance(each.prompt, str) else "messages" for each in (first.row, row)]
     if kinds[0] != kinds[1]:
         raise DataError(
-            f"prompts mix two schemas: {first.where} holds {kinds[0]}, {where} holds {kinds[1]}",
-            hint="write all prompts in one form",
+            f"the prompts have different forms: {first.where} has {kinds[0]}, {where} has {kinds[1]}",
+            hint="write all prompts as text, or all as messages",
         )
 
 
@@ -293,13 +293,13 @@ def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
     row = placed.row
     if row.tools and raw:
         raise DataError(
-            f"{placed.where}: it has {TOOLS!r}, and with data.plain_prompts=raw its prompt does not go through a chat template",
+            f"{placed.where}: the row has the column {TOOLS!r}, but with data.plain_prompts=raw its prompt does not go through the chat template, which would describe the tools",
             hint="set data.plain_prompts=user_message, or remove the column",
         )
     if row.tools and tools is not None and row.tools != list(tools):
         raise DataError(
-            f"{placed.where}: it has {TOOLS!r}, but its prompt describes the functions of rollout.agent_loop, which differ",
-            hint="remove the column, or have the loop's chat_tools return the same functions",
+            f"{placed.where}: the functions in the column {TOOLS!r} differ from those of rollout.agent_loop, which the prompt describes",
+            hint="remove the column, or change the agent loop's `chat_tools` to return the same functions",
         )
     return placed._replace(row=attrs.evolve(row, tools=tools)) if tools else placed
 

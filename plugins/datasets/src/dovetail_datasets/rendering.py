@@ -18,14 +18,14 @@ Made = TypeVar("Made")
 
 
 def check_template_args(section: DataSection) -> None:
-    """Refuse arguments of the chat template if plain prompts bypass it.
+    """Refuse arguments of the chat template for raw prompts, which bypass it.
 
     Raises:
         ConfigError: `data.chat_template_args` is set.
     """
     if section.chat_template_args:
         raise ConfigError(
-            "data.chat_template_args has no effect: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+            "data.chat_template_args has no effect with data.plain_prompts=raw: raw prompts do not go through the chat template",
             hint="leave data.chat_template_args out, or set data.plain_prompts=user_message",
         )
 
@@ -41,9 +41,9 @@ def check_template(tokenizer: Tokenizer, model: ModelSection) -> None:
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         raise ModelError(
-            f"{of} has no chat template, so that messages can't become a prompt",
-            hint="set model.chat_template to a template or its file; or, where prompts are plain "
-            "strings, data.plain_prompts=raw",
+            f"{of} has no chat template, so messages can't be rendered as a prompt",
+            hint="set model.chat_template to a template or the path of a template file; or, if all prompts "
+            "are texts, set data.plain_prompts=raw",
         )
     for text in template.values() if isinstance(template, Mapping) else [template]:
         parse_template(text, "model.chat_template" if model.chat_template else of)
@@ -55,7 +55,7 @@ def made_or_bad(
     encoders: Sequence[TextEncoder],
     most_bad: int,
 ) -> list[Made | DataError]:
-    """Apply `make` to rows, and return its results and the faults of bad rows, which are found by bisection.
+    """Apply `make` to rows, and return each row's result, or its error if it is bad. Bad rows are found by bisection.
 
     Args:
         make: a function that converts several rows.
@@ -86,7 +86,7 @@ def in_batches(
     place: Callable[[int], str],
     at_once: int = ROWS_AT_ONCE,
 ) -> Iterator[tuple[int, Made]]:
-    """Yield the number of every row with its result of `render`.
+    """Yield the index of every row with its result of `render`.
 
     Args:
         render: a function that converts several rows.

@@ -25,7 +25,7 @@ class NumberedRow(NamedTuple):
     where: str
     """The row's file and number, for messages."""
     folder: str | None
-    """The folder to which relative paths refer."""
+    """The folder to which relative paths in the row refer; None for rows that are in no file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +53,11 @@ def check_bad_rows(row: BadRow, count: int, most: int) -> None:
         DataError: more than `most` rows are bad.
     """
     if count > most:
-        many = f" ({count:,} rows are bad so far; data.max_bad_rows={most:,})" if most else ""
+        many = (
+            f" ({count:,} rows are bad so far; data.max_bad_rows={most:,} allows no more)"
+            if most
+            else ""
+        )
         raise DataError(row.message + many, hint=row.hint)
 
 
@@ -75,15 +79,20 @@ class CheckedGroups(RowGroups):
         groups = called(self._title, source.stream, paths)
         if not isinstance(groups, RowGroups):
             raise self._broken(
-                f"`stream` returned {type(groups).__name__}, not RowGroups",
-                "leave `stream` out where files are read whole",
+                f"`stream` returned {type(groups).__name__}; expected RowGroups",
+                "return RowGroups, or leave `stream` out if `read` reads files whole",
             )
         self._groups = groups
         self._sizes: tuple[int, ...] = called(self._title, lambda: (*map(index, groups.sizes),))
         if not self._sizes:
-            raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
+            raise DataError(
+                f"there are no rows in {', '.join(paths)}", hint="name files that contain rows"
+            )
         if min(self._sizes) < 1:
-            raise self._broken("a group of `sizes` has no row", "leave empty groups out")
+            raise self._broken(
+                "a group in `sizes` has no row; expected at least 1",
+                "leave empty groups out of `sizes`",
+            )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -99,18 +108,18 @@ class CheckedGroups(RowGroups):
                     yield found
                 case (str(), row):
                     raise self._broken(
-                        f"row {count} of group {group} is of type {type(row).__name__}, not a mapping of columns",
-                        "a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
+                        f"row {count} of group {group} is of type {type(row).__name__}; expected a mapping from column to value",
+                        "yield each row as a mapping, such as {'prompt': …, 'reward_model': {'ground_truth': …}}",
                     )
                 case _:
                     raise self._broken(
-                        f"group {group} gave {found!r:.60} in place of row {count}",
-                        "yield pairs: where the row is, as text, and the row",
+                        f"`read` yielded {found!r:.60} for row {count} of group {group}; expected a pair of location and row",
+                        "yield pairs of a row's location, as text, and the row",
                     )
         if count != self._sizes[group]:
             raise self._broken(
-                f"group {group} has {count} rows; `sizes` says {self._sizes[group]}",
-                "`sizes` are the rows that `read` gives",
+                f"group {group} ended after {count} row(s); `sizes` says {self._sizes[group]}",
+                "return in `sizes` the number of rows that `read` yields for each group",
             )
 
     def folder(self, group: int) -> str | None:
@@ -130,8 +139,8 @@ def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[
     Args:
         groups: the groups of a dataset.
         group: the number of the group.
-        start: the index of the first row in the group.
-        first: the number of that row in the dataset.
+        start: the index in the group of the first row to yield.
+        first: that row's number in the dataset.
     """
     folder = groups.folder(group)
     for number, (where, row) in enumerate(groups.read(group, start), first):
@@ -170,5 +179,5 @@ def unfilled(value: Any) -> Any:
 
 
 def is_nan(value: object) -> bool:
-    """Return whether a value is NaN, as in pandas for a missing value."""
+    """Return whether a value is NaN, which pandas writes for a missing value."""
     return isinstance(value, float) and math.isnan(value)

@@ -45,7 +45,7 @@ class RawRow:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The prompt as messages; image placeholders in a text become parts."""
+        """The prompt as messages; a text becomes one user message, in which image parts replace image placeholders."""
         if not isinstance(self.prompt, str):
             return self.prompt
         content: Any = in_parts(self.prompt) if self.images else self.prompt
@@ -60,7 +60,14 @@ def parse_row(
     image_key: str = "images",
     folder: str | None = None,
 ) -> RawRow:
-    """Check one row.
+    """Check one row and return its parts. If `row` is the error of a failed read, raise it.
+
+    Args:
+        row: the row's values by column, or the error if it can't be read.
+        prompt_key: the column of the prompt.
+        where: the row's file and number, for messages.
+        image_key: the column of the images.
+        folder: the folder of the row's file; None for rows that are in no file.
 
     Raises:
         DataError: the row can't be read, or its prompt, its images or another column is invalid; the message names the row.
@@ -71,7 +78,7 @@ def parse_row(
     reward_model = _mapping(row, "reward_model", where)
     data_source = row.get("data_source")
     if data_source is not None and not isinstance(data_source, str):
-        raise wrong_value(where, "data_source", data_source, "text")
+        raise wrong_value(where, "data_source", data_source, "a text")
     prompt, images = with_images(
         text_or_messages(row.get(prompt_key), prompt_key, where),
         images_in(row.get(image_key), image_key, where),
@@ -97,24 +104,28 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
     """
     for path, text in unencodable(row):
         raise DataError(
-            f"{where}: {format_path(path)!r} holds half of a surrogate pair, which is not a character: {shown(text)}",
-            hint="write the character whole, or remove the row",
+            f"{where}: the text of {format_path(path)!r} contains half of a surrogate pair, which is not a valid character: {shown(text)}",
+            hint="replace the half by the complete character, or remove the row",
         )
     if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
         raise DataError(
-            f"{where}: it has videos; expected only text and images", hint="remove such rows"
+            f"{where}: the row has videos; expected only text and images",
+            hint="remove rows with videos",
         )
 
 
 def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]] | str:
-    """Check that the value of a column is a text or messages, and return it.
+    """Check that the value of a column is a text or messages, and return it; messages in JSON text are parsed.
 
     Raises:
         DataError: the value is null, empty or of another type, or has a bad message; the error names the row.
     """
     if isinstance(value, str):
         if not value.strip():
-            raise DataError(f"{where}: {key!r} is an empty text", hint="remove the row")
+            raise DataError(
+                f"{where}: the column {key!r} is an empty text; expected a text or messages",
+                hint="remove the row",
+            )
         found = _messages_as_text(value, key, where)
         if found is None:
             return value
@@ -126,10 +137,13 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
             where,
             key,
             value,
-            "text, or a list of messages such as {'role': 'user', 'content': '…'}",
+            "a text, or a list of messages such as {'role': 'user', 'content': '…'}",
         )
     if not value:
-        raise DataError(f"{where}: {key!r} is an empty list", hint="remove the row")
+        raise DataError(
+            f"{where}: the column {key!r} is an empty list; expected at least one message",
+            hint="remove the row",
+        )
     return [
         _message(message, f"{where}: message {i} of {key!r}") for i, message in enumerate(value)
     ]
@@ -143,8 +157,8 @@ def _messages_as_text(value: str, key: str, where: str) -> list[Any] | None:
     if isinstance(found, list):
         return found
     raise DataError(
-        f"{where}: {key!r} is a text that looks like messages and is not a JSON list of them: {shown(value)}",
-        hint="write the messages as a list, or as its JSON text (json.dumps in Python; str() does not write JSON)",
+        f"{where}: the text in the column {key!r} looks like messages, but is not a JSON list: {shown(value)}",
+        hint="write the messages as a list, or as the JSON text of a list (json.dumps in Python; str() does not write JSON)",
     )
 
 
@@ -156,7 +170,7 @@ _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot"
 def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise DataError(
-            f"{where} is {shown(message)}, not a mapping with 'role' and 'content'",
+            f"{where} is {shown(message)}; expected a mapping with 'role' and 'content'",
             hint="write messages as {'role': 'user', 'content': '…'}",
         )
     role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
@@ -166,17 +180,23 @@ def _message(message: object, where: str) -> dict[str, Any]:
         what = "no 'role'" if role is None else f"the role {shown(role)}"
         raise DataError(
             f"{where} has {what} (its keys: {', '.join(map(str, message)) or 'none'})",
-            hint="roles are texts such as 'system', 'user' and 'assistant'",
+            hint="set 'role' to a text such as 'system', 'user' or 'assistant'",
         )
     # Templates may know further roles, such as 'environment', but a role that resembles a standard role is a misspelling.
     meant = None
     if role not in _ROLES:
         meant = _OTHER_NAMES.get(role.casefold()) or nearest(role, _ROLES, cutoff=0.75)
     if meant is not None:
-        raise DataError(f"{where} has the role {role!r}", hint=f"did you mean {meant!r}?")
+        raise DataError(
+            f"{where} has the role {role!r}; expected a role such as 'system', 'user', 'assistant' or 'tool'",
+            hint=f"did you mean {meant!r}?",
+        )
     if not isinstance(content, (str, list)) and not calls:
         what = "no 'content'" if content is None else f"the content {shown(content)}"
-        raise DataError(f"{where} has {what}", hint="content is text")
+        raise DataError(
+            f"{where} has {what}; expected a text or a list of parts",
+            hint="correct the row, or remove it",
+        )
     # Parquet adds keys of other messages and parts with null values, and templates test whether a key exists.
     found = _without_nulls(message)
     if calls:
@@ -191,8 +211,8 @@ def _part(part: object, where: str) -> dict[str, Any]:
     is_text = isinstance(part, Mapping) and part.get("type") == "text"
     if not isinstance(part, Mapping) or (is_text and not isinstance(part.get("text"), str)):
         raise DataError(
-            f"{where} is {shown(part)}, not a mapping with 'type', and 'text' where that is 'text'",
-            hint="write parts as {'type': 'text', 'text': '…'}, or the content as text",
+            f"{where} is {shown(part)}; expected a mapping with 'type', and also with 'text' if the type is 'text'",
+            hint="write the part as {'type': 'text', 'text': '…'}, or the whole content as a text",
         )
     return _without_nulls(part)
 
@@ -206,7 +226,7 @@ def _calls(value: object, where: str) -> list[Any]:
     calls = _from_json(value)
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
         raise DataError(
-            f"{where} has the tool_calls {shown(value)}",
+            f"{where} has the tool_calls {shown(value)}; expected a list of calls, each with the name of a function",
             hint='write calls as [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]',
         )
     return calls
@@ -225,13 +245,15 @@ def tools_of(value: object, where: str) -> list[dict[str, Any]] | None:
     """Return the functions of a row as JSON schemas, from a list or from the list's JSON text.
 
     Raises:
-        DataError: the value is neither of them.
+        DataError: the value is neither a list of mappings nor the JSON text of one.
     """
     if value is None or is_nan(value):
         return None
     tools = unfilled(value) if isinstance(value, np.ndarray) else _from_json(value)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise wrong_value(where, TOOLS, value, "a list of JSON schemas, or its JSON text")
+        raise wrong_value(
+            where, TOOLS, value, "a list of JSON schemas, or the JSON text of such a list"
+        )
     return cast("list[dict[str, Any]]", tools) or None
 
 
@@ -250,7 +272,14 @@ def check_column(
     *,
     hint: str | None = None,
 ) -> None:
-    """Refuse rows if none of them has the column; the default hint is about the prompt's column.
+    """Refuse rows of which none has the column `key`.
+
+    Args:
+        rows: the rows.
+        key: the name of the required column.
+        columns: the names of the columns present, for the error.
+        where: the file, for the error.
+        hint: the hint of the error; by default to set `data.prompt_key`.
 
     Raises:
         DataError: no row has the column; the message names the columns present, and the nearest.
@@ -274,8 +303,9 @@ def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, An
 
 
 def wrong_value(where: str, column: str, value: object, wanted: str) -> DataError:
-    """Return the error about a value of a wrong type."""
+    """Return the error about a column's value of a wrong type; `wanted` describes the expected value."""
     what = "null or missing" if value is None else shown(value)
     return DataError(
-        f"{where}: {column!r} is {what}; it must be {wanted}", hint="correct the row, or remove it"
+        f"{where}: the column {column!r} is {what}; expected {wanted}",
+        hint="correct the row, or remove it",
     )

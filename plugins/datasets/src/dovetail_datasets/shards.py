@@ -74,7 +74,7 @@ class Shard:
         return self._examples[place]
 
     def get(self, row: int) -> Example | BadRow | None:
-        """Return the example of a row; None if the example is too long."""
+        """Return the example of a row; its fault if the row is bad, and None if it is too long."""
         place = int(np.searchsorted(self.rows, row))
         if place < len(self.rows) and self.rows[place] == row:
             return self.example(place)
@@ -169,7 +169,9 @@ class ShardFolder:
                 written.replace(path)
         except OSError as error:
             if not self._refused:
-                logging.getLogger("dovetail").warning("token ids are not cached: %s", error)
+                logging.getLogger("dovetail").warning(
+                    "token ids can't be written to the cache: %s", error
+                )
             self._refused = True
             return None
         return path
@@ -227,7 +229,7 @@ def cache_folder(
     Args:
         given: the cache's directory (`data.cache_dir`); see `cache_root`.
         tokenizer: the tokenizer of the examples.
-        follows_from: the further inputs of the examples, which key the cache.
+        follows_from: the further inputs that determine the examples; another input gives another folder.
     """
     # A template that writes the date renders other text tomorrow.
     if not getattr(tokenizer, "is_fast", False) or "strftime_now" in str(tokenizer.chat_template):

@@ -48,7 +48,7 @@ class DataRecipeConformance(PluginConformance):
         return name if Path(name).suffix else f"{name}.parquet"
 
     def repository(self, folder: Path, rows: Files | None = None) -> Path:
-        """Write the dataset's files into a folder, with the hub's layout, and return it."""
+        """Write files with `rows`, by default the suite's, into a folder with the hub's layout, and return the folder."""
         for split, own in (self.rows if rows is None else rows).items():
             path = folder / self.file_of(split)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class DataRecipeConformance(PluginConformance):
     def prepared(self, folder: Path, rows: Files | None = None) -> Path:
         """Return the folder that the recipe writes for the suite's rows, or for the given ones."""
         if self.plugin.repository and not self.rows:
-            pytest.skip("it gives no rows of the dataset: set `rows` in a suite")
+            pytest.skip("the suite gives no rows of the dataset: set `rows` in it")
         output = folder / "prepared"
         output.mkdir(parents=True)
         recipe = self.make()

@@ -66,7 +66,7 @@ def load_tokenizer(
         # If the vocabulary's files are missing, transformers makes an empty tokenizer without an error.
         raise ModelError(
             f"the tokenizer in {key}={path!r} has no vocabulary",
-            hint="save it again with tokenizer.save_pretrained(directory)",
+            hint="save the tokenizer again with tokenizer.save_pretrained(directory)",
         )
     if template is not None:
         tokenizer.chat_template = template
@@ -133,10 +133,10 @@ def check_ids(
     largest = int(ids_T.max(initial=0))
     if vocabulary is not None and largest >= vocabulary:
         raise DataError(
-            f"{place}: it has the token {tokenizer.convert_ids_to_tokens(largest)!r} with the id {largest}, and the model has "
-            f"embeddings for {vocabulary:,} ids alone, 0 to {vocabulary - 1}",
-            hint="after tokens were added, call model.resize_token_embeddings(len(tokenizer)) and save both; or set "
-            "model.tokenizer_path= to the tokenizer that the model was trained with",
+            f"{place}: the row has the token {tokenizer.convert_ids_to_tokens(largest)!r} with the id {largest}; expected an id from 0 to "
+            f"{vocabulary - 1}, since the model has {vocabulary:,} embeddings",
+            hint="if tokens were added to the tokenizer, call model.resize_token_embeddings(len(tokenizer)) and save both; otherwise "
+            "set model.tokenizer_path to the tokenizer that the model was trained with",
         )
 
 
@@ -148,7 +148,8 @@ def _is_path(path: str) -> bool:
 def _missing(path: Path, key: str) -> ModelError:
     if path.is_file():
         return ModelError(
-            f"{key}={str(path)!r} is a file, not a directory", hint=f"set {key} to its directory"
+            f"{key}={str(path)!r} is a file, not a directory",
+            hint=f"set {key} to the file's directory",
         )
     folder = path.parent
     names = [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
@@ -158,7 +159,7 @@ def _missing(path: Path, key: str) -> ModelError:
         if close
         else f"set {key} to a directory in Hugging Face format, or to a hub id"
     )
-    return ModelError(f"there is no directory {key}={str(path)!r}", hint=hint)
+    return ModelError(f"the directory {key}={str(path)!r} does not exist", hint=hint)
 
 
 def _check_directory(path: Path, key: str, trust_remote_code: bool) -> None:
@@ -167,10 +168,10 @@ def _check_directory(path: Path, key: str, trust_remote_code: bool) -> None:
     present = sorted(entry.name for entry in path.iterdir())
     # The path may be, for instance, a run's directory, whose model is in `final`.
     within = [path / name for name in present if (path / name / "tokenizer_config.json").is_file()]
-    save = "save one there with tokenizer.save_pretrained(directory), or set model.tokenizer_path"
+    save = "save a tokenizer in it with tokenizer.save_pretrained(directory), or set model.tokenizer_path"
     raise ModelError(
-        f"the directory {key}={str(path)!r} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}; "
-        f"it holds: {', '.join(present[:10]) or 'nothing'}",
+        f"the directory {key}={str(path)!r} has no tokenizer; expected one of the files {', '.join(TOKENIZER_FILES)}; "
+        f"the directory holds: {', '.join(present[:10]) or 'nothing'}",
         hint=f"did you mean {str(within[-1])!r}?" if within else save,
     )
 
@@ -179,8 +180,8 @@ def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelE
     cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if "trust_remote_code" in str(error):
         return ModelError(
-            f"the tokenizer of {key}={path!r} is Python code that its repository ships",
-            hint="read that code, then set model.trust_remote_code=true",
+            f"the tokenizer of {key}={path!r} needs Python code from its repository, which model.trust_remote_code=false does not allow",
+            hint="read the code, then set model.trust_remote_code=true",
         )
     if local:
         # transformers often doesn't name the invalid file. config.json counts, since it is read for the tokenizer's class.
@@ -190,16 +191,16 @@ def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelE
                     json.loads(file.read_bytes())
                 except ValueError as fault:
                     return ModelError(
-                        f"{file} in {key}={path!r} is not valid JSON: {fault}",
-                        hint="fetch or export the model again",
+                        f"the file {file} in {key}={path!r} is not valid JSON: {fault}",
+                        hint="download or export the model again",
                     )
         return ModelError(
             f"the tokenizer in {key}={path!r} can't be loaded: {cause}",
-            hint="save it again with tokenizer.save_pretrained(directory)",
+            hint="save the tokenizer again with tokenizer.save_pretrained(directory)",
         )
     return ModelError(
-        f"{key}={path!r} is not a directory here, and no tokenizer of that hub id could be loaded: {cause}",
-        hint="check the spelling and the network, or download the model and give its directory",
+        f"{key}={path!r} is not a local directory, and no tokenizer can be loaded from the hub under this id: {cause}",
+        hint="check the spelling and the network; or download the model, and set {key} to its directory",
     )
 
 
@@ -214,9 +215,9 @@ def _chat_template(text: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(
                 f"model.chat_template={text!r} can't be read: {error}",
-                hint="give the path of a file with a template, in UTF-8",
+                hint="set model.chat_template to the path of a template file in UTF-8",
             ) from error
     raise ModelError(
         f"model.chat_template={text[:80]!r} is neither a Jinja template nor an existing file",
-        hint="give the path of a file with a template, or a text with {% … %} or {{ … }}",
+        hint="set model.chat_template to the path of a template file, or to a template with {% … %} or {{ … }}",
     )

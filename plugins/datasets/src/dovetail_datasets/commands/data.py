@@ -22,8 +22,10 @@ data.add_command(prepare)
 
 @data.command()
 @render.config_arguments(_METAVAR)
-@click.option("--rows", default=3, show_default=True, type=click.IntRange(1), help="How many rows.")
-@click.option("--from", "first", default=0, show_default=True, type=click.IntRange(0), help="The first one.")  # fmt: skip
+@click.option(
+    "--rows", default=3, show_default=True, type=click.IntRange(1), help="The number of rows."
+)
+@click.option("--from", "first", default=0, show_default=True, type=click.IntRange(0), help="The number of the first row.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page, with images as thumbnails.")  # fmt: skip
 def look(
     config: tuple[str, ...], overrides: tuple[str, ...], rows: int, first: int, html: Path | None

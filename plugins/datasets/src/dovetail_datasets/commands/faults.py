@@ -19,13 +19,13 @@ SCORED = 256
 
 
 def faults_of(opened: OpenedData) -> Iterator[str]:
-    """Yield each fault with the rows that have it."""
+    """Yield each fault of the opened data, with the rows that have it."""
     data = opened.data
     for what, rows in (("training", data.train), ("held-out", data.val)):
         if rows is None:
             continue
         named = f"{what} {data.rows_are}"
-        yield from _named(f"bad {named}, which no run takes", [row.message for row in rows.bad])
+        yield from _named(f"bad {named}, which no run trains on", [row.message for row in rows.bad])
         if isinstance(rows, PromptSet):
             yield from _counted(rows, named, data.limits)
         yield from (f"{named}: {note}" for note in rows.left_out)

@@ -52,7 +52,8 @@ def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
     rows = list(islice(opened.rows(first), count))
     if not rows:
         raise DataError(
-            f"there is no row {first} in {', '.join(opened.files)}", hint="count rows from 0"
+            f"--from {first} is beyond the last row of {', '.join(opened.files)}",
+            hint="choose a smaller number; rows are counted from 0",
         )
     verdicts = _verdicts(opened, rows)
     for row in rows:

@@ -35,7 +35,7 @@ _EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
 
 @attrs.frozen(kw_only=True)
 class OpenedData:
-    """The data of a run, with its config and source."""
+    """The data that a config names, loaded as for a run."""
 
     config: RunConfig
     data: SourceData
@@ -57,7 +57,7 @@ class OpenedData:
             before += size
 
     def verdicts(self, rows: Iterable[NumberedRow]) -> Iterator[RowVerdict]:
-        """Yield the scores of rows' reference answers, from the run's source; for errors see `ExperienceSource.verdicts`."""
+        """Yield the score of each row's reference answers, from the run's source; for errors see `ExperienceSource.verdicts`."""
         facts = source_facts(self.config)
         source = facts.plugins["source"]
         found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, rows)
@@ -86,7 +86,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
     if config and Path(config[0]).suffix.lower() not in (".yaml", ".yml"):
         if not any(each.startswith("model.path=") for each in overrides):
             raise ConfigError(
-                f"{config[0]} is read as a file of rows, which needs model.path for its tokenizer and chat template",
+                f"the file {config[0]} is not a config (.yaml), so it is read as a dataset, which needs model.path for the tokenizer and the chat template",
                 hint="add model.path=DIRECTORY, or name a config (.yaml) in place of the file",
             )
         given = [f"data.train_files={config[0]}", *given]

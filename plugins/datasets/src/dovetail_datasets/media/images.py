@@ -39,7 +39,9 @@ def open_image(data: bytes, name: str) -> Any:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if not data:
-        raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
+        raise DataError(
+            f"{name} is empty (0 bytes)", hint="write the image again, or remove the row"
+        )
     try:
         with warnings.catch_warnings():
             # Up to twice its limit, Pillow only warns of an image that is too large.
@@ -48,13 +50,15 @@ def open_image(data: bytes, name: str) -> Any:
                 return ImageOps.exif_transpose(image).convert("RGB")
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{name} is not an image that Pillow knows: its {len(data):,} bytes begin with {data[:8]!r}",
-            hint="images are PNG, JPEG, WebP and the like",
+            f"{name} is not in an image format that Pillow can read: its {len(data):,} bytes begin with {data[:8]!r}",
+            hint="convert the image to PNG, JPEG or WebP, or remove the row",
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{name} is too large: {error}", hint="scale it down") from error
+        raise DataError(
+            f"{name} is too large: {error}", hint="scale the image down, or remove the row"
+        ) from error
     except _BROKEN as error:
         raise DataError(
             f"{name} is a broken image: {error}",
-            hint="copy or write it again, or remove the row",
+            hint="copy or write the image again, or remove the row",
         ) from error

@@ -40,7 +40,7 @@ class ImageInputs:
     def __init__(self, model: Any, section: ModelSection) -> None:
         if not takes_images(model.config):
             raise ModelError(
-                f"{type(model).__name__} ({section.path!r}) takes no images, and a prompt has some",
+                f"the model {section.path!r} ({type(model).__name__}) takes no images, but a prompt has images",
                 hint="set model.path to a vision-language model, or leave the rows with images out",
             )
         self._processor = load_image_processor(section)
@@ -91,9 +91,9 @@ class ImageInputs:
             outputs: Mapping[str, Any] = self._processor(images=[picture], return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
             raise DataError(
-                f"the image {reference.path!r} ({picture.width} × {picture.height} pixels) is not one that "
-                f"{type(self._processor).__name__} takes: {error}",
-                hint="scale it, or remove the row",
+                f"the image {reference.path!r} ({picture.width} × {picture.height} pixels) was refused by the "
+                f"model's image processor {type(self._processor).__name__}: {error}",
+                hint="scale the image, or remove the row",
             ) from error
         made = {
             name: value
@@ -115,9 +115,9 @@ def _joined(name: str, parts: list[Tensor]) -> Tensor:
     if len({part.shape[1:] for part in parts}) > 1:
         shapes = sorted({tuple(part.shape) for part in parts})
         raise ModelError(
-            f"images of several sizes give {name!r} of the shapes {shapes[0]} and {shapes[-1]}, which do not join: "
-            "this model's image processor pads the images of a call to one size",
-            hint="scale the images to one size, or use a model that takes patches or one fixed size",
+            f"images of different sizes give tensors {name!r} of the shapes {shapes[0]} and {shapes[-1]}, which can't be concatenated: "
+            "this model's image processor gives equal shapes only to images that it processes together",
+            hint="scale the images to one size, or use a model that takes patches or images of one fixed size",
         )
     return torch.cat(parts)
 

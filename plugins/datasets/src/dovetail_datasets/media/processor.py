@@ -40,7 +40,7 @@ def load_image_processor(section: ModelSection) -> Any:
     except _UNLOADABLE as error:
         raise ModelError(
             f"the image processor of {section.path!r} can't be loaded: {type(error).__name__}: {_first_line(error)}",
-            hint="is preprocessor_config.json beside config.json? Save it there with "
+            hint="if preprocessor_config.json is not beside config.json, save it there with "
             "image_processor.save_pretrained(directory)",
         ) from error
 
@@ -60,7 +60,7 @@ class ImagePrompts:
         config = _config_of(section)
         if not takes_images(config):
             raise ModelError(
-                f"the data has images, and the model {section.path!r} ({type(config).__name__}) takes none: "
+                f"the data has images, but the model {section.path!r} ({type(config).__name__}) takes none: "
                 "its config has no vision tower",
                 hint="set model.path to a vision-language model, or leave the rows with images out",
             )
@@ -101,8 +101,8 @@ class ImagePrompts:
         except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
             sizes = ", ".join(f"{p.width} × {p.height}" for p in pictures)
             raise DataError(
-                f"{type(self._processor).__name__} refused its images ({sizes} pixels): {error}",
-                hint="scale them, or remove the row",
+                f"the model's processor {type(self._processor).__name__} refused the row's images ({sizes} pixels): {error}",
+                hint="scale the images, or remove the row",
             ) from error
         ids = [int(token) for token in made["input_ids"][0]]
         self._apart = "mm_token_type_ids" in made
@@ -145,9 +145,9 @@ class ImagePrompts:
         runs = placeholder_runs(ids, self.image_token)
         if self._apart and runs != images:
             raise DataError(
-                f"its {images} images take {runs} runs of the token {self.image_token}: this model "
-                "separates images by the text between them",
-                hint="put text, or the model's own marks of an image's beginning and end, between two images",
+                f"the row has {images} image(s), but {runs} run(s) of consecutive image placeholders (token {self.image_token}): "
+                "this model needs text between two images",
+                hint="write text, or the model's own marks of an image's beginning and end, between two images",
             )
 
 
@@ -196,7 +196,7 @@ def _processor_of(section: ModelSection, config: object, tokenizer: object) -> A
     except _UNLOADABLE as error:
         raise ModelError(
             f"the processor of {section.path!r} can't be loaded: {type(error).__name__}: {_first_line(error)}",
-            hint="save it beside the model with processor.save_pretrained(directory)",
+            hint="save the processor beside the model with processor.save_pretrained(directory)",
         ) from error
     made.tokenizer, made.image_processor = tokenizer, images
     return made

@@ -13,7 +13,7 @@ from dovetail_datasets.models.config import read_config
 
 
 def text_config(path: str | Path, section: ModelSection) -> Any:
-    """Return the transformers config of a model's text part; None if it is not on this machine or can't be read."""
+    """Return the transformers config of the text part of the model `path`; None if it is not on this machine or can't be read."""
     try:
         found = read_config(attrs.evolve(section, path=str(path)), local_files_only=True)
         return found.get_text_config()
@@ -22,7 +22,7 @@ def text_config(path: str | Path, section: ModelSection) -> Any:
 
 
 def model_class(config: object) -> Any:
-    """Return the auto class that loads a model with the head of a language model, its vision tower included.
+    """Return the auto class of transformers that loads a model with its language-model head, and its vision tower if it has one.
 
     Args:
         config: a transformers config.
@@ -51,8 +51,8 @@ def model_class(config: object) -> Any:
         kind = getattr(config, "model_type", None)
         named = f" ({', '.join(names)})" if names else ""
         raise ModelError(
-            f"its type {kind}{named} is not a causal language model",
-            hint="take a model that writes from left to right, such as a Qwen or a Llama",
+            f"the model type {kind!r}{named} is not a causal language model",
+            hint="choose a model that generates text from left to right, such as a Qwen or Llama model",
         )
     return AutoModelForImageTextToText if vision and not known else AutoModelForCausalLM
 

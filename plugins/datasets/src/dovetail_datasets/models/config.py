@@ -93,7 +93,7 @@ def _unknown(config: Any, values: Mapping[str, Any], prefix: str, key: str) -> C
     elif parts:
         hint = f"did you mean {prefix}{parts[-1]}.{key}?"
     else:
-        hint = f"did you mean {prefix}{near}?" if near else "leave it out"
+        hint = f"did you mean {prefix}{near}?" if near else "leave this key out"
     return ConfigError(
         f"override_config.{prefix}{key}: the architecture {config.model_type!r} has no key {key!r}",
         hint=hint,
@@ -113,6 +113,8 @@ def _refuse_ignored(
         if isinstance(asked.get(name), Mapping) or made.get(name) == asked.get(name):
             continue
         raise ConfigError(
-            f"override_config.{key}={asked[name]!r}: the architecture {made['model_type']!r} ignores it and has {made[name]!r}",
-            hint=f"set model.{key}" if key in attrs.fields_dict(ModelSection) else "leave it out",
+            f"override_config.{key}={asked[name]!r}: the architecture {made['model_type']!r} ignores this value and uses {made[name]!r}",
+            hint=f"set model.{key}"
+            if key in attrs.fields_dict(ModelSection)
+            else "leave this key out",
         )

@@ -44,15 +44,18 @@ class ModelFacts:
         try:
             config = read_config(model)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"the config of {model.path!r} can't be read: {error}") from error
+            raise ModelError(
+                f"the config of the model {model.path!r} can't be read: {error}",
+                hint="correct the path, or download the model again",
+            ) from error
         try:
             generation = GenerationConfig.from_pretrained(model.path, revision=model.revision)
         except OSError:
             generation = None  # generation_config.json is optional
         except ValueError as error:
             raise ModelError(
-                f"generation_config.json of {model.path!r} is not valid: {error}",
-                hint="correct it, or remove it",
+                f"generation_config.json of the model {model.path!r} is not valid: {error}",
+                hint="correct the file, or remove it",
             ) from error
         text = config.get_text_config()
         limits = [max_positions(text), max_model_len]
@@ -101,7 +104,7 @@ def refuse_missing_model(path: str) -> None:
             )
     elif directory.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ModelError(
-            f"there is no model directory {path!r}",
+            f"the model directory {path!r} does not exist",
             hint="set model.path to a model directory, or to a hub id such as Qwen/Qwen2.5-0.5B",
         )
 

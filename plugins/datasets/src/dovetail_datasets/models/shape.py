@@ -17,7 +17,7 @@ from dovetail.sections import ModelSection
 
 
 def read_shape(section: ModelSection) -> ModelShape:
-    """Return the sizes of a model, from its config alone; cached where possible.
+    """Return the sizes of a model, from its config alone; the last 8 models are cached.
 
     Raises:
         ConfigError: the model's architecture lacks a key of `override_config`, or ignores it.
@@ -61,8 +61,8 @@ def _read(
         raise
     except Exception as error:
         raise ModelError(
-            f"{path!r} holds no model that transformers can read: {type(error).__name__}: {error}",
-            hint="a model is a directory with config.json, or a hub id",
+            f"the model path {path!r} holds no model that transformers can read: {type(error).__name__}: {error}",
+            hint="give a directory with config.json, or a hub id",
         ) from error
 
 

@@ -26,7 +26,7 @@ class Origin:
 
 
 def card(recipe: DataRecipe, origin: Origin, output: Path, written: WrittenSplits) -> str:
-    """Return the text of `README.md`, which begins with the metadata that the hub reads."""
+    """Return the card of a prepared dataset: the text of its `README.md`, which begins with the metadata that the hub reads."""
     licence = licence_of(origin.folder) or recipe.licence
     made_with = recipe.made_with()
     revision = revision_of(origin.folder) or "not known: a local copy"

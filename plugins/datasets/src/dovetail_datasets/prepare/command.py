@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A local copy of the dataset, laid out as on the hub.",
 )
-@click.option("--revision", help="Commit, branch or tag on the hub; the latest one without it.")
+@click.option("--revision", help="Commit, branch or tag on the hub; by default the latest.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="A folder that is made.  [default: data/NAME]",
+    help="The folder to create.  [default: data/NAME]",
 )
 def prepare(
     recipe: str | None,
@@ -54,14 +54,16 @@ def prepare(
 
     if recipe is None:
         if folder or revision or output:
-            raise click.UsageError("name a recipe; `dovetail data prepare` alone lists them")
+            raise click.UsageError(
+                "--from, --revision and --output need the name of a recipe; `dovetail data prepare` without arguments lists the recipes"
+            )
         for name, distribution, line in recipes():
             click.echo(visible(f"{name:24}{line}  ({distribution})"))
         return
     made = recipe_named(recipe, overrides)
     if (folder or revision) and not made.repository:
         raise click.UsageError(
-            f"the recipe {made.name!r} makes its rows: leave out --from and --revision"
+            f"the recipe {made.name!r} generates its rows instead of reading files: leave out --from and --revision"
         )
     if folder and revision:
         raise click.UsageError(
@@ -90,8 +92,8 @@ def _prepared(
 
     if output.exists():
         raise DataError(
-            f"{output} exists already; expected a folder that does not exist",
-            hint="name another one with --output, or remove it",
+            f"the path {output} exists already; expected a folder that does not exist",
+            hint="name another folder with --output, or remove this one",
         )
     recipe.start()
     try:

@@ -33,11 +33,9 @@ def download(repository: str, patterns: Iterable[str], revision: str | None) -> 
             )
         )
     except Exception as error:
-        hint = "copy its files to this machine, as they lie on the hub, and name their folder: --from DIR"
+        hint = "copy the dataset's files to this machine, laid out as on the hub, and name their folder with --from DIR"
         if isinstance(error, GatedRepoError):
-            hint = (
-                f"accept its terms on its page of the hub, and log in (`hf auth login`); or {hint}"
-            )
+            hint = f"accept the dataset's terms on its hub page, and log in (`hf auth login`); or {hint}"
         cause = " ".join(str(error).split())[:300]
         raise DataError(
             f"the dataset {repository!r} can't be downloaded: {type(error).__name__}: {cause}",

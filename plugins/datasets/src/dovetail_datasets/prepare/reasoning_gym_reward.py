@@ -46,7 +46,7 @@ class ReasoningGymReward(RewardFunction):
             task, entry = (extra_info or {})["task"], (extra_info or {})["entry"]
         except KeyError as error:
             raise DataError(
-                f"the row has no 'task' and 'entry' in its extra_info: {error}",
+                f"the row's extra_info has no {error}; expected 'task' and 'entry'",
                 hint="prepare the rows with `dovetail data prepare reasoning_gym:TASK`",
             ) from error
         pred = answers[-1].strip()

@@ -28,7 +28,7 @@ class UnusedRow(NamedTuple):
 
 def _is_share(_instance: object, field: Any, value: float) -> None:
     if not 0 < value < 1:
-        raise ValueError(f"{field.name!r} is {value}; expected a share between 0 and 1")
+        raise ValueError(f"{field.name!r} is {value}; expected a number above 0 and below 1")
 
 
 @attrs.frozen(kw_only=True)
@@ -146,8 +146,8 @@ def value_of(row: Mapping[str, Any], column: str, kind: type[T], where: str) -> 
     if column not in row:
         near = nearest(column, row)
         raise DataError(
-            f"{where}: there is no column {column!r}; its columns: {', '.join(row) or 'none'}",
-            hint=f"the dataset may have changed, or this is another one{f': {near!r} is the nearest' if near else ''}",
+            f"{where}: the row has no column {column!r}; its columns: {', '.join(row) or 'none'}",
+            hint=f"check that this is the dataset of the recipe, and that it has not changed{f'; the nearest column is {near!r}' if near else ''}",
         )
     value: Any = row[column]
     if kind is float and type(value) is int:
@@ -166,7 +166,7 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def messages_of(row: Mapping[str, Any], column: str, where: str) -> list[dict[str, str]]:
-    """Return the messages of a column, each with `role` and `content` alone; for errors see `value_of`."""
+    """Return the messages of a column, each with only `role` and `content`; for errors see `value_of`."""
     messages = value_of(row, column, list, where)
     if not messages or not all(isinstance(message, Mapping) for message in messages):
         raise wrong(where, column, messages, "a list of messages")

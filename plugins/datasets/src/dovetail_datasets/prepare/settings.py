@@ -39,7 +39,8 @@ def recipe_named(text: str, overrides: Sequence[str]) -> DataRecipe:
     cls: Any = load_plugin_class(ref)
     if colon and not cls.argument:
         raise ConfigError(
-            f"the recipe {name!r} takes no argument after a colon", hint=f"write {name}"
+            f"the recipe {name!r} takes no argument after a colon, but {argument!r} is given",
+            hint=f"write {name}",
         )
     settings = dict(map(_setting, overrides))
     if colon:
@@ -54,7 +55,8 @@ def _setting(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError(
-            f"{override!r} is not a setting", hint="write KEY=VALUE, such as held_out=0.05"
+            f"{override!r} is not a setting; expected KEY=VALUE",
+            hint="write for example held_out=0.05",
         )
     try:
         return key, yaml.safe_load(value)
@@ -76,7 +78,7 @@ def _config(name: str, cls: type[RecipeSection], settings: dict[str, Any]) -> Re
         problems = cattrs.transform_error(error, path=name, format_exception=_wording)
         raise ConfigError(
             "; ".join(problems),
-            hint=f"`dovetail plugins show {KIND}/{name}` describes its settings",
+            hint=f"`dovetail plugins show {KIND}/{name}` describes the settings",
         ) from error
 
 

@@ -71,8 +71,8 @@ class RecipeWriter:
         for split in splits:
             if not kept[split]:
                 raise DataError(
-                    f"no row of {split!r} is left ({self._reasons()})",
-                    hint="see that the files are those that the recipe is made for",
+                    f"the split {split!r} has no row to write (rows left out: {self._reasons()})",
+                    hint="check that the files belong to the dataset of the recipe",
                 )
         held = set() if "validation" in kept else self._held_out(kept["train"])
         schema = pa.unify_schemas(self._schemas, promote_options="permissive")
@@ -87,7 +87,7 @@ class RecipeWriter:
         return WrittenSplits(rows=rows_of, left_out=self._left_out, held_out=bool(held))
 
     def _reasons(self) -> str:
-        return "; ".join(f"{reason}: {n:,}" for reason, n in self._left_out.items()) or "no rows"
+        return "; ".join(f"{reason}: {n:,}" for reason, n in self._left_out.items()) or "none"
 
     def _survey(self, split: Split) -> dict[int, tuple[int, str]]:
         """Return prompt digest and location of each kept row, by row number; record column types and the reasons of rows left out."""
@@ -121,7 +121,7 @@ class RecipeWriter:
                 missing = [c for c in _NEEDED[recipe.rows_are] if c not in row]
                 if missing:
                     raise PluginBrokenError(
-                        f"{self._title} returned a row of {recipe.rows_are} without {', '.join(missing)}, for {where}"
+                        f"{self._title} converted {where} to a row without the column(s) {', '.join(missing)}; expected the columns {', '.join(_NEEDED[recipe.rows_are])}"
                     )
                 if recipe.rows_are == "prompts":
                     row["extra_info"] = {
@@ -146,8 +146,8 @@ class RecipeWriter:
             column = "messages" if self._recipe.rows_are == "conversations" else "prompt"
             digest, where = next(iter(both.values()))
             raise DataError(
-                f"{len(both):,} training rows have the prompt of a validation or test row: first the {column!r} of {where}, which is that of {others[digest]}",
-                hint="overlap=drop leaves such rows out of the training split",
+                f"the prompts of {len(both):,} training row(s) are also in validation or test rows; the first: the {column!r} of {where} equals that of {others[digest]}",
+                hint="set overlap=drop to leave such rows out of the training split",
             )
         self._left_out["has the prompt of a validation or test row"] += len(both)
         for number in both:
@@ -159,8 +159,8 @@ class RecipeWriter:
         prompts = {digest for digest, _ in kept.values()}
         if len(prompts) < 2:
             raise DataError(
-                f"there are {len(prompts)} prompts, of which none can be held out ({self._reasons()})",
-                hint="see that the files are those that the recipe is made for",
+                f"no prompt can be held out for validation: the training split has {len(prompts)} different prompt(s); expected at least 2 (rows left out: {self._reasons()})",
+                hint="check that the files belong to the dataset of the recipe",
             )
         order = sorted(prompts, key=lambda digest: _hash(f"{config.seed} {digest}".encode()))
         return set(order[: min(max(1, round(config.held_out * len(order))), len(order) - 1)])
@@ -196,8 +196,8 @@ def _array(rows: list[dict[str, Any]], where: str) -> pa.StructArray:
         return pa.array(rows)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
-            f"{where} and the {len(rows):,} rows from there have values of several types in one column: {error}",
-            hint="correct the rows, or have the recipe write them as text",
+            f"a column has values of several types in the {len(rows):,} row(s) from {where} on: {error}",
+            hint="correct the rows, or change the recipe to write these values as text",
         ) from error
 
 

@@ -33,7 +33,10 @@ class Geometry3kRecipe(DataRecipe):
         images = value_of(row, "images", list, where)
         if problem.count("<image>") != len(images):
             raise wrong(
-                where, "problem", problem, f"'<image>' for each of the {len(images)} in 'images'"
+                where,
+                "problem",
+                problem,
+                f"a text with '<image>' {len(images)} time(s), once for each image",
             )
         return {
             "prompt": [{"role": "user", "content": f"{problem}\n\n{_ASKED}"}],

@@ -43,8 +43,8 @@ class ReasoningGymRecipe(DataRecipe):
         gym, config = reasoning_gym(), self.config
         if not config.task:
             raise ConfigError(
-                "reasoning_gym has no task; expected the name of one",
-                hint="name one, as in `dovetail data prepare reasoning_gym:leg_counting`",
+                "the recipe reasoning_gym has no task; expected the name of a task in Reasoning Gym",
+                hint="name the task, as in `dovetail data prepare reasoning_gym:leg_counting`",
             )
         tasks = gym.factory.DATASETS
         if config.task not in tasks:
@@ -60,8 +60,8 @@ class ReasoningGymRecipe(DataRecipe):
             made = gym.create_dataset(config.task, size=size, seed=seed, **config.options)
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(
-                f"Reasoning Gym refuses the options of {config.task!r}: {error}",
-                hint="`options` are the fields of the task's config in Reasoning Gym",
+                f"Reasoning Gym refuses the options of the task {config.task!r}: {error}",
+                hint="set in `options` only fields of the task's config in Reasoning Gym",
             ) from error
         for number in range(size):
             yield f"{config.task} of seed {seed}, row {number}", made[number]
@@ -102,14 +102,14 @@ def scored(task: str, answer: str, entry: str) -> float:
         row = ast.literal_eval(entry)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise DataError(
-            f"an entry of the task {task!r} holds more than literals: {error}: {entry[:80]}",
-            hint="prepare another task",
+            f"an entry of the task {task!r} is not a Python literal: {error}: {entry[:80]}",
+            hint="choose another task",
         ) from error
     return float(reasoning_gym().get_score_answer_fn(task)(answer, row))
 
 
 def reasoning_gym() -> Any:
-    """Return the imported package.
+    """Return the imported package `reasoning_gym`.
 
     Raises:
         PluginNeedsError: the package is not installed.
@@ -118,7 +118,7 @@ def reasoning_gym() -> Any:
         import reasoning_gym as package
     except ImportError as error:
         raise PluginNeedsError(
-            f"reasoning_gym needs the package reasoning-gym: {error}",
+            f"reasoning_gym needs the package reasoning-gym, which can't be imported: {error}",
             hint="pip install 'dovetail-datasets[reasoning_gym]'",
         ) from error
     return package

@@ -79,7 +79,10 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     given = tool.get("parameters") or {}
     if not isinstance(given, Mapping) or not all(isinstance(p, Mapping) for p in given.values()):
         raise wrong(
-            where, "parameters", given, f"a mapping of each parameter of {tool.get('name')!r}"
+            where,
+            "parameters",
+            given,
+            f"a mapping that describes each parameter of {tool.get('name')!r} by a mapping",
         )
     parameters = {
         "type": "object",
