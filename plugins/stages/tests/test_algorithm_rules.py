@@ -12,14 +12,14 @@ from dovetail_sdk.testing.conformance import RulesConformance
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
 FOUND = {
     "off_policy_unclipped": [
-        (["algorithm.policy_loss=reinforce", "actor.epochs=4"], "warning", "4 updates a rollout (actor.epochs = 4"),
+        (["algorithm.policy_loss=reinforce", "actor.epochs=4"], "warning", "4 updates (actor.epochs = 4"),
         (["algorithm.policy_loss=reinforce", "actor.mini_batch_size=32"], "warning", "actor.mini_batch_size = 32 of data.train_batch_size = 128"),
         (["algorithm.policy_loss=reinforce", "actor.epochs=4", "actor.max_kl=0.1"], "warning", "no ratio"),
         (["actor.epochs=4", "algorithm.policy_loss.clip_high=1000"], "warning", "clip_high = 1000 clips nothing"),
         (["algorithm.policy_loss=reinforce", "actor.epochs=4", "algorithm.rollout_correction=bypass_pg_geo_rs"], "warning", "no ratio"),
     ],
     "max_kl_never_fires": [
-        (["actor.max_kl=0.1"], "warning", "a step has one update"),
+        (["actor.max_kl=0.1"], "warning", "a step has only one update"),
         (["actor.max_kl=0.1", "actor.epochs=2", "algorithm.policy_loss=gpg"], "error", "measures no KL"),
     ],
     "loss_aggregation_overridden": [
@@ -61,9 +61,9 @@ FOUND = {
     "logprob_check_never_fires": [
         (["algorithm.logprob_check.every=11"], "warning", "algorithm.logprob_check.every = 11 is more than the run's 10 steps"),
         (["algorithm.logprob_check={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
-        (["algorithm.logprob_check={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never passed"),
-        (["algorithm.logprob_check.stop_above=2"], "warning", "stop_above = 2 is never passed"),
-        (["algorithm.logprob_check={every: 0, warn_above: 0.005}"], "warning", "its bounds are never looked at"),
+        (["algorithm.logprob_check={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never exceeded"),
+        (["algorithm.logprob_check.stop_above=2"], "warning", "stop_above = 2 is never exceeded"),
+        (["algorithm.logprob_check={every: 0, warn_above: 0.005}"], "warning", "bounds have no effect"),
     ],
 }  # fmt: skip
 SILENT = {

@@ -48,5 +48,5 @@ def _problem(column: object, mask: Ragged, output: OutputSpec) -> str | None:
         return f"for {len(column.values)} tokens, not one value for each of the {len(mask.values)} response tokens"
     left = np.count_nonzero(column.values[~mask.values.astype(bool)])
     if left:
-        return f"with values on {left} masked tokens, which hold 0"
+        return f"with values other than 0 on {left} masked tokens; expected 0"
     return None

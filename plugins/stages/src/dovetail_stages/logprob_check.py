@@ -253,7 +253,7 @@ def _compare(
             raise ColumnError(
                 f"{name} of the log-probability check do not line up with response_mask: {len(column.values)} values "
                 f"over {len(column)} samples, the mask {len(mask.values)} over {len(mask)}",
-                hint="the trainer scores the same rows, one value a response token",
+                hint="give one value for each response token of the same rows",
             )
     train_T, rollout_T = (column.values for column in list(columns.values())[:2])
     finite_T = np.isfinite(train_T) & np.isfinite(rollout_T)

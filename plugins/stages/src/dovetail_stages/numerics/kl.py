@@ -91,7 +91,7 @@ def estimate_kl(
     if estimator not in ESTIMATORS:
         close = nearest(estimator, ESTIMATORS)
         raise ConfigError(
-            f"there is no KL estimator {estimator!r}; there are {', '.join(ESTIMATORS)}",
+            f"there is no KL estimator {estimator!r}; expected one of {', '.join(ESTIMATORS)}",
             hint=f"did you mean {close!r}?" if close else None,
         )
     return ESTIMATORS[estimator](log_probs_T - ref_log_probs_T)

@@ -41,7 +41,7 @@ def token_column(
             raise ColumnError(
                 f"column {name!r} does not line up with response_mask: it has {len(values.values)} values "
                 f"over {len(values)} samples, the mask {len(mask.values)}",
-                hint="one value a response token, or one a sample",
+                hint="give one value for each response token, or one for each sample",
             )
         flat = values.values
     elif isinstance(values, np.ndarray):

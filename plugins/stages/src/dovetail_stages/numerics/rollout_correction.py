@@ -66,7 +66,7 @@ class Criterion:
         if name not in CRITERIA:
             close = nearest(name, CRITERIA)
             raise ConfigError(
-                f"there is no rejection criterion {name!r}; there are {', '.join(CRITERIA)}",
+                f"there is no rejection criterion {name!r}; expected one of {', '.join(CRITERIA)}",
                 hint=f"did you mean {close!r}?" if close else None,
             )
         level, _, divergence = name.rpartition("_")
@@ -266,6 +266,6 @@ def _log_probs(batch: Batch, name: str, mask: Ragged) -> Float[Tensor, "T"]:
         raise ColumnError(
             f"column {name!r} does not line up with response_mask: it has {len(column.values)} values over "
             f"{len(column)} samples, the mask {len(mask.values)}",
-            hint="one value a response token",
+            hint="give one value for each response token",
         )
     return torch.from_numpy(column.values.astype(np.float32))
