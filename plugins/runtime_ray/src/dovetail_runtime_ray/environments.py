@@ -129,7 +129,7 @@ class Environments:
                 raise error.cause from error
             except ray.exceptions.GetTimeoutError as error:
                 raise PlacementError(
-                    f"{node.host} ({node.address}) did not examine {key}={path!r} within {_EXAMINE_SECONDS:g} seconds"
+                    f"the environment {key}={path!r} on {node.host} ({node.address}) could not be examined within {_EXAMINE_SECONDS:g} seconds"
                 ) from error
             found.append((EnvironmentInfo(**facts), f" on {node.host} ({node.address})"))
         return found
