@@ -153,8 +153,8 @@ class CudaIpcTransport(LocalTransport):
         """
         if device.type != "cuda":
             raise ConfigError(
-                f"the cuda_ipc transport joins processes on CUDA GPUs, and this one, of role "
-                f"{self.context.role or 'none'!r}, is on {str(device)!r}",
+                f"the cuda_ipc transport connects processes on CUDA GPUs, but this process (role "
+                f"{self.context.role or 'none'!r}) is on {str(device)!r}",
                 hint="set rollout.weight_transport=shared_memory",
             )
         return CudaMemory(device)

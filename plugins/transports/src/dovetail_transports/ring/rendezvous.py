@@ -13,7 +13,7 @@ from dovetail_transports.ring.channel import Channel
 from dovetail_transports.ring.peers import Peer
 from dovetail_transports.ring.rendezvous_directory import RendezvousDirectory, who_of
 
-_ONE_MACHINE = "this transport joins processes of one machine and one run"
+_ONE_MACHINE = "this transport connects processes of one machine and one run"
 
 
 class SenderRendezvous(ABC):
