@@ -324,7 +324,7 @@ def test_a_transport_within_a_machine_serves_several_where_each_has_a_rank_that_
 
 def test_a_collective_between_accelerators_needs_others_for_the_rollout() -> None:
     collective = FAR | {"ends_meet"}
-    with pytest.raises(PlanError, match="rollout and actor share") as caught:
+    with pytest.raises(PlanError, match="rollout and the actor share") as caught:
         placed(Cluster(), Wide(), transport=collective, actor=1)
     assert "runtime.pools" in str(caught.value.hint)
     for cluster in (Cluster(apart=True), Cluster(accelerators=False)):

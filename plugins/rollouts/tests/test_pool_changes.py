@@ -152,7 +152,7 @@ def test_a_replica_that_is_drained_and_killed_while_weights_are_sent_is_no_failu
     assert not world.made
 
 
-@pytest.mark.parametrize(("max_restarts", "cause"), [(2, "no server answers"), (0, "it has died")])
+@pytest.mark.parametrize(("max_restarts", "cause"), [(2, "no server answers"), (0, "has died")])
 def test_a_joined_server_that_is_gone_leaves_while_others_stay_and_ends_the_run_as_the_last(
     max_restarts: int, cause: str, mortal: Any, make_world: Any
 ) -> None:

@@ -91,7 +91,10 @@ def test_the_last_replica_is_drained_by_force_alone(serve, command) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("7", "members: 0, http://127.0.0.1:8000"), ("http://127.0.0.1:8001", "did you mean 'http")],
+    [
+        ("7", "the pool has the replicas 0, http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8001", "did you mean 'http"),
+    ],
 )
 def test_an_unknown_replica_is_refused_with_the_nearest_name(
     name: str, hint: str, serve, command

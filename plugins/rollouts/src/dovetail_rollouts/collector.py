@@ -187,7 +187,7 @@ class RolloutCollector:
                 self._loader.hold(group.prompt)
         if len(kept) < len(groups):
             self._site.logger.warning(
-                "groups of the checkpoint are older than the trainer now allows: their samples are drawn anew",
+                "the checkpoint has groups that are older than the trainer now allows: their samples are generated again",
                 groups=len(groups) - len(kept),
             )
         self._service.give_back(kept)

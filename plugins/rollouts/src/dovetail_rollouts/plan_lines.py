@@ -117,7 +117,7 @@ class WeightUpdate:
         rates = f"{WITHIN_MACHINE / 1e9:g} GB/s within a machine, {BETWEEN_MACHINES / 1e9:g} between machines"
         return (
             f"weights, each update: {self.bytes / 1e9:.3g} GB, about {ways} (assumed: {rates}, {HOST_MEMORY / 1e9:g} "
-            f"through its memory, {FILES / 1e9:g} of files)"
+            f"through host memory, {FILES / 1e9:g} through files)"
         )
 
 

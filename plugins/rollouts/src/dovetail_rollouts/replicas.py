@@ -179,7 +179,7 @@ class ReplicaSet:
             if isinstance(alive, Exception):
                 faults.append(ReplicaFault(number=member.number, error=alive, dead=True))
             elif dead or member.fault is not None:
-                error = member.fault or member.last_error or RolloutError("it has died")
+                error = member.fault or member.last_error or RolloutError("the replica has died")
                 faults.append(ReplicaFault(number=member.number, error=error, dead=dead))
         return tuple(faults)
 
@@ -347,7 +347,8 @@ class ReplicaSet:
             return member.reopen()
         if self._restart is None:
             raise RolloutError(
-                "nothing can start it again", hint="make the pool with a runtime's restart_replica"
+                "the replica can't be restarted: its pool has no function that restarts replicas",
+                hint="pass a runtime's `restart_replica` as `restart`",
             )
         return self._restart(member.engine)
 

@@ -209,7 +209,7 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 def _after_sentinel(text: str) -> str:
     _, found, tail = text.rpartition(SENTINEL)
     if not found:
-        raise ValueError("it leaves out an assistant's message")
+        raise ValueError("the chat template leaves out an assistant's message")
     return tail
 
 

@@ -73,7 +73,7 @@ def unscored(samples: Sequence[Sample]) -> str | None:
     responses = len(samples)
     counts = Counter(failure.kind.value for failure in failures)
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
-    why = f"({kinds}); the first: {failures[0].message}"
+    why = f"({kinds}); the first error: {failures[0].message}"
     if len(failures) == responses:
         return f"validation has no metrics: none of its {responses} responses could be scored {why}"
     return f"a validation leaves out {len(failures)} of its {responses} responses, which could not be scored {why}"
@@ -293,8 +293,8 @@ class Accuracy:
         if scored and not metric.endswith(f"@{n}"):
             anew = main_metric(metrics, n)
             self._logger.warning(
-                f"rollout.validation.n is {n} now, so that there is no {metric}: from here on the summary tells {anew}, "
-                "and nothing of the validations before",
+                f"rollout.validation.n is now {n}, so validations no longer have {metric}: from here on the summary has {anew}, "
+                "and nothing of earlier validations",
                 step=step,
             )
             self.before = self.after = None
