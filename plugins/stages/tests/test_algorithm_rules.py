@@ -28,10 +28,10 @@ FOUND = {
         (["algorithm.advantage=dr_grpo"], "warning", "algorithm.advantage = dr_grpo prescribes seq_mean_token_sum_norm"),
     ],
     "clip_range_of_another_loss": [
-        (["algorithm.policy_loss={name: gspo, clip_low: 0.2, clip_high: 0.28}"], "warning", "gspo with clip_low = 0.2 and clip_high = 0.28: it bounds the ratio of a whole sequence"),
-        (["algorithm.policy_loss={name: gspo, clip_high: 0.2}"], "warning", "gspo with clip_high = 0.2:"),
-        (["algorithm.policy_loss={name: ppo_clip, clip_low: 3e-4, clip_high: 4e-4}"], "warning", "ppo_clip with clip_low = 0.0003 and clip_high = 0.0004: it bounds each token's ratio"),
-        (["algorithm.policy_loss={name: cispo, clip_high: 4e-4}"], "warning", "cispo with clip_high = 0.0004"),
+        (["algorithm.policy_loss={name: gspo, clip_low: 0.2, clip_high: 0.28}"], "warning", "gspo has clip_low = 0.2 and clip_high = 0.28, but it bounds the ratio of a whole sequence"),
+        (["algorithm.policy_loss={name: gspo, clip_high: 0.2}"], "warning", "gspo has clip_high = 0.2,"),
+        (["algorithm.policy_loss={name: ppo_clip, clip_low: 3e-4, clip_high: 4e-4}"], "warning", "ppo_clip has clip_low = 0.0003 and clip_high = 0.0004, but it bounds each token's ratio"),
+        (["algorithm.policy_loss={name: cispo, clip_high: 4e-4}"], "warning", "cispo has clip_high = 0.0004"),
     ],
     "norm_length": [
         (["algorithm.loss_aggregation=seq_mean_token_sum_norm", "data.max_response_length=2048", "data.max_prompt_length=128"], "warning", "algorithm.loss_aggregation.length = 1024, but data.max_response_length = 2048: the loss is 2 times"),
@@ -49,7 +49,7 @@ FOUND = {
     ],
     "group_of_one": [
         (["rollout.n=1"], "error", "rollout.n = 1, but algorithm.advantage = grpo"),
-        (["rollout.n=1", "algorithm.advantage={name: grpo, singleton: raw}"], "warning", "there is none"),
+        (["rollout.n=1", "algorithm.advantage={name: grpo, singleton: raw}"], "warning", "there is no baseline"),
     ],
     "filter_without_refill": [
         (["algorithm.sample_filters=[overlong, equal_rewards]"], "warning", "algorithm.sample_filters[1] = equal_rewards drops groups"),

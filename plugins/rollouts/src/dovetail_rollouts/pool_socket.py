@@ -68,7 +68,7 @@ def ask(directory: RunDirectory, request: Mapping[str, Any]) -> Iterator[dict[st
     link = path / LINK
     if not link.is_symlink():
         raise RunDirectoryError(
-            f"the run in {str(path)!r} has no pool of replicas: it is still starting, or its trainer generates nothing",
+            f"the run in {str(path)!r} has no pool of replicas yet: it is still starting, or its trainer generates nothing",
             hint="try again once its first step has begun",
         )
     with socket.socket(socket.AF_UNIX) as connection:

@@ -58,7 +58,7 @@ def test_an_answer_of_the_wrong_form_fails_the_whole_call(scripted, answer, text
     ("outcome", "text"),
     [
         (1.0, "1.0 (float)"),
-        (None, "None (NoneType) in place of"),
+        (None, "None (NoneType); expected"),
         (Score(value=math.nan), "the value nan"),
         (Score(value=math.inf), "the value inf"),
         (Score(value=1e39), "the value 1e+39"),
