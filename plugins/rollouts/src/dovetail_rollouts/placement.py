@@ -33,7 +33,7 @@ class RolloutPlacement(SourcePlacement):
 
 
 def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlacement:
-    """Return the number of replicas, and where their engines compute.
+    """Return the number of replicas, and the places where their engines run.
 
     Args:
         facts: the facts of the run.

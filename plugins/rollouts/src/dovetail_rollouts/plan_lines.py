@@ -66,7 +66,7 @@ def cache_tokens(plan: Plan) -> int:
 
 
 def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
-    """Yield the memory of the engines on a rank, in bytes by purpose. See `read_shape` for errors."""
+    """Yield each purpose for which the engines on a rank need memory, with the bytes. See `read_shape` for errors."""
     shape, width = read_shape(config.model), BYTES[config.model.dtype] * _engines_a_rank(plan)
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width

@@ -154,7 +154,7 @@ class RolloutPool:
         return members
 
     async def thaw(self, members: Sequence[Replica]) -> list[Replica]:
-        """Continue paused requests; return the replicas that have failed meanwhile, whose requests must not continue."""
+        """Continue the requests that `freeze` paused; return those replicas that have failed meanwhile, whose requests must not continue."""
         answers = await asyncio.gather(
             *(member.engine.resume() for member in members), return_exceptions=True
         )

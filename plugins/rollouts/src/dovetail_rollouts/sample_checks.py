@@ -53,7 +53,7 @@ def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
 
 
 def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
-    """Return whether more than this share of the samples have no score, or no sample has a score."""
+    """Return whether more than `share` of the samples, or all of them, have no score."""
     failures = sum(isinstance(s.outcome, Failure) for s in samples)
     return failures > share * len(samples) or (bool(failures) and failures == len(samples))
 

@@ -346,7 +346,7 @@ class RolloutsSource(ExperienceSource):
         self._sync.rest()
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Generate and score samples to the held-out prompts, and return their metrics."""
+        """Generate and score samples for the held-out prompts, and return their metrics."""
         site, config = self._site, self._site.config
         prompts = site.data.val.prompts if site.data.val else ()
         if not prompts:

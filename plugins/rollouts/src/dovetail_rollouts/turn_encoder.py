@@ -130,7 +130,7 @@ class TurnEncoder:
         return common if calls else 0
 
     def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
-        """Return an assistant's message that replaces a turn in rendering: it has as many tool calls, and its last text is the sentinel."""
+        """Return an assistant's message that replaces a turn in rendering: it has as many tool calls, and its last text is `SENTINEL`."""
         if not calls:
             return {"role": "assistant", "content": SENTINEL}
         named = [{**c, "function": {**c["function"], "arguments": _ARGUMENTS}} for c in calls]

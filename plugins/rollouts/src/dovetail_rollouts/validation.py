@@ -42,7 +42,7 @@ def held_out_samples(
     service: RolloutService,
     generated: Callable[[], None] | None = None,
 ) -> list[Sample]:
-    """Generate and score `rollout.validation.n` samples to each prompt, `data.val_batch_size` prompts at once.
+    """Generate and score `rollout.validation.n` samples for each prompt, `data.val_batch_size` prompts at once.
 
     Args:
         config: the config of the run.
@@ -139,7 +139,7 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """Return the names of the metrics, without data source, such as `mean@8` and `pass@4`."""
+    """Return the names of a validation's metrics with n responses a prompt, without data source, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 

@@ -29,7 +29,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 
 
 class WeightCheck:
-    """Compares log-probabilities of replicas and trainer.
+    """Compares the log-probabilities of replicas with the trainer's, to verify that replicas use the weights that they were sent.
 
     Args:
         section: the config of the check: how often, and on how many tokens.
@@ -78,7 +78,7 @@ class WeightCheck:
 
     @property
     def tolerance(self) -> float:
-        """Largest mean difference, in nats a token."""
+        """Largest mean difference that passes the check, in nats a token."""
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:

@@ -145,7 +145,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def complaint(self, data_source: str | None, where: str = "") -> str:
-        """Return the error text for a data source that no function scores."""
+        """Return the error text for a data source that no function scores; `where` names the row."""
         place = f" ({where})" if where else ""
         if data_source is None:
             return f"a row without data_source{place} has no reward function: reward.function is not set"

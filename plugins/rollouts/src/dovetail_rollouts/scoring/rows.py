@@ -16,7 +16,7 @@ SHOWN = 5
 def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> None:
     """Check that every row can be scored.
 
-    If the manager needs functions, each data source must have one. The functions must accept the rows' ground truths. Functions that
+    If the reward manager needs functions, each data source must have one. The functions must accept the rows' ground truths. Functions that
     score whole groups need a manager that scores groups.
 
     Raises:

@@ -59,7 +59,7 @@ def try_rewards(
     limit: int | None = None,
     prompt_key: str = "prompt",
 ) -> list[TrialSample]:
-    """Check rows as before training, then score their responses with the section's manager, functions, limits and retries.
+    """Check rows as a run does before training, then score their responses with the section's manager, functions, limits and retries.
 
     Without a file of responses, a row's own `response` (or `responses`) is scored, else the worked solution in `extra_info` (`answer`,
     `solution`), else the ground truth itself. A correct reward function gives these the full score.
@@ -98,7 +98,7 @@ def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[Tr
 
 
 def verdict(sample: TrialSample) -> RowVerdict:
-    """Return the verdict on a response: its score, if any, and a text."""
+    """Return the verdict on a response: its score, if any, and a text that describes it."""
     outcome, score = sample.outcome, None
     if isinstance(outcome, Score):
         score, found = outcome.value, f"{outcome.value:g}"
