@@ -20,7 +20,7 @@ def forward(
         batch: N samples; see `TrainEngine.forward`.
         step: the running step.
         role: the role of the model.
-        columns: the engine's output for each column: its name, or a spec if the caller chooses the output's size.
+        columns: new column → the engine's output for it, by name, or as a spec if the caller chooses the output's size.
 
     Raises:
         PluginBrokenError: the engine did not return these columns over response tokens; checked in the first step only.

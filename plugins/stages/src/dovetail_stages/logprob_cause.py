@@ -31,7 +31,7 @@ ALIKE = 0.9
 
 @attrs.frozen
 class Diagnosis:
-    """The cause of the difference, the evidence for it, and the fix."""
+    """The cause of a difference between rollout and trainer, the evidence for it, and the fix."""
 
     cause: Cause
     text: str
@@ -45,10 +45,10 @@ def diagnose(
     weight_version: int | None,
     broken: int,
 ) -> Diagnosis:
-    """Name the cause of the difference between rollout and trainer.
+    """Return the cause of the difference between the log-probabilities of rollout and trainer.
 
     Args:
-        found: the comparison.
+        found: the comparison of the log-probabilities.
         sampling: the sampling settings of the rollout.
         bound: largest mean difference that needs no explanation.
         weight_version: the current version of the weights, if known.

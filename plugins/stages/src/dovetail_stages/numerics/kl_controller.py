@@ -30,7 +30,7 @@ class FixedKl(KlController):
 
 
 class AdaptiveKl(KlController):
-    """Proportional control in log space (Ziegler et al., arXiv 1909.08593).
+    """Proportional control, in log space, of the factor `value` on the KL weight (Ziegler et al., arXiv 1909.08593).
 
     value ← value · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)
 

@@ -44,8 +44,8 @@ CRITERIA: tuple[str, ...] = tuple(
 class Criterion:
     """A condition that a token must meet to keep its loss.
 
-    The divergence of a token is k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r. The level `token` judges each
-    token alone. The levels `seq_sum`, `seq_mean` and `seq_max` judge the sum, mean or worst over a sample's
+    With the importance ratio r = π_train / π_rollout, the divergence of a token is k1 = −log r, k2 = ½ (log r)² or
+    k3 = r − 1 − log r. The level `token` judges each token alone. The levels `seq_sum`, `seq_mean` and `seq_max` judge the sum, mean or worst over a sample's
     masked-in tokens, and reject the whole sample.
     """
 
@@ -175,7 +175,7 @@ def normalized_weights(
 
 
 def divergences(log_ratio_T: Float[Tensor, "T"], divergence: Divergence) -> Float[Tensor, "T"]:
-    """Return each token's k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r (log r clamped to ±20), float32 [T]."""
+    """Return each token's k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r, float32 [T]; r = π_train / π_rollout, log r clamped to ±20."""
     if divergence == "k1":
         return -log_ratio_T
     if divergence == "k2":
