@@ -85,7 +85,7 @@ class PoolSection:
 
 @attrs.frozen(kw_only=True)
 class RayConfig(RuntimeSection):
-    """Config of the Ray runtime: workers are Ray actors on several processes, accelerators and machines."""
+    """Config of the Ray runtime: workers are Ray actors, in processes on one or several machines."""
 
     nodes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of machines."""
@@ -98,7 +98,7 @@ class RayConfig(RuntimeSection):
     are divided evenly."""
     pools: dict[str, PoolSection] = attrs.field(factory=dict)
     """Separate pools by name, such as `{train: {roles: [actor, ref], gpus_per_node: 6}, generate: {roles: rollout,
-    gpus_per_node: 2}}`. Roles that no pool names share one further pool of the sizes above."""
+    gpus_per_node: 2}}`. Roles that no pool names share one further pool, of this section's sizes."""
     address: str | None = None
     """Address of an existing cluster: `host:port`, or `auto` for a cluster on this machine. Absent: the environment
     variable RAY_ADDRESS, or else a local cluster that the run starts and stops."""
@@ -111,7 +111,7 @@ class RayConfig(RuntimeSection):
     """Seconds that processes may take to start, including loading models."""
     time_limit: float = attrs.field(default=7200.0, validator=attrs.validators.gt(0))
     """Seconds that one call on a group of workers may take, and that a rollout replica may be silent. After that the
-    run ends, and shows what the silent processes were doing."""
+    run ends, and shows the stacks of the silent processes."""
     time_limits: dict[str, float] = attrs.field(
         factory=dict, validator=[_EACH_ABOVE_ZERO, _each_a_method]
     )

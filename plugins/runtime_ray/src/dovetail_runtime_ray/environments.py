@@ -32,11 +32,11 @@ _EXAMINE_SECONDS = 180.0
 
 
 class Environments:
-    """The environments of a run.
+    """The Python environments of a run's processes.
 
     Args:
         config: the config that names the environments.
-        lock: the run's plugins; None outside a run.
+        lock: the run's plugin lock; None outside a run.
     """
 
     def __init__(self, config: RayConfig, lock: Mapping[str, Any] | None) -> None:

@@ -64,7 +64,7 @@ class TaskProcess(Process):
 
 
 class TaskWorkers:
-    """The task workers of one spec.
+    """Starts the task workers of one spec, each in a process of its own.
 
     Args:
         spec: the spec of the workers.

@@ -77,7 +77,7 @@ class PoolProcesses:
 
     @property
     def alive(self) -> bool:
-        """Whether calls can be made."""
+        """Whether the processes can still be called."""
         return not self._closed and self.health.error is None
 
     @property

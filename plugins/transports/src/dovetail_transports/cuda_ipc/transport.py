@@ -30,7 +30,7 @@ _CLOSED = "the device memory of this transport has been closed"
 
 
 class DeviceSenderSlots(SenderSlots):
-    """Allocates the ring, and a larger ring if an update needs it.
+    """Allocates the ring of slots in the trainer's GPU memory, and a larger ring if an update needs larger slots.
 
     The old ring is freed after that update, since receivers close the old ring when they open the new one.
     """

@@ -271,8 +271,8 @@ def _set_up(connection: socket.socket) -> None:
 class ReceiverRegistry:
     """The receivers that have connected. The threads that accept receivers write it, and the sending thread reads it.
 
-    A receiver that names a future update waits until that update starts. A receiver that names a past update is told
-    why the update ended.
+    A receiver that names a future update waits until that update starts. A receiver that names a past update is sent
+    the reason why the update ended.
     """
 
     def __init__(self) -> None:

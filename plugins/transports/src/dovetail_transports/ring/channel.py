@@ -18,7 +18,7 @@ _MOST_BYTES = 1 << 28
 
 
 class PeerGone(Exception):
-    """The other side has closed its end, or its process has ended."""
+    """The other side of a channel has closed the connection, or its process has ended."""
 
 
 class Channel:
