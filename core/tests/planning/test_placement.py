@@ -179,7 +179,10 @@ def test_replicas_fill_the_pool_unless_they_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("rollout", "says"),
-    [(Wide(wide=8), "takes 8 ranks"), (Wide(wide=2, replicas=3), "replicas=3 needs 6 accelerators")],
+    [
+        (Wide(wide=8), "takes 8 ranks"),
+        (Wide(wide=2, replicas=3), "replicas=3 needs 6 accelerators"),
+    ],
 )
 def test_replicas_that_do_not_fit_are_refused(rollout: RolloutSection, says: str) -> None:
     with pytest.raises(PlanError, match=says):
