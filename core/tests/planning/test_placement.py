@@ -179,7 +179,10 @@ def test_replicas_fill_the_pool_unless_they_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("rollout", "says"),
-    [(Wide(wide=8), "takes 8 ranks"), (Wide(wide=2, replicas=3), "replicas=3 need 6 accelerators")],
+    [
+        (Wide(wide=8), "takes 8 ranks"),
+        (Wide(wide=2, replicas=3), "replicas=3 needs 6 accelerators"),
+    ],
 )
 def test_replicas_that_do_not_fit_are_refused(rollout: RolloutSection, says: str) -> None:
     with pytest.raises(PlanError, match=says):
@@ -241,7 +244,7 @@ def test_the_default_transport_follows_from_who_computes_where(
 def test_replicas_that_join_engines_take_no_ranks_and_are_as_many_as_those() -> None:
     assert placed(Cluster(), Wide(wide=8, servers=3), actor=1)[0].source.replicas == 3
     assert placed(RuntimeSection(), Wide(servers=3, replicas=3), actor=1)[0].source.replicas == 3
-    with pytest.raises(PlanError, match=r"replicas=2, but .* join 3 engines"):
+    with pytest.raises(PlanError, match=r"replicas=2, but .* joins 3 engines"):
         placed(Cluster(), Wide(servers=3, replicas=2), actor=1)
 
 
@@ -324,7 +327,7 @@ def test_a_transport_within_a_machine_serves_several_where_each_has_a_rank_that_
 
 def test_a_collective_between_accelerators_needs_others_for_the_rollout() -> None:
     collective = FAR | {"ends_meet"}
-    with pytest.raises(PlanError, match="rollout and actor share") as caught:
+    with pytest.raises(PlanError, match="rollout and the actor share") as caught:
         placed(Cluster(), Wide(), transport=collective, actor=1)
     assert "runtime.pools" in str(caught.value.hint)
     for cluster in (Cluster(apart=True), Cluster(accelerators=False)):

@@ -210,7 +210,7 @@ def test_a_faulty_plugin_stops_the_first_step_by_name_and_version(config, plugin
         ),
         (
             {"lr": Last(0.1)},
-            "update returned the metric 'lr' of the actor; expected a name such as actor/",
+            "update returned the metric 'lr' of the actor; expected a name with a prefix and a slash, such as actor/",
         ),
         ([0.1], "update returned list, not metrics by name"),
     ],

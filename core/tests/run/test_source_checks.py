@@ -178,7 +178,7 @@ def test_a_sound_source_trains_and_one_that_sends_twice_is_warned_about(config, 
 @pytest.mark.parametrize(
     ("trainer", "source", "words"),
     [
-        ("supervised", "rollouts", "and the source 'rollouts' generates"),
+        ("supervised", "rollouts", "but source 'rollouts' generates samples"),
         ("on_policy", "examples", "the source 'examples' provides only examples"),
     ],
 )  # fmt: skip

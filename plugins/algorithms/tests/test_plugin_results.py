@@ -101,7 +101,7 @@ def test_a_column_that_was_not_declared_is_named_with_the_line_that_reads_it():
     line = reads.__code__.co_firstlineno + 1
     assert caught.value.message == (
         f"policy_loss/returning (Returning of {__file__}) ({__file__}:{line}) reads the column 'advantages', which its requires() does not "
-        "name; it has old_log_probs"
+        "name; it can read old_log_probs"
     )
     assert "requires()" in caught.value.hint
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -78,13 +78,13 @@ def test_look_shows_the_verdict_on_the_reference_answer_and_escapes_what_a_row_s
 ) -> None:
     row = {"prompt": "<b>1 + 1", "data_source": "d", "reward_model": {"ground_truth": "2"}}
     path = write("x.jsonl", [row])
-    assert "reward: 1 to its ground_truth, '2'" in run("look", path, reward).output
+    assert "reward: 1 for its ground_truth, '2'" in run("look", path, reward).output
     page = tmp_path / "x.html"
     run("look", path, reward, "--html", str(page))
     text = page.read_text()
     assert "&lt;b&gt;1 + 1" in text
     assert "<b>1" not in text
-    assert "reward: 1 to its ground_truth" in text
+    assert "reward: 1 for its ground_truth" in text
 
 
 def test_check_finds_ten_planted_faults(run, write, reward) -> None:

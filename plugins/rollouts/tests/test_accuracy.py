@@ -66,5 +66,5 @@ def test_another_number_of_responses_chooses_the_metric_anew_and_says_so(log, fi
         accuracy.update(metrics, 14, 5)
         assert values(accuracy) == (f"val/{figures[0]}@14", None, 0.5)
     [warning] = log.warnings
-    assert "rollout.validation.n is 14 now" in warning
-    assert f"the summary tells val/{figures[0]}@14" in warning
+    assert "rollout.validation.n is now 14" in warning
+    assert f"the summary has val/{figures[0]}@14" in warning

@@ -938,7 +938,7 @@ def test_a_loop_that_forks_without_saying_so_fails_its_episode(
     (sample,) = drawn(compacting).samples
     assert isinstance(sample.outcome, Failure)
     assert sample.outcome.kind is FailureKind.HARNESS
-    assert "capabilities do" in sample.outcome.message
+    assert "does not declare the capability" in sample.outcome.message
 
 
 def test_a_filter_that_leaves_out_one_sequence_leaves_out_its_trajectory() -> None:

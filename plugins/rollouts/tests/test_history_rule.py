@@ -31,7 +31,7 @@ class Asking(AgentLoop):
     ("chosen", "severity", "says"),
     [
         ("keep", "warning", "policy sees"),
-        ("fork", "warning", "further sequence"),
+        ("fork", "warning", "new sequence"),
         ("refuse", "error", "run is refused"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_template_that_does_not_render_the_results_of_tools_is_an_error(
     with temporary_plugins(Calling, Asking):
         (finding,) = judge(RULE, sections, "rollout.agent_loop=calling")
         assert finding.severity == "error"
-        assert "'calling' observes: tool (" in finding.message
+        assert "'calling' adds between turns: tool (" in finding.message
         others = judge(RULE, sections, "rollout.agent_loop=asking")
     assert all(finding.severity == "warning" for finding in others)
 

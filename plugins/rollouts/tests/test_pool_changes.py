@@ -152,7 +152,9 @@ def test_a_replica_that_is_drained_and_killed_while_weights_are_sent_is_no_failu
     assert not world.made
 
 
-@pytest.mark.parametrize(("max_restarts", "cause"), [(2, "no server answers"), (0, "it has died")])
+@pytest.mark.parametrize(
+    ("max_restarts", "cause"), [(2, "no server answers"), (0, "the replica has died")]
+)
 def test_a_joined_server_that_is_gone_leaves_while_others_stay_and_ends_the_run_as_the_last(
     max_restarts: int, cause: str, mortal: Any, make_world: Any
 ) -> None:
@@ -198,7 +200,7 @@ def test_without_any_replica_the_next_update_says_that_the_last_has_left(
     world = make_world([mortal()])
     world.sync.bring(1)
     world.pool.replicas.members[0].draining = True
-    with pytest.raises(WeightSyncError, match=r"^version 1 .* the.*the pool"):
+    with pytest.raises(WeightSyncError, match=r"^weights of version 1 .* the.*the pool"):
         world.sync.rescue(())
 
 

@@ -82,7 +82,7 @@ def test_a_drained_replica_ends_its_requests_and_gets_no_more(serve, command) ->
 
 def test_the_last_replica_is_drained_by_force_alone(serve, command) -> None:
     served = serve()
-    with pytest.raises(RolloutError, match=r"replica 0 is.*the pool"):
+    with pytest.raises(RolloutError, match=r"replica 0 can't be drained.*the pool"):
         command(served, "drain", member="0").result(60)
     assert not served.pool.replicas.changing
     command(served, "drain", member="0", force=True).result(60)
@@ -91,7 +91,10 @@ def test_the_last_replica_is_drained_by_force_alone(serve, command) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("7", "members: 0, http://127.0.0.1:8000"), ("http://127.0.0.1:8001", "did you mean 'http")],
+    [
+        ("7", "the pool has the replicas 0, http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8001", "did you mean 'http"),
+    ],
 )
 def test_an_unknown_replica_is_refused_with_the_nearest_name(
     name: str, hint: str, serve, command
@@ -139,7 +142,7 @@ def test_a_server_that_does_not_fit_is_refused_and_the_pool_is_as_it_was(serve, 
 
 
 def test_a_command_that_there_is_not_is_refused(serve, command) -> None:
-    with pytest.raises(DovetailError, match="no command 'grow'"):
+    with pytest.raises(DovetailError, match="'grow' is not a command"):
         command(serve(), "grow").result(60)
 
 
@@ -209,7 +212,7 @@ def test_the_command_shows_drains_and_explains(serve, tmp_path: Path) -> None:
         assert "replica 1 is drained" in drained.stdout
         last = dovetail("drain", run, "0")
         assert last.exit_code == 1
-        assert "replica 0 is the last" in last.output
+        assert "replica 0 can't be drained: it is the last" in last.output
         assert "--force" in last.output
         with pytest.raises(DovetailError, match="can't be read"):
             list(ask(directory, {"command": "add"}))
@@ -222,12 +225,12 @@ def test_a_run_that_can_not_be_reached_says_why(serve, tmp_path: Path) -> None:
     run = str(directory.path)
     with pytest.raises(RunDirectoryError, match="under way"):
         list(ask(directory, {"command": "status"}))
-    assert "it is killed" in dovetail("status", run).stdout
+    assert "its state is killed" in dovetail("status", run).stdout
     served = serve()
     commands = PoolCommands(served.pool, served.service, lambda *_: served.engine)
     with directory.held():
         starting = dovetail("add", run, URL)
-        assert "pool yet" in starting.output
+        assert "replicas yet" in starting.output
         (directory.path / LINK).symlink_to(tmp_path / "gone" / "socket")  # left by a killed run
         assert "does not answer" in dovetail("status", run).output
         with reachable(commands, served.service, directory, LOGGER):
@@ -246,7 +249,7 @@ def test_a_run_without_room_for_a_socket_goes_on_and_says_so(
     directory = RunDirectory.create(tmp_path / "run")
     commands = PoolCommands(served.pool, served.service, lambda *_: served.engine)
     with directory.held(), reachable(commands, served.service, directory, logger):
-        assert "pool yet" in dovetail("status", str(directory.path)).output
+        assert "replicas yet" in dovetail("status", str(directory.path)).output
     (message,) = told
     assert "path too long" in message
     assert list(deep.iterdir()) == []

@@ -10,8 +10,8 @@ FOUND = {
         (["rollout.offload=true", "rollout.name=vllm", "runtime.name=ray"], "warning", "frees no memory"),
     ],
     "partial_rollout_unused": [
-        (["rollout.partial_rollout=true"], "warning", "cuts nothing short: trainer on_policy waits"),
-        (["rollout.keep_cache=true"], "warning", "rollout.keep_cache=true keeps nothing"),
+        (["rollout.partial_rollout=true"], "warning", "has no effect: trainer on_policy waits"),
+        (["rollout.keep_cache=true"], "warning", "rollout.keep_cache=true has no effect"),
     ],
     "best_metric_unknown": [
         (["data.val_files=v.jsonl", "trainer.best_metric=val/mean@8"], "error", "of validation at rollout.validation.n = 1"),

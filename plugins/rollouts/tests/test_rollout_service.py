@@ -90,9 +90,9 @@ def test_more_than_is_admitted_is_refused_and_nothing_is_taken(serve) -> None:
     served = serve()
     groups = served.groups_of(0, 1)
     served.service.admit(groups)
-    with pytest.raises(RolloutError, match=r"3 groups.*and 2 are admitted") as error:
+    with pytest.raises(RolloutError, match=r"3 groups.*only 2 are admitted") as error:
         served.service.take(3)
-    assert error.value.hint == "admit as many before"
+    assert error.value.hint == "admit at least as many groups first"
     assert served.service.take(2) == groups
 
 

@@ -38,12 +38,12 @@ def test_a_sound_completion_passes():
     [
         ({"response_ids": [5, 6, 7]}, "response_ids is list, not int64 [T]"),
         ({"response_ids": np.array([5, 6, 7], np.int32)}, "response_ids is int32 [3]"),
-        ({"response_ids": np.arange(4)}, "it has 4 tokens,"),
+        ({"response_ids": np.arange(4)}, "it has 4 tokens;"),
         ({"weight_versions": np.array([1, 1])}, "weight_versions is int64 [2], not int64 [3]"),
         ({"weight_versions": np.ones(3)}, "weight_versions is float64 [3]"),
         ({"log_probs": np.zeros(3)}, "log_probs is float64 [3], not float32 [3]"),
         ({"log_probs": np.zeros(2, np.float32)}, "log_probs is float32 [2], not float32 [3]"),
-        ({"log_probs": np.array([0, 0.5, 0], np.float32)}, "log_probs holds 0.5"),
+        ({"log_probs": np.array([0, 0.5, 0], np.float32)}, "log_probs has the value 0.5"),
     ],
 )
 def test_what_a_rollout_got_wrong_is_named_with_plugin_version_and_sample(change, words):

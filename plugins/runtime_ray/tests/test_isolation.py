@@ -82,7 +82,8 @@ def test_another_interpreter_tells_what_it_has(other: Path) -> None:
     assert [item["unmet"] for item in there.plugins] == [[]]
     (problem,) = environment_problems(here, there)
     assert (
-        problem.message == f"it has attrs 1.2.3, and the controller attrs {here.packages['attrs']}"
+        problem.message
+        == f"it has attrs 1.2.3, but the controller has attrs {here.packages['attrs']}"
     )
     assert problem.hint.startswith(f"{other}/bin/python -m pip install attrs==")
 
@@ -120,11 +121,12 @@ def test_an_environment_of_another_python_is_told_of_that_first(tmp_path: Path) 
     here = facts_here().python
     with pytest.raises(PluginIncompatibleError) as caught:
         facts_of(pretender, [DISK])
-    said = f"the environment of {pretender} has Python 3.9.18, and the controller {here}"
+    said = f"the environment of {pretender} has Python 3.9.18, but the controller has {here}"
     assert caught.value.message == said
     wanted = here.rpartition(".")[0]
     assert (
-        caught.value.hint == f"make it with Python {wanted}, and install there what the role needs"
+        caught.value.hint
+        == f"create it with Python {wanted}, and install the packages of the role in it"
     )
 
 
@@ -144,15 +146,15 @@ def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
     [
         ({}, {}, None),
         ({}, {"python": "3.12.9"}, None),
-        ({}, {"python": "3.11.4"}, "it has Python 3.11.4, and the controller 3.12.4"),
-        ({}, {"packages": {"dovetail-core": None}}, "it has no dovetail-core, and the"),
-        ({}, {"build": "cuda 12.9"}, "built for cuda 12.9, and the trainer's for cuda 13.0"),
+        ({}, {"python": "3.11.4"}, "it has Python 3.11.4, but the controller has 3.12.4"),
+        ({}, {"packages": {"dovetail-core": None}}, "it has no dovetail-core, but the"),
+        ({}, {"build": "cuda 12.9"}, "built for cuda 12.9, but the trainer's for cuda 13.0"),
         ({}, {"nccl": "2.27.9"}, None),
-        ({}, {"nccl": "2.28.3"}, "it has NCCL 2.28.3, and the trainer 2.27.5"),
+        ({}, {"nccl": "2.28.3"}, "its version of NCCL is 2.28.3, but the trainer's is 2.27.5"),
         (
             {"plugins": [plugin()]},
             {"plugins": [plugin(version="0.2.0")]},
-            "has version 0.1.0 on the controller and 0.2.0 there",
+            "has version 0.2.0, but on the controller 0.1.0",
         ),
         (
             {"plugins": [plugin()]},

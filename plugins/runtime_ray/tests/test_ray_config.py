@@ -58,16 +58,16 @@ def test_what_a_pool_leaves_out_is_as_the_runtime_says() -> None:
     [
         (
             {"pools": {"a": PoolSection(roles=("actr",))}},
-            "no actr.*'actor'",
+            "'actr', which.*'actor'",
         ),
-        ({"pools": {"a": PoolSection(roles=("critic",))}}, "no critic"),
+        ({"pools": {"a": PoolSection(roles=("critic",))}}, "'critic', which"),
         ({"pools": {"a": PoolSection()}}, "names no role"),
         (
             {"pools": {"a": PoolSection(roles=("ref",)), "b": PoolSection(roles=("ref",))}},
             "'ref' .*'a' and 'b'",
         ),
         ({"pools": {"a": PoolSection(roles=("ref", "ref"))}}, "a role twice"),
-        ({"pools": {"others": PoolSection(roles=("ref",))}}, "pool of actor, rollout"),
+        ({"pools": {"others": PoolSection(roles=("ref",))}}, "here actor, rollout"),
         ({"gpus_per_node": 4, "workers_per_node": 2}, "gpus_per_node=4 and workers_per_node=2"),
         ({"gpus_per_node": 4, "device": "cpu"}, "runtime.device='cpu' forbids"),
     ],

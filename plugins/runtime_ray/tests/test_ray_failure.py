@@ -38,11 +38,11 @@ def test_one_failing_rank_does_not_leave_the_others_in_a_collective(
     with pytest.raises(NumericsError, match="not finite"):
         actor.fail("numerics", (1,), others="collective").result()
     (event, _) = runtime.context.logger.events[-1]
-    assert "actor.fail() failed on rank 1; ranks [0] went on for 1 seconds" in event
+    assert "actor.fail() failed on rank 1; ranks [0] continued for 1 seconds" in event
     assert "probe_engine.py" in event  # where rank 0 hung
     assert all(ended(pid) for pid in pids)
     with pytest.raises(
-        WorkerError, match=r"ref.where\(\) was given up.*actor.fail\(\) failed on rank 1"
+        WorkerError, match=r"ref.where\(\) was abandoned.*actor.fail\(\) failed on rank 1"
     ):
         ref.where()
 
@@ -112,7 +112,7 @@ def test_a_process_that_dies_between_calls_fails_the_next_one_at_once(
         match=rf"critic.pause_for\(\) was under way when actor rank 0 of 1 \(pid {pid} on .* died",
     ):
         waiting.result()
-    with pytest.raises(WorkerError, match=r"actor.where\(\) was given up"):
+    with pytest.raises(WorkerError, match=r"actor.where\(\) was abandoned"):
         actor.where()
 
 

@@ -177,7 +177,9 @@ def test_programs_end_where_the_runtime_ends_their_process(runtime: Any, tmp_pat
 def test_more_cpus_than_are_free_are_refused_before_an_episode(
     runtime: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(PlacementError, match="programs asks for 2 processes with 64 CPUs"):
+    with pytest.raises(
+        PlacementError, match=r"process of programs \(2 in all\): each needs 64 CPUs"
+    ):
         run(runtime, tmp_path, "", placement=ProgramPlacement(workers=2, cpus=64))
 
 

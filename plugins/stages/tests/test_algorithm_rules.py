@@ -12,14 +12,14 @@ from dovetail_sdk.testing.conformance import RulesConformance
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
 FOUND = {
     "off_policy_unclipped": [
-        (["algorithm.policy_loss=reinforce", "actor.epochs=4"], "warning", "4 updates a rollout (actor.epochs = 4"),
+        (["algorithm.policy_loss=reinforce", "actor.epochs=4"], "warning", "4 updates (actor.epochs = 4"),
         (["algorithm.policy_loss=reinforce", "actor.mini_batch_size=32"], "warning", "actor.mini_batch_size = 32 of data.train_batch_size = 128"),
         (["algorithm.policy_loss=reinforce", "actor.epochs=4", "actor.max_kl=0.1"], "warning", "no ratio"),
         (["actor.epochs=4", "algorithm.policy_loss.clip_high=1000"], "warning", "clip_high = 1000 clips nothing"),
         (["algorithm.policy_loss=reinforce", "actor.epochs=4", "algorithm.rollout_correction=bypass_pg_geo_rs"], "warning", "no ratio"),
     ],
     "max_kl_never_fires": [
-        (["actor.max_kl=0.1"], "warning", "a step has one update"),
+        (["actor.max_kl=0.1"], "warning", "a step has only one update"),
         (["actor.max_kl=0.1", "actor.epochs=2", "algorithm.policy_loss=gpg"], "error", "measures no KL"),
     ],
     "loss_aggregation_overridden": [
@@ -28,10 +28,10 @@ FOUND = {
         (["algorithm.advantage=dr_grpo"], "warning", "algorithm.advantage = dr_grpo prescribes seq_mean_token_sum_norm"),
     ],
     "clip_range_of_another_loss": [
-        (["algorithm.policy_loss={name: gspo, clip_low: 0.2, clip_high: 0.28}"], "warning", "gspo with clip_low = 0.2 and clip_high = 0.28: it bounds the ratio of a whole sequence"),
-        (["algorithm.policy_loss={name: gspo, clip_high: 0.2}"], "warning", "gspo with clip_high = 0.2:"),
-        (["algorithm.policy_loss={name: ppo_clip, clip_low: 3e-4, clip_high: 4e-4}"], "warning", "ppo_clip with clip_low = 0.0003 and clip_high = 0.0004: it bounds each token's ratio"),
-        (["algorithm.policy_loss={name: cispo, clip_high: 4e-4}"], "warning", "cispo with clip_high = 0.0004"),
+        (["algorithm.policy_loss={name: gspo, clip_low: 0.2, clip_high: 0.28}"], "warning", "gspo has clip_low = 0.2 and clip_high = 0.28, but it bounds the ratio of a whole sequence"),
+        (["algorithm.policy_loss={name: gspo, clip_high: 0.2}"], "warning", "gspo has clip_high = 0.2,"),
+        (["algorithm.policy_loss={name: ppo_clip, clip_low: 3e-4, clip_high: 4e-4}"], "warning", "ppo_clip has clip_low = 0.0003 and clip_high = 0.0004, but it bounds each token's ratio"),
+        (["algorithm.policy_loss={name: cispo, clip_high: 4e-4}"], "warning", "cispo has clip_high = 0.0004"),
     ],
     "norm_length": [
         (["algorithm.loss_aggregation=seq_mean_token_sum_norm", "data.max_response_length=2048", "data.max_prompt_length=128"], "warning", "algorithm.loss_aggregation.length = 1024, but data.max_response_length = 2048: the loss is 2 times"),
@@ -49,7 +49,7 @@ FOUND = {
     ],
     "group_of_one": [
         (["rollout.n=1"], "error", "rollout.n = 1, but algorithm.advantage = grpo"),
-        (["rollout.n=1", "algorithm.advantage={name: grpo, singleton: raw}"], "warning", "there is none"),
+        (["rollout.n=1", "algorithm.advantage={name: grpo, singleton: raw}"], "warning", "there is no baseline"),
     ],
     "filter_without_refill": [
         (["algorithm.sample_filters=[overlong, equal_rewards]"], "warning", "algorithm.sample_filters[1] = equal_rewards drops groups"),
@@ -61,9 +61,9 @@ FOUND = {
     "logprob_check_never_fires": [
         (["algorithm.logprob_check.every=11"], "warning", "algorithm.logprob_check.every = 11 is more than the run's 10 steps"),
         (["algorithm.logprob_check={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
-        (["algorithm.logprob_check={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never passed"),
-        (["algorithm.logprob_check.stop_above=2"], "warning", "stop_above = 2 is never passed"),
-        (["algorithm.logprob_check={every: 0, warn_above: 0.005}"], "warning", "its bounds are never looked at"),
+        (["algorithm.logprob_check={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never exceeded"),
+        (["algorithm.logprob_check.stop_above=2"], "warning", "stop_above = 2 is never exceeded"),
+        (["algorithm.logprob_check={every: 0, warn_above: 0.005}"], "warning", "bounds have no effect"),
     ],
 }  # fmt: skip
 SILENT = {

@@ -194,7 +194,7 @@ def test_stale_weights_are_named_with_their_versions(world):
     assert verdict.level in ("warn", "stop")
     in_5, in_6 = world.mask[900:].sum(), world.mask[600:900].sum()
     assert f"5 ({in_5:,} tokens), 6 ({in_6:,} tokens)" in verdict.message
-    assert "version 7 is in force" in verdict.message
+    assert "version 7 is the current one" in verdict.message
     assert set(verdict.sample_ids[:2]) == {"s4", "s5"}
     assert values(verdict.metrics)["logprob_check/stale_tokens"] == in_5 + in_6
 

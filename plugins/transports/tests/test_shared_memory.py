@@ -177,7 +177,9 @@ def test_a_receiver_that_does_not_come_is_named_and_the_other_has_the_update(tra
     manifest = manifest_of(ROWS, bucket_bytes=128)
     with ThreadPoolExecutor(1) as thread:
         received = thread.submit(lambda: contents(here.receive(manifest)))
-        with pytest.raises(WeightSyncError, match=r"reached 1 of 2 .* rollout\.1 .* did not come"):
+        with pytest.raises(
+            WeightSyncError, match=r"reached 1 of 2 .* rollout\.1 .* did not finish"
+        ):
             sender.send(manifest, ROWS.items())
         assert received.result() == contents(iter(ROWS.items()))
     # The connection to the absent receiver is not used for the next update.

@@ -88,7 +88,7 @@ class RolloutCollector:
         )
 
     def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
-        """Take the step's groups, those of `admit` first; further rounds replace groups that were filtered out.
+        """Take the step's groups, those of `admit` first, and return their samples; further rounds replace groups that were filtered out.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
@@ -187,7 +187,7 @@ class RolloutCollector:
                 self._loader.hold(group.prompt)
         if len(kept) < len(groups):
             self._site.logger.warning(
-                "groups of the checkpoint are older than the trainer now allows: their samples are drawn anew",
+                "the checkpoint has groups that are older than the trainer now allows: their samples are generated again",
                 groups=len(groups) - len(kept),
             )
         self._service.give_back(kept)

@@ -58,19 +58,22 @@ def columns_of(facts: PlanFacts) -> frozenset[str]:
 def lacks(facts: PlanFacts, column: str) -> tuple[str, str] | None:
     """Return why a step lacks a column, and the fix; None for a column that generation and scoring never provide."""
     if (fix := advice_on_column(column, "prompts")) is not None:
-        why = "generated samples have none"
-        return why, f"{fix}; of a rollout's samples a stage of algorithm.stages can write it"
+        why = "generated samples don't have this column"
+        return (
+            why,
+            f"{fix}; for generated samples, add a stage to algorithm.stages that writes the column",
+        )
     if column in OF_EPISODES:
         loop = facts.plugins["rollout.agent_loop"].title
         return (
-            f"{loop} makes one response a sample, which has no turns",
-            "set rollout.agent_loop to a loop of several turns, such as tool_agent, or leave out what requires the column",
+            f"the samples of {loop} are single responses, which have no turns",
+            "set rollout.agent_loop to a loop with turns, such as tool_agent, or remove the plugin that requires the column",
         )
     if column in ON_REQUEST:
         engine = facts.plugins["rollout"].title
         return (
             f"{engine} lacks the capability {ON_REQUEST[column]!r}",
-            "choose another plugin on one of the two sides",
+            "choose a rollout with that capability (`dovetail plugins list rollout`), or remove the plugin that requires the column",
         )
     return None
 

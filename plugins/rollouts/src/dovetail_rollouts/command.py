@@ -11,7 +11,9 @@ from dovetail.cli import render
 
 _RUN = click.argument("run", type=click.Path(path_type=Path))
 _NO_WAIT = click.option(
-    "--no-wait", is_flag=True, help="Return once the run has taken the command up."
+    "--no-wait",
+    is_flag=True,
+    help="Return once the run has accepted the command, and don't wait for its end.",
 )
 
 
@@ -37,7 +39,7 @@ def status(run: Path, as_json: bool) -> None:
         if as_json:
             render.dump_json({"state": state, "members": []})
         else:
-            render.line(f"no run is under way in {run}: it is {state}")
+            render.line(f"the run in {run} is not under way: its state is {state}")
         return
     (found,) = ask(directory, {"command": "status"})
     if as_json:
@@ -76,7 +78,9 @@ def add(run: Path, url: str, no_wait: bool) -> None:
 @_RUN
 @click.argument("replica")
 @click.option(
-    "--force", is_flag=True, help="Also the last one: the run ends when it needs samples."
+    "--force",
+    is_flag=True,
+    help="Drain REPLICA even if it is the last one; the run then ends when it needs samples.",
 )
 @_NO_WAIT
 def drain(run: Path, replica: str, force: bool, no_wait: bool) -> None:
@@ -96,10 +100,10 @@ def _ask(run: Path, request: dict[str, Any], enough: str | None) -> None:
     for answer in ask(RunDirectory.open(run), request):
         state = answer["state"]
         more = {
-            "starting": ": it answers and fits; it gets requests after the next publication of weights",
+            "starting": ": its server answers and matches the run; it gets requests after the next weight update",
             "current": f": it holds version {answer.get('weight_version')} of the weights",
             "draining": f": {answer.get('requests')} requests are left",
-            "drained": ": its server may be ended",
+            "drained": ": its server may be stopped",
         }[state]
         render.line(f"replica {answer['replica']} is {state}{more}")
         if state == enough:

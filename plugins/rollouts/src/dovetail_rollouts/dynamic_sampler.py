@@ -212,7 +212,7 @@ def _checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[
             else type(result).__name__
         )
         raise PluginBrokenError(
-            f"{name()} returned {found} for {len(columns)} samples",
-            hint="`keep` returns a NumPy array of bool, one a sample",
+            f"{name()} returned {found} for {len(columns)} samples; expected bool of shape ({len(columns)},)",
+            hint="return a NumPy array from `keep`, with one bool for each sample",
         )
     return result

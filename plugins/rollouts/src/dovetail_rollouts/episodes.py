@@ -176,7 +176,7 @@ class Episodes:
         """
         completion, trajectory = sample.completion, sample.trajectory
         if completion is None or trajectory is None or not trajectory.turns:
-            raise ValueError(f"{sample.sample_id} has no turn to continue from")
+            raise ValueError(f"sample {sample.sample_id} has no turn to continue from")
         begin = request.prompt_ids if completion.prompt_ids is None else completion.prompt_ids
         last = trajectory.turns[-1]
         # The completion of an episode at its token limit has the finish reason `length`, even if its last turn ended otherwise.
@@ -246,7 +246,7 @@ def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> No
     found = observed_transitions(encoder, loop.transitions)
     if missing := not_rendered(found, loop.transitions):
         raise ConfigError(
-            f"the chat template does not render what agent loop {loop.name!r} observes: {missing}",
+            f"the chat template does not render the messages that agent loop {loop.name!r} adds between turns: {missing}",
             hint=OTHER_TEMPLATE,
         )
     if not (what := history_changes(found)):
@@ -254,8 +254,8 @@ def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> No
     chosen = loop.config.on_history_change if isinstance(loop.config, EpisodeSection) else "keep"
     if chosen == "refuse":
         raise ConfigError(
-            f"{what}; {_KEY}.on_history_change=refuse",
-            hint=f"set {_KEY}.on_history_change=keep, by which the policy sees its turns as it produced them; "
-            "or fork, by which a further sequence begins with the conversation rendered anew; or set model.chat_template to a template that keeps them",
+            f"{what}; {_KEY}.on_history_change=refuse does not allow this",
+            hint=f"set {_KEY}.on_history_change=keep, so that the policy sees its turns as it produced them, "
+            "or =fork, so that a new sequence begins with the conversation rendered again; or set model.chat_template to a template that keeps earlier turns",
         )
     logger.info(f"{what}. {CHOICES[chosen]} ({_KEY}.on_history_change={chosen})")

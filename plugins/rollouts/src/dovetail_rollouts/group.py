@@ -125,7 +125,7 @@ def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
 
 
 def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
-    """Return the request for the missing samples of a group, and the request for its greedy response; None if nothing is missing."""
+    """Return the request for the missing samples of a group, and the request for its greedy response; each is None if nothing is missing."""
     missing, greedy = group.missing()
     return (
         _request(group, missing, group.sampling, group.purpose, seed) if missing else None,

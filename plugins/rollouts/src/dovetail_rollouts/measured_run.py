@@ -207,8 +207,8 @@ def read_run(path: Path) -> Measured:
     trainer = plan.facts.plugins["trainer"].title
     if not plan.generates:
         raise PlanError(
-            f"run {str(path)!r} generates nothing: {trainer} takes {plan.counts.of.name} of a dataset",
-            hint="give a run of a trainer that generates, such as on_policy",
+            f"run {str(path)!r} can't be measured: it generates nothing, since {trainer} trains on {plan.counts.of.name} of a dataset",
+            hint="give a run whose trainer generates samples, such as on_policy",
         )
     merged: dict[int, dict[str, Any]] = {}
     for row in read_rows(run.metrics):
@@ -217,7 +217,8 @@ def read_run(path: Path) -> Measured:
     rows = {number: row for number, row in merged.items() if "time/step" in row}
     if not rows:
         raise PlanError(
-            f"run {str(path)!r} has no finished step", hint="give a run with at least 5 steps"
+            f"run {str(path)!r} has no finished step",
+            hint="give a run with at least 5 finished steps",
         )
     numbers = sorted(rows)[min(_WARM_UP, len(rows) - 1) :]
     if len(numbers) > (behind := plan.facts.age):
@@ -226,12 +227,12 @@ def read_run(path: Path) -> Measured:
         if missing := [number for number in numbers if rows[number].get(name) is None]:
             raise PlanError(
                 f"run {str(path)!r} lacks the metric {name} of step {missing[0]}",
-                hint="give a run whose steps all have samples, made with this version",
+                hint="give a run of this Dovetail version in which every step has samples",
             )
     if not any(rows[number]["time/rollout/generation"] > 0 for number in numbers):
         raise PlanError(
-            f"run {str(path)!r} generated nothing from step {numbers[0]} to step {numbers[-1]}: their samples were there before",
-            hint="give a run of more steps, or one of trainer=on_policy",
+            f"run {str(path)!r} generated nothing from step {numbers[0]} to step {numbers[-1]}: their samples had been generated before",
+            hint="give a run with more steps, or one with trainer=on_policy",
         )
     limit = config.trainer.samples_per_step
     written = {
@@ -244,8 +245,8 @@ def read_run(path: Path) -> Measured:
     pool = [length for lengths in written.values() for length in lengths]
     if not pool:
         raise PlanError(
-            f"run {str(path)!r} has written no samples: how their lengths differ is not known",
-            hint="give a run with trainer.samples_per_step above 0; -1, all of them, is best",
+            f"run {str(path)!r} has written no samples, so the lengths of its responses are unknown",
+            hint="give a run with trainer.samples_per_step above 0; -1, which writes all samples, is best",
         )
     count = plan.counts.samples_per_step
     lengths = [
@@ -298,7 +299,7 @@ def forecast(measured: Measured, plan: Plan) -> Forecast:
     """
     if not plan.generates:
         raise PlanError(
-            f"{plan.facts.plugins['trainer'].title} takes {plan.counts.of.name} of a dataset: there is no rollout to wait for",
+            f"no forecast is possible: {plan.facts.plugins['trainer'].title} trains on {plan.counts.of.name} of a dataset and generates nothing",
             hint="leave --from-run out",
         )
     costs, decodings, count = measured.costs(), measured.decodings(), len(measured.steps)
@@ -324,29 +325,29 @@ def _assumed(
     own: RunSchedule, schedule: RunSchedule, measured: Measured, plan: Plan
 ) -> Iterator[str]:
     yield (
-        "a decode step takes a + b · (samples that a replica runs) seconds; prompts, and what continued responses compute anew, "
-        "take none of their own"
+        "a decode step of a replica that runs r samples takes a + b · r seconds; processing prompts, and the tokens of "
+        "continued responses, takes no further time"
     )
     if schedule.ranks != own.ranks:
-        yield f"stages of a step take {own.ranks}/{schedule.ranks} of their seconds on {schedule.ranks} ranks in place of {own.ranks}"
+        yield f"on {schedule.ranks} ranks, the stages of a step take {own.ranks}/{schedule.ranks} of their time on {own.ranks} ranks"
     if schedule.most_running is None:
         yield "a replica runs all its samples at once: the config sets no limit"
     if schedule.take_turns and schedule.steps_behind:
-        yield "nothing is generated while a step learns: trainer and rollout share accelerators"
+        yield "nothing is generated during the stages of a step: trainer and rollout share accelerators"
     transports = [p.refs["rollout.weight_transport"].name for p in (measured.plan, plan)]
     if transports[0] != transports[1] or own.replicas != schedule.replicas:
-        yield f"a publication takes as long as in the run, where {transports[0]} sends to {own.replicas} replicas"
+        yield f"a weight update takes as long as in the run, in which {transports[0]} sends weights to {own.replicas} replica(s)"
     offloads = [_offloads(p.facts.config) for p in (measured.plan, plan)]
     if offloads[0] != offloads[1]:
-        yield "leaving the accelerator and coming back takes as long as in the run, which differs in it"
+        yield "offloading and reloading take as long as in the run, although its offload settings differ"
     prompts = fmean(s.get("filter/generated_prompts", own.groups) for s in measured.steps)
     if prompts > own.groups:
         yield (
-            f"a step generates {schedule.groups} prompts once; those of the run, whose filters emptied groups, generated "
-            f"{prompts:.3g} in place of {own.groups}"
+            f"a step generates samples for {schedule.groups} prompts; filters emptied groups in the run, so its steps generated "
+            f"samples for {prompts:.3g} prompts on average in place of {own.groups}"
         )
     if len(measured.steps) < 3:
-        yield f"few steps of the run say what is usual: {len(measured.steps)}"
+        yield f"the measured steps are typical of the run, although their number is only {len(measured.steps)}"
 
 
 def _offloads(config: RunConfig) -> tuple[bool, ...]:

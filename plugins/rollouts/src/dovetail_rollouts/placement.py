@@ -33,7 +33,7 @@ class RolloutPlacement(SourcePlacement):
 
 
 def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlacement:
-    """Return the number of replicas, and where their engines compute.
+    """Return the number of replicas, and the places where their engines run.
 
     Args:
         facts: the facts of the run.
@@ -86,8 +86,8 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
     if joined:
         if config.rollout.replicas not in {None, joined}:
             raise PlanError(
-                f"rollout.replicas={config.rollout.replicas}, but rollout {config.rollout.name!r} is to join "
-                f"{joined} engines that run already, one a replica",
+                f"rollout.replicas={config.rollout.replicas}, but rollout {config.rollout.name!r} joins "
+                f"{joined} engines that run already, one for each replica",
                 hint="leave rollout.replicas out",
             )
         return joined
@@ -97,19 +97,19 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
     if each > pool.ranks:
         raise PlanError(
             f"one rollout replica takes {each} ranks, but pool {pool.name!r} has {pool.described()}",
-            hint="give the pool more, or set the engine's parallel sizes lower",
+            hint="give the pool more ranks, or lower the engine's parallel sizes",
         )
     fitting = pool.ranks // each
     if pool.accelerators and pool.nodes > 1 and pool.ranks_per_node % each:
         raise PlanError(
-            f"one rollout replica takes {each} accelerators, and pool {pool.name!r} has {pool.described()}: one would span "
+            f"one rollout replica takes {each} accelerators, and pool {pool.name!r} has {pool.described()}: a replica would span "
             "two machines",
             hint=f"choose parallel sizes of the engine whose product divides {pool.ranks_per_node}",
         )
     wanted = config.rollout.replicas or fitting
     if wanted > fitting and pool.accelerators:
         raise PlanError(
-            f"rollout.replicas={wanted} need {wanted * each} accelerators, but pool {pool.name!r} has "
+            f"rollout.replicas={wanted} needs {wanted * each} accelerators, but pool {pool.name!r} has "
             f"{pool.described()}",
             hint=f"set rollout.replicas={fitting} or leave it out",
         )
@@ -146,18 +146,18 @@ def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: Sele
     one_process = config.runtime.in_process and config.rollout.in_process
     if not one_process and "in_process" in transport.cls.capabilities:
         apart = (
-            f"rollout {rollout.ref.name!r} loads them in processes of its own"
+            f"rollout {rollout.ref.name!r} loads weights in processes of its own"
             if not config.rollout.in_process
-            else f"runtime {config.runtime.name!r} puts trainer and rollout in different ones"
+            else f"runtime {config.runtime.name!r} runs trainer and rollout in different processes"
         )
         raise PlanError(
             f"rollout.weight_transport {transport.ref.name!r} hands weights over within one process, but {apart}",
-            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used), or name another",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used), or name another transport",
         )
     if one_process and "ends_meet" in transport.cls.capabilities:
         raise PlanError(
-            f"rollout.weight_transport {transport.ref.name!r} needs trainer and rollout to run at once, but runtime "
-            f"{config.runtime.name!r} runs one after the other in this process",
+            f"rollout.weight_transport {transport.ref.name!r} needs trainer and rollout to run at the same time, but runtime "
+            f"{config.runtime.name!r} runs them one after the other in this process",
             hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used)",
         )
 
@@ -171,7 +171,7 @@ def _check_machines(
     if together and trainer.accelerators and able >= {"across_machines", "ends_meet"}:
         raise PlanError(
             f"rollout.weight_transport {transport.ref.name!r} carries weights between accelerators, but in pool {trainer.name!r} "
-            "rollout and actor share the same ones",
+            "the rollout and the actor share the same accelerators",
             hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used), or give the rollout a pool of its own "
             "(runtime.pools)",
         )
@@ -182,9 +182,9 @@ def _check_machines(
     where = f"pool {trainer.name!r} ({trainer.described()})"
     if not together:
         other = "engines that run already" if joined else f"pool {rollout.name!r}"
-        where = f"the actor in {where} and the rollout in {other}"
+        where = f"the actor is in {where} and the rollout in {other}"
     raise PlanError(
-        f"rollout.weight_transport {transport.ref.name!r} carries weights within one machine, and the run has {where}",
+        f"rollout.weight_transport {transport.ref.name!r} carries weights within one machine, but the run spans several: {where}",
         hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is then used), or name one with the capability "
         "'across_machines': `dovetail plugins list weight_transport` shows them",
     )
@@ -193,8 +193,8 @@ def _check_machines(
 def _check_offload(config: RunConfig, rollout: SelectedPlugin) -> None:
     if config.rollout.offload and "sleep" not in rollout.cls.capabilities:
         raise PlanError(
-            f"rollout.offload=true asks rollout {rollout.ref.name!r} to sleep between rollouts, and it lacks the "
-            "capability 'sleep'",
+            f"rollout.offload=true frees the rollout's memory between rollouts, but rollout {rollout.ref.name!r} can't do this: it "
+            "lacks the capability 'sleep'",
             hint="leave rollout.offload out, or choose a rollout with that capability: "
             "`dovetail plugins list rollout` shows them",
         )
@@ -207,8 +207,8 @@ def _check_kind(section: RolloutSection, actor: SelectedPlugin, rollout: Selecte
         return
     if "lora" not in rollout.cls.capabilities:
         raise PlanError(
-            f"actor.engine {actor.ref.name!r} is set to send its adapter alone, which rollout {rollout.ref.name!r} can't "
-            "apply: it lacks the capability 'lora'",
+            f"actor.engine {actor.ref.name!r} is set to send its adapter alone, but rollout {rollout.ref.name!r} can't "
+            "apply adapters: it lacks the capability 'lora'",
             hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron), or choose a "
             "rollout with that capability: `dovetail plugins list rollout` shows them",
         )
@@ -216,5 +216,5 @@ def _check_kind(section: RolloutSection, actor: SelectedPlugin, rollout: Selecte
     if problem is not None:
         raise PlanError(
             f"actor.engine {actor.ref.name!r} is set to send its adapter alone, and rollout {rollout.ref.name!r} {problem}",
-            hint="or let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron)",
+            hint="change the adapter, or let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron)",
         )

@@ -66,7 +66,7 @@ def cache_tokens(plan: Plan) -> int:
 
 
 def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
-    """Yield the memory of the engines on a rank, in bytes by purpose. See `read_shape` for errors."""
+    """Yield each purpose for which the engines on a rank need memory, with the bytes. See `read_shape` for errors."""
     shape, width = read_shape(config.model), BYTES[config.model.dtype] * _engines_a_rank(plan)
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width
@@ -117,7 +117,7 @@ class WeightUpdate:
         rates = f"{WITHIN_MACHINE / 1e9:g} GB/s within a machine, {BETWEEN_MACHINES / 1e9:g} between machines"
         return (
             f"weights, each update: {self.bytes / 1e9:.3g} GB, about {ways} (assumed: {rates}, {HOST_MEMORY / 1e9:g} "
-            f"through its memory, {FILES / 1e9:g} of files)"
+            f"through host memory, {FILES / 1e9:g} through files)"
         )
 
 

@@ -57,7 +57,9 @@ class PoolCommands:
             async for answer in self._drain(str(request["member"]), bool(request.get("force"))):
                 yield answer
         else:
-            raise RolloutError(f"a pool has no command {command!r}; it has add, drain, status")
+            raise RolloutError(
+                f"{command!r} is not a command of a pool; expected add, drain or status"
+            )
 
     async def watch(self) -> None:
         """Drain replicas that announce their end, until the task is cancelled."""
@@ -94,7 +96,7 @@ class PoolCommands:
             if known is not None:
                 raise RolloutError(
                     f"the server at {address} is replica {known.number} of the pool already",
-                    hint="drain it first, or give another server",
+                    hint=f"drain replica {known.number} first, or give another server",
                 )
             start = self._start
             member = await asyncio.to_thread(
@@ -112,8 +114,8 @@ class PoolCommands:
         ]
         if not others and not force:
             raise RolloutError(
-                f"replica {member.number} is the last of the pool: without it nothing is generated",
-                hint="add another one first and wait until it has joined, or give --force, and the run ends when it needs samples",
+                f"replica {member.number} can't be drained: it is the last of the pool, and without it nothing is generated",
+                hint="add another replica first and wait until it has joined; or give --force: the run then ends when it needs samples",
             )
         yield {"replica": member.number, "state": "draining", "requests": len(member.requests)}
         await self._service.drain(member)
@@ -130,7 +132,11 @@ class PoolCommands:
         found = names.get(name.rstrip("/"))
         if found is None:
             near = nearest(name, names)
-            hint = f"did you mean {near!r}?" if near else f"members: {', '.join(names)}"
+            hint = (
+                f"did you mean {near!r}?"
+                if near
+                else f"the pool has the replicas {', '.join(names)}"
+            )
             raise RolloutError(f"the pool has no replica {name!r}", hint=hint)
         return found
 
@@ -159,14 +165,14 @@ def adding_to(
             if "in_process" in able or (machines > 1 and "across_machines" not in able):
                 within = "process" if "in_process" in able else "machine"
                 raise ConfigError(
-                    f"rollout.weight_transport {transport.name!r} hands weights over within one {within}, and the server at "
-                    f"{address} is {'not in it' if within == 'process' else 'not known to be on it'}",
-                    hint="resume the run with a transport that reaches it, such as rollout.weight_transport=disk",
+                    f"the server at {address} can't be added: rollout.weight_transport {transport.name!r} carries weights within one "
+                    f"{within}, and the server {'runs in another' if within == 'process' else 'may be on another'}",
+                    hint="resume the run with a transport that reaches the server, such as rollout.weight_transport=disk",
                 )
             context = attrs.evolve(context, transport=make_plugin(transport, context))
         replica = make_plugin(ref, context)
         if not isinstance(replica, BaseRollout):
-            raise PluginError(f"{ref.name!r} is not a rollout")
+            raise PluginError(f"plugin {ref.name!r} is not a rollout")
         try:
             replica.start()
         except BaseException:

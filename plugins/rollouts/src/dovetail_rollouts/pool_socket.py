@@ -47,7 +47,7 @@ def served(
             opened.callback(link.unlink, missing_ok=True)
         except OSError as error:
             logger.warning(
-                f"`dovetail pool` can't reach this run: {error}", hint="see TMPDIR, whose path may be too long"
+                f"`dovetail pool` can't reach this run: {error}", hint="set TMPDIR to a directory with a shorter path"
             )  # fmt: skip
         yield
 
@@ -68,7 +68,7 @@ def ask(directory: RunDirectory, request: Mapping[str, Any]) -> Iterator[dict[st
     link = path / LINK
     if not link.is_symlink():
         raise RunDirectoryError(
-            f"the run in {str(path)!r} has no pool yet: it starts, or it generates nothing",
+            f"the run in {str(path)!r} has no pool of replicas yet: it is still starting, or its trainer generates nothing",
             hint="try again once its first step has begun",
         )
     with socket.socket(socket.AF_UNIX) as connection:
@@ -78,7 +78,7 @@ def ask(directory: RunDirectory, request: Mapping[str, Any]) -> Iterator[dict[st
         except OSError as error:
             raise RunDirectoryError(
                 f"the run in {str(path)!r} does not answer: {error.strerror or error}",
-                hint="give the command on the machine, and as the user, that runs the trainer: run.json names its host",
+                hint="give the command on the host that run.json names, as the user who started the run",
             ) from error
         with connection.makefile(encoding="utf-8") as lines:
             for line in lines:
@@ -90,7 +90,7 @@ def ask(directory: RunDirectory, request: Mapping[str, Any]) -> Iterator[dict[st
                 yield answer
     raise RunDirectoryError(
         f"the run in {str(path)!r} ended before it answered",
-        hint=f"`dovetail pool status {path}` says how",
+        hint=f"`dovetail pool status {path}` shows its state",
     )
 
 

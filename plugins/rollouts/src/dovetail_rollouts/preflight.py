@@ -61,7 +61,7 @@ def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     found = observed_transitions(encoder, observed)
     if missing := not_rendered(found, observed):
         yield Finding.error(
-            f"the chat template does not render what agent loop {loop.name!r} observes: {missing}",
+            f"the chat template does not render the messages that agent loop {loop.name!r} adds between turns: {missing}",
             hint=OTHER_TEMPLATE,
         )
     if not (what := history_changes(found)):
@@ -72,7 +72,7 @@ def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     others = " or ".join(name for name in CHOICES if name not in (chosen, "refuse"))
     yield find(
         f"{what}. {CHOICES[chosen]} (rollout.agent_loop.on_history_change={chosen})",
-        hint=f"where that is not what you want, set rollout.agent_loop.on_history_change={others}, or model.chat_template to a "
+        hint=f"if you don't want this, set rollout.agent_loop.on_history_change={others}, or model.chat_template to a "
         "template that keeps earlier turns",
     )
 
@@ -103,9 +103,9 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
         return  # other rules report the error
     if beyond := [n for n in rollout.stop_token_ids if not 0 <= n < facts.vocab_size]:
         yield Finding.warning(
-            f"rollout.stop_token_ids = {list(rollout.stop_token_ids)}: the model has the ids 0 to {facts.vocab_size - 1} alone, and "
-            f"never ends a response with {beyond}",
-            hint="set rollout.stop_token_ids= to ids of its tokenizer",
+            f"rollout.stop_token_ids = {list(rollout.stop_token_ids)}: the model has only the token ids 0 to {facts.vocab_size - 1}, so "
+            f"no response ends with {beyond}",
+            hint="set rollout.stop_token_ids to ids of the model's tokenizer",
         )
     template = getattr(tokenizer, "chat_template", None)
     text = message_form(tokenizer).tail if template else None
@@ -136,13 +136,13 @@ def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Fin
         return
     if config.rollout.partial_rollout and not plan.facts.age:
         yield Finding.warning(
-            f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
-            "of a step before it learns",
-            hint="choose a trainer that generates ahead (`run.admit`), or set rollout.partial_rollout=false",
+            f"rollout.partial_rollout=true has no effect: trainer {plan.refs['trainer'].name} waits for all responses "
+            "of a step before it updates",
+            hint="choose a trainer that generates ahead, such as streaming, or set rollout.partial_rollout=false",
         )
     if config.rollout.keep_cache and not config.rollout.partial_rollout:
         yield Finding.warning(
-            "rollout.keep_cache=true keeps nothing: with rollout.partial_rollout=false responses end before weights are sent",
+            "rollout.keep_cache=true has no effect: with rollout.partial_rollout=false responses end before weights are sent",
             hint="set trainer={name: streaming, on_sync: keep}, or rollout.keep_cache=false",
         )
 
@@ -155,8 +155,8 @@ def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Find
         return
     if plan.device_of("rollout") == "cpu":
         yield Finding.warning(
-            "rollout.offload = true, and the rollout computes on the CPU here: its sleep frees no memory, and takes time",
-            hint="set rollout.offload=false: it is for accelerators that trainer and rollout share",
+            "rollout.offload = true, but the rollout runs on the CPU, where offloading frees no memory and takes time",
+            hint="set rollout.offload=false: offloading is for accelerators that trainer and rollout share",
         )
 
 
@@ -184,7 +184,7 @@ def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Findin
     known = metric_names(n, [source] if source else [])
     close = nearest(metric, known)
     yield Finding.error(
-        f"trainer.best_metric = {metric} is not a figure of validation at rollout.validation.n = {n}; there are "
+        f"trainer.best_metric = {metric} is not a metric of validation at rollout.validation.n = {n}; there are "
         f"{', '.join(f'val/{name}' for name in figure_names(n))}, and the same for each data source "
         "(val/<data_source>/…)",
         hint=f"set trainer.best_metric={close or f'val/mean@{n}'}",

@@ -114,7 +114,7 @@ class Replica:
         self.failures += 1
         self.incidents += 1
         if self.failures >= most:
-            text = f"it failed {self.failures} times in a row: {describe(error)}"
+            text = f"{self.failures} requests in a row failed: {describe(error)}"
             self.fail(RolloutError(text))
 
 

@@ -108,10 +108,10 @@ class ReplicaSet:
         self._numbers += 1
 
     def add(self, start: Callable[[int], BaseRollout], address: str) -> Replica:
-        """Start a replica that joins a server, and becomes a member in `settle`. May be called from any thread, one call at a time.
+        """Start a replica that joins a server, and return it; `settle` makes it a member. May be called from any thread, one call at a time.
 
         Args:
-            start: a function from a number to a started replica.
+            start: a function that returns a started replica with the given number.
             address: the address of the server.
         """
         number, self._numbers = self._numbers, self._numbers + 1
@@ -179,12 +179,12 @@ class ReplicaSet:
             if isinstance(alive, Exception):
                 faults.append(ReplicaFault(number=member.number, error=alive, dead=True))
             elif dead or member.fault is not None:
-                error = member.fault or member.last_error or RolloutError("it has died")
+                error = member.fault or member.last_error or RolloutError("the replica has died")
                 faults.append(ReplicaFault(number=member.number, error=error, dead=dead))
         return tuple(faults)
 
     def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
-        """Restart these replicas concurrently, with their numbers.
+        """Restart the replicas with these numbers concurrently; they keep their numbers.
 
         If the pool has received weights already, restarted replicas get requests after the next update.
 
@@ -216,7 +216,7 @@ class ReplicaSet:
             The faults of newly added replicas that do not support the update.
 
         Raises:
-            WeightSyncError: any other replica does not support the update; a retry would not help.
+            WeightSyncError: a replica that is not newly added does not support the update; a retry would not help.
         """
         faults = []
         for member, answer in self.each(
@@ -309,7 +309,7 @@ class ReplicaSet:
     def each(
         self, call: Callable[[Replica], T], members: Sequence[Replica] | None = None
     ) -> list[tuple[Replica, T | Exception]]:
-        """Call a function with every replica, or with these, concurrently, and return each replica with its result or exception."""
+        """Call a function with every replica, or with `members`, concurrently, and return each replica with its result or exception."""
         chosen = list(self._members if members is None else members)
 
         def guarded(member: Replica) -> tuple[Replica, T | Exception]:
@@ -347,7 +347,8 @@ class ReplicaSet:
             return member.reopen()
         if self._restart is None:
             raise RolloutError(
-                "nothing can start it again", hint="make the pool with a runtime's restart_replica"
+                "the replica can't be restarted: its pool has no function that restarts replicas",
+                hint="pass a runtime's `restart_replica` as `restart`",
             )
         return self._restart(member.engine)
 

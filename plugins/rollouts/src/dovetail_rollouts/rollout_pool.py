@@ -154,7 +154,7 @@ class RolloutPool:
         return members
 
     async def thaw(self, members: Sequence[Replica]) -> list[Replica]:
-        """Continue paused requests; return the replicas that have failed meanwhile, whose requests must not continue."""
+        """Continue the requests that `freeze` paused; return those replicas that have failed meanwhile, whose requests must not continue."""
         answers = await asyncio.gather(
             *(member.engine.resume() for member in members), return_exceptions=True
         )
@@ -193,7 +193,9 @@ class RolloutPool:
             if not member.requests:
                 member.idle.set()
         if left > 0:
-            raise RolloutError(f"it ended without {left} of {request.n} samples")
+            raise RolloutError(
+                f"the engine ended a request without {left} of its {request.n} samples"
+            )
 
     def _choose(self, conversation: Hashable | None, tried: set[Replica]) -> Replica | None:
         """Return the conversation's replica if it is usable, else the one with the fewest outstanding tokens; None if all were tried."""
@@ -249,10 +251,12 @@ def _original(samples: list[int], completion: Completion, missing: Mapping[int, 
         RolloutError: the sample was not requested, or has arrived before.
     """
     if not 0 <= completion.sample < len(samples):
-        raise RolloutError(f"it returned sample {completion.sample} of {len(samples)}")
+        raise RolloutError(
+            f"the engine returned sample {completion.sample}; expected 0 to {len(samples) - 1}"
+        )
     sample = samples[completion.sample]
     if sample not in missing:
-        raise RolloutError(f"it returned sample {completion.sample} twice")
+        raise RolloutError(f"the engine returned sample {completion.sample} twice")
     return sample
 
 
@@ -261,7 +265,7 @@ def _nobody_left(request: RolloutRequest, errors: list[str]) -> RolloutError:
     if not errors:
         return RolloutError(
             f"request {request.request_id!r} can't be generated: no rollout replica is left",
-            hint="join a replica, or raise rollout.replicas",
+            hint="add a replica with `dovetail pool add`, or raise rollout.replicas",
         )
     return RolloutError(
         f"request {request.request_id!r} failed on every rollout replica: " + "; ".join(errors)

@@ -11,7 +11,7 @@ import attrs
 
 
 class BusyTime:
-    """Measures the time in which at least one of its contexts is open, on one event loop.
+    """Measures the time in which at least one context (`with` block) of this object is open, on one event loop.
 
     Args:
         clock: a function that returns the time in seconds.
@@ -43,7 +43,7 @@ class BusyTime:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Close one context within the block."""
+        """Close one of the open contexts during a `with` block."""
         self.add(-1)
         try:
             yield

@@ -53,7 +53,7 @@ def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
 
 
 def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
-    """Return whether more than this share of the samples have no score, or no sample has a score."""
+    """Return whether more than `share` of the samples, or all of them, have no score."""
     failures = sum(isinstance(s.outcome, Failure) for s in samples)
     return failures > share * len(samples) or (bool(failures) and failures == len(samples))
 
@@ -105,12 +105,12 @@ def _causes(failures: Sequence[Failure]) -> str:
 def _completion_problem(completion: Completion | None, longest: int) -> str | None:
     """Return what is wrong with a completion of T tokens; None if nothing is."""
     if completion is None:
-        return "it has no tokens"
+        return "it has no completion"
     ids_T = completion.response_ids
     if not isinstance(ids_T, np.ndarray) or ids_T.dtype != np.int64 or ids_T.ndim != 1:
         return f"response_ids is {describe(ids_T)}, not int64 [T]"
     if len(ids_T) > longest:
-        return f"it has {len(ids_T)} tokens, and at most {longest} were asked for"
+        return f"it has {len(ids_T)} tokens; expected at most {longest}"
     versions_T = completion.weight_versions
     if (
         not isinstance(versions_T, np.ndarray)
@@ -127,5 +127,5 @@ def _completion_problem(completion: Completion | None, longest: int) -> str | No
         if values_T.dtype != np.float32:
             return f"{name} is {describe(values_T)}, not float32 [{len(ids_T)}]"
         if (values_T > _ROUNDING).any():
-            return f"{name} holds {values_T.max():g}, and no log-probability is above 0"
+            return f"{name} has the value {values_T.max():g}; expected at most 0"
     return None

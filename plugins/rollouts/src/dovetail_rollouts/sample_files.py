@@ -81,14 +81,14 @@ def token_row(
 class KeptSamples:
     """Writes notable samples of step N to `samples/kept_N.jsonl`; if the files grow too large, removes those of every second step.
 
-    A row has the fields of `samples/step_N.jsonl`, `kept` (the rules that chose the sample), `advantage` (the mean over the tokens that
-    the policy produced), `trained` (false if a filter dropped the sample, or it failed), and `tokens` with per-token columns. The other
-    samples of the group follow as far as there is room, with an empty `kept` and without these columns. A sample of
-    `samples/step_N.jsonl` that no rule chose has a row with only `sample_id`, an empty `kept` and `advantage`.
+    The row of a chosen sample has the fields of `samples/step_N.jsonl`, `kept` (the rules that chose the sample), `advantage` (the mean
+    over the tokens that the policy produced), `trained` (false if a filter dropped the sample, or it failed), and `tokens` with per-token
+    columns. The other samples of `samples/step_N.jsonl` have rows with three fields: `sample_id`, `advantage`, and an empty `kept`. If
+    room is left, further samples of the chosen samples' groups follow; their `kept` is empty, and they have no columns of the batch.
 
     Args:
         tokenizer: the tokenizer of the run.
-        size: the limit of bytes of all files of a run together.
+        size: the limit in bytes for all such files of a run together.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:

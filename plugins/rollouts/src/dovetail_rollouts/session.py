@@ -151,8 +151,8 @@ class EpisodeSession(Session):
         if not self.turns:
             raise EpisodeError(
                 FailureKind.HARNESS,
-                "the agent loop observes before the policy has produced a turn",
-                hint="have the session generate first; what stands before the first turn is the row's prompt",
+                "the agent loop called `observe` before the policy produced a turn",
+                hint="call `generate` first; only the row's prompt stands before the first turn",
             )
         messages, calls, produced = encodable((messages, calls, produced))
         shown = (
@@ -209,13 +209,13 @@ class EpisodeSession(Session):
             appended = self._encoder.after(self._messages, shown, calls=calls, ended_by=None)
             text = self._history.observed(shown, calls, produced, self._encoder.decode(appended))
         except Exception as error:
-            raise _not_rendered(shown, "after all turns before", error) from error
+            raise _not_rendered(shown, "after the earlier turns", error) from error
         if text is None:
             return None
         if self.prompt.media:
             raise EpisodeError(
                 FailureKind.HARNESS,
-                "the chat template changes earlier turns, and a prompt with images is not rendered anew",
+                "the chat template changes earlier turns, and a prompt with images can't be rendered again",
                 hint="set rollout.agent_loop.on_history_change=keep",
             )
         return np.array(self._encoder.encode(text), np.int64)
@@ -235,12 +235,12 @@ class EpisodeSession(Session):
         if not 0 <= number < len(self.turns):
             raise EpisodeError(
                 FailureKind.HARNESS,
-                f"a reward is given for turn {turn}; expected one of {len(self.turns)} turns, from 0",
+                f"turn {turn} can't get a reward: the session has {len(self.turns)} turns, numbered from 0",
             )
         if not math.isfinite(value):
             raise EpisodeError(
                 FailureKind.ENVIRONMENT,
-                f"turn {number} is given the reward {value}; expected a finite number",
+                f"the reward of turn {number} is {value}; expected a finite number",
             )
         rewarded = self.turns[number]
         self.turns[number] = attrs.evolve(rewarded, reward=rewarded.reward + float(value))
@@ -257,13 +257,13 @@ class EpisodeSession(Session):
         if not self._may_fork:
             raise EpisodeError(
                 FailureKind.HARNESS,
-                "the agent loop forks its session, and its capabilities do not say so",
-                hint='give its class capabilities = frozenset({"forks"})',
+                "the agent loop forks its session, but its class does not declare the capability 'forks'",
+                hint='set capabilities = frozenset({"forks"}) in the class',
             )
         if messages is not None and self.prompt.media:
             raise EpisodeError(
                 FailureKind.HARNESS,
-                "a session whose prompt has images is forked with messages, which are rendered without images",
+                "a session whose prompt has images can't be forked with messages, which are rendered without images",
                 hint="fork without messages: the fork then begins with the tokens of the session",
             )
         messages = encodable(messages)
@@ -356,7 +356,7 @@ class EpisodeSession(Session):
         try:
             return self._encoder.encode(self._encoder.render(messages, generate=True))
         except Exception as error:
-            raise _not_rendered(messages, "as the beginning of a fork", error) from error
+            raise _not_rendered(messages, "at the beginning of a fork", error) from error
 
     @property
     def _name(self) -> str:
@@ -381,8 +381,8 @@ def _not_rendered(messages: Sequence[Message], where: str, error: Exception) -> 
     roles = ", ".join(str(message.get("role")) for message in messages)
     return EpisodeError(
         FailureKind.HARNESS,
-        f"the chat template does not take {len(messages)} messages ({roles}) {where}: {type(error).__name__}: {error}",
-        hint="set model.chat_template to a template that takes them",
+        f"the chat template can't render {len(messages)} message(s) ({roles}) {where}: {type(error).__name__}: {error}",
+        hint="set model.chat_template to a template that renders them",
     )
 
 

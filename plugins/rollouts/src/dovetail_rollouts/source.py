@@ -117,7 +117,7 @@ class RolloutsSource(ExperienceSource):
         trainer = facts.plugins["trainer"]
         if trainer.cls.examples(trainer.config) != "prompts":
             raise PlanError(
-                f"trainer {trainer.ref.name!r} trains on examples of the dataset, and the source 'rollouts' generates",
+                f"trainer {trainer.ref.name!r} trains on examples of the dataset, but source 'rollouts' generates samples",
                 hint="leave source out, or set trainer.name=on_policy",
             )
         return StepRows(name="prompts", samples=facts.config.rollout.n)
@@ -175,7 +175,7 @@ class RolloutsSource(ExperienceSource):
         tools = chat_tools(facts.config, tokenizer)
         if facts.config.data.continue_answer and tools is not None:
             raise ConfigError(
-                "data.continue_answer=true, and the agent loop begins a turn of its own after each prompt",
+                "data.continue_answer=true does not work with rollout.agent_loop, which begins a new turn after each prompt",
                 hint="leave out rollout.agent_loop, or data.continue_answer",
             )
         return load_prompt_data(facts.config, tokenizer, tools=tools)
@@ -346,7 +346,7 @@ class RolloutsSource(ExperienceSource):
         self._sync.rest()
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Generate and score samples to the held-out prompts, and return their metrics."""
+        """Generate and score samples for the held-out prompts, and return their metrics."""
         site, config = self._site, self._site.config
         prompts = site.data.val.prompts if site.data.val else ()
         if not prompts:

@@ -57,7 +57,7 @@ class StallWatch:
         asked = {m.number: len(m.requests) for m in self._pool.replicas.members if m.requests}
         self._logger.warning(
             "rollout_stalled",
-            trainer_waits_for=f"{missing} group(s)" if missing else "what runs to end",
+            trainer_waits_for=f"{missing} group(s)" if missing else "the running requests",
             rollout_waits_for=self._rollout_waits_for(asked, running),
             requests_by_replica=asked,
             groups_running=len(running),
@@ -72,5 +72,5 @@ class StallWatch:
         if not self._pool.replicas.usable:
             return "a replica: none takes requests"
         if self._generation.held:
-            return "the trainer: nothing is asked until weights were sent or replicas are awake"
+            return "the trainer: no request is sent until weights were sent or replicas are awake"
         return "scores, tools or agent loops" if running else "nothing: no group is running"

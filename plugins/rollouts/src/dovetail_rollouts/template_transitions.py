@@ -14,11 +14,11 @@ from dovetail_rollouts.turn_encoder import TurnEncoder, squeezed
 
 CHOICES = {
     "keep": "The policy sees its turns as it produced them",
-    "fork": "There a further sequence of the episode begins with the conversation rendered anew",
+    "fork": "After such a change, a new sequence of the episode begins with the conversation rendered again",
     "refuse": "The run is refused",
 }
 """The values of `on_history_change`, each with its effect."""
-OTHER_TEMPLATE = "set model.chat_template to a template that does"
+OTHER_TEMPLATE = "set model.chat_template to a template that renders them"
 _PROMPT = ({"role": "user", "content": "question"},)
 _SHOWN = "OBSERVEDKQZ"
 _OPEN = "<think>"
@@ -75,7 +75,7 @@ def history_changes(found: Iterable[TemplateTransition]) -> str:
     changing = [t for t in found if t.found is TransitionClass.HISTORY_CHANGING]
     if not changing:
         return ""
-    return f"the chat template renders earlier turns in another way once others follow: {listed(changing)}"
+    return f"the chat template renders earlier turns differently once other turns follow: {listed(changing)}"
 
 
 def listed(transitions: Iterable[TemplateTransition]) -> str:
@@ -116,9 +116,9 @@ def _tried(
     produced = str(turn["content"]).removeprefix(_OPEN if opened else "")
     if squeezed(before + sentinel).startswith(squeezed(asked + produced)):
         return TemplateTransition(name=title, found=TransitionClass.STABLE)
-    why = "it renders the turn in another way"
+    why = "it renders the turn differently"
     if not squeezed(after).startswith(squeezed(asked)):
-        why = "it renders what stands before the turn in another way"
+        why = "it renders the messages before the turn differently"
     elif _THOUGHT in produced and _THOUGHT not in after:
         why = "it leaves out the turn's thinking"
     return TemplateTransition(name=title, found=TransitionClass.HISTORY_CHANGING, why=why)

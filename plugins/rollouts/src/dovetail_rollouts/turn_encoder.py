@@ -130,7 +130,7 @@ class TurnEncoder:
         return common if calls else 0
 
     def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
-        """Return an assistant's message that replaces a turn in rendering: it has as many tool calls, and its last text is the sentinel."""
+        """Return an assistant's message that replaces a turn in rendering: it has as many tool calls, and its last text is `SENTINEL`."""
         if not calls:
             return {"role": "assistant", "content": SENTINEL}
         named = [{**c, "function": {**c["function"], "arguments": _ARGUMENTS}} for c in calls]
@@ -209,7 +209,7 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 def _after_sentinel(text: str) -> str:
     _, found, tail = text.rpartition(SENTINEL)
     if not found:
-        raise ValueError("it leaves out an assistant's message")
+        raise ValueError("the chat template leaves out an assistant's message")
     return tail
 
 

@@ -42,7 +42,7 @@ def held_out_samples(
     service: RolloutService,
     generated: Callable[[], None] | None = None,
 ) -> list[Sample]:
-    """Generate and score `rollout.validation.n` samples to each prompt, `data.val_batch_size` prompts at once.
+    """Generate and score `rollout.validation.n` samples for each prompt, `data.val_batch_size` prompts at once.
 
     Args:
         config: the config of the run.
@@ -73,7 +73,7 @@ def unscored(samples: Sequence[Sample]) -> str | None:
     responses = len(samples)
     counts = Counter(failure.kind.value for failure in failures)
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
-    why = f"({kinds}); the first: {failures[0].message}"
+    why = f"({kinds}); the first error: {failures[0].message}"
     if len(failures) == responses:
         return f"validation has no metrics: none of its {responses} responses could be scored {why}"
     return f"a validation leaves out {len(failures)} of its {responses} responses, which could not be scored {why}"
@@ -139,7 +139,7 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """Return the names of the metrics, without data source, such as `mean@8` and `pass@4`."""
+    """Return the names of a validation's metrics with n responses a prompt, without data source, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
@@ -293,8 +293,8 @@ class Accuracy:
         if scored and not metric.endswith(f"@{n}"):
             anew = main_metric(metrics, n)
             self._logger.warning(
-                f"rollout.validation.n is {n} now, so that there is no {metric}: from here on the summary tells {anew}, "
-                "and nothing of the validations before",
+                f"rollout.validation.n is now {n}, so validations no longer have {metric}: from here on the summary has {anew}, "
+                "and nothing of earlier validations",
                 step=step,
             )
             self.before = self.after = None

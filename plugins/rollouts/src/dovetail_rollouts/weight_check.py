@@ -29,7 +29,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 
 
 class WeightCheck:
-    """Compares log-probabilities of replicas and trainer.
+    """Compares the log-probabilities of replicas with the trainer's, to verify that replicas use the weights that they were sent.
 
     Args:
         section: the config of the check: how often, and on how many tokens.
@@ -65,9 +65,9 @@ class WeightCheck:
         sequences = join_prompts(prompts, section.sequences, length, tokenizer.all_special_ids)
         if not sequences:
             logger.warning(
-                "the weight check has no text to score: the first training prompts hold images alone. Whether replicas compute with "
-                "the weights that they are sent is not checked",
-                hint="give the first prompts a text, or set rollout.weight_check.every=0",
+                "the weight check has no text to score: the first training prompts contain only images. It does not check that "
+                "replicas compute with the weights that they are sent",
+                hint="add text to the first prompts, or set rollout.weight_check.every=0",
             )
         return cls(section, sequences, config.model.dtype)
 
@@ -78,7 +78,7 @@ class WeightCheck:
 
     @property
     def tolerance(self) -> float:
-        """Largest mean difference, in nats a token."""
+        """Largest mean difference that passes the check, in nats a token."""
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:
@@ -143,16 +143,16 @@ class WeightCheck:
     def _too_different(self, number: int, mean: float, most: float) -> WeightSyncError:
         return WeightSyncError(
             f"replica {number} does not compute with the weights that it was sent: its log-probabilities of the "
-            f"check's sequences differ from the trainer's by {mean:.3g} nats a token in the mean (at most {most:.3g}), and "
-            f"rollout.weight_check.tolerance is {self.tolerance:g} ({self._dtype})",
-            hint="an engine that quantises needs a larger rollout.weight_check.tolerance; else it loads weights wrongly: "
-            "report it to the engine's plugin, or set rollout.weight_check.every=0 to go on without this check",
+            f"check's sequences differ from the trainer's by {mean:.3g} nats a token on average (at most {most:.3g}); "
+            f"rollout.weight_check.tolerance allows {self.tolerance:g} on average ({self._dtype})",
+            hint="if the engine quantises, raise rollout.weight_check.tolerance; otherwise the engine loads weights wrongly: "
+            "report this to the author of its plugin, or set rollout.weight_check.every=0 to run without this check",
         )
 
     def _unscored(self, number: int, error: Exception) -> WeightSyncError:
         failure = WeightSyncError(
             f"replica {number} could not score the sequences of the weight check after the update: {describe(error)}",
-            hint="set rollout.weight_check.every=0 to go on without this check",
+            hint="set rollout.weight_check.every=0 to run without this check",
         )
         failure.__cause__ = error
         return failure

@@ -200,8 +200,8 @@ class WeightSync:
         self._let_go(self._pool.replicas.check_manifest(version, manifest))
         if not self._pool.replicas.size:
             raise WeightSyncError(
-                f"version {version} has no rollout replica to go to: the last one has left the pool",
-                hint="resume the run with replicas; `dovetail pool add` before the last one is drained keeps it running",
+                f"weights of version {version} can't be sent: the last rollout replica has left the pool",
+                hint="resume the run with replicas; next time, add a replica with `dovetail pool add` before you drain the last one",
             )
         replicas = self._pool.replicas
         manifest = attrs.evolve(
@@ -305,12 +305,12 @@ class WeightSync:
             and not self._rebuilt
         ):
             return first
-        tried = f", though started again {self._rebuilt} times" if self._rebuilt else ""
+        tried = f" after {self._rebuilt} restart(s)" if self._rebuilt else ""
         error = WeightSyncError(
-            f"{len(faults)} of {self._pool.replicas.size} replicas did not take version {version}{tried}: "
+            f"{len(faults)} of {self._pool.replicas.size} replicas did not receive weights of version {version}{tried}: "
             + "; ".join(f"replica {fault.number}: {describe(fault.error)}" for fault in faults),
             hint=getattr(first, "hint", None)
-            or "rollout.max_restarts says how often in a row replicas are started again",
+            or "raise rollout.max_restarts, the number of restarts in a row, if the cause may pass",
         )
         error.__cause__ = first
         return error

@@ -191,14 +191,16 @@ def test_a_users_file_scores_every_row(tmp_path: Path) -> None:
 def test_a_users_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "my_reward.py"
     file.write_text("def compute_score(answer):\n    return 7.0\n")
-    with pytest.raises(ConfigError, match=r"my_reward.py:compute_score needs a parameter 'answer'"):
+    with pytest.raises(
+        ConfigError, match=r"my_reward.py:compute_score requires a parameter 'answer'"
+    ):
         configured_functions(RewardSection(function=PluginSection(path=str(file))), PluginContext())
 
 
 def test_functions_of_a_managers_own_are_checked_and_need_no_source() -> None:
     found = functions(manager=PluginSection(name="own"))
     check_sources(found, [row(0), row(1, "anything")])
-    with pytest.raises(DataError, match=r"row 1: fours.*it: 3 is odd"):
+    with pytest.raises(DataError, match=r"row 1: fours.*row: 3 is odd"):
         check_sources(found, [row(0), row(1, truth=3)])
 
 
@@ -216,7 +218,7 @@ def test_a_function_on_groups_needs_a_manager_that_brings_groups(tmp_path: Path)
             check_sources(found, [row(0)])
             continue
         with pytest.raises(
-            ConfigError, match=r"ranks\.py:compute_score scores.*and reward\.manager"
+            ConfigError, match=r"ranks\.py:compute_score scores.*but reward\.manager"
         ) as error:
             check_sources(found, [row(0)])
         assert "set reward.manager.name=group" in str(error.value)

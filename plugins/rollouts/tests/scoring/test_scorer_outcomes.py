@@ -58,7 +58,7 @@ def test_an_answer_of_the_wrong_form_fails_the_whole_call(scripted, answer, text
     ("outcome", "text"),
     [
         (1.0, "1.0 (float)"),
-        (None, "None (NoneType) in place of"),
+        (None, "None (NoneType); expected"),
         (Score(value=math.nan), "the value nan"),
         (Score(value=math.inf), "the value inf"),
         (Score(value=1e39), "the value 1e+39"),
@@ -68,7 +68,7 @@ def test_an_answer_of_the_wrong_form_fails_the_whole_call(scripted, answer, text
         (Score(value=1.0, components=None), "raised AttributeError"),
         (Score(value=1.0, token_rewards=np.ones(2)), "2 token rewards for 3 response tokens"),
         (Score(value=3.0, token_rewards=np.array([1, np.nan, 2])), "not all finite"),
-        (Score(value=1.0, token_rewards=np.array([0, 0, 2.0])), "sum to 2 with the value 1"),
+        (Score(value=1.0, token_rewards=np.array([0, 0, 2.0])), "sum to 2, but the value 1"),
         (Score(value=1.0, token_rewards=np.ones((3, 1))), "shape (3, 1)"),
         (Score(value=1.0, token_rewards=np.array(["a", "b", "c"])), "dtype <U1"),
     ],

@@ -20,7 +20,7 @@ def test_a_unit_that_hangs_times_out_and_is_counted(scripted) -> None:
     outcomes, _ = scripted.run(manager, ["a", "b", "c"], timeout=0.05)
     assert scripted.took == pytest.approx(0.05)
     assert outcomes["b"].kind is FailureKind.TIMEOUT
-    assert outcomes["b"].message == "no outcome from reward manager 'scripted' within 0.05 s"
+    assert outcomes["b"].message == "reward manager 'scripted' returned no outcome within 0.05 s"
     assert outcomes["a"].value == outcomes["c"].value == 1.0
 
 

@@ -122,7 +122,7 @@ def test_in_process_is_without_a_copy_and_lets_go_when_all_have_received() -> No
     for receiver in receivers:
         ((_, arrived),) = receiver.receive(manifest_of(tensors))
         assert arrived.data_ptr() == tensors["a"].data_ptr()
-    with pytest.raises(WeightSyncError, match="did not come"):
+    with pytest.raises(WeightSyncError, match="did not arrive"):
         list(receivers[0].receive(manifest_of(tensors)))
 
 

@@ -120,7 +120,7 @@ def _refusal(wanted: Sequence[Share], nodes: Sequence[Node]) -> PlacementError:
     )
     free = "; ".join(node.described() for node in nodes) or "no node"
     return PlacementError(
-        f"the cluster lacks what the run asks for. Asked: {asked}. Free: {free}",
+        f"the cluster lacks free resources that the run needs. Needed: {asked}. Free: {free}",
         hint=_advice(wanted, nodes),
     )
 
@@ -142,11 +142,11 @@ def _advice(wanted: Sequence[Share], nodes: Sequence[Node]) -> str:
     if kind == "GPU":
         largest = max((node.total.get("GPU", 0) for node in nodes), default=0)
         if not largest:
-            return "no node has a GPU that Ray knows of: set runtime.workers_per_node in place of gpus_per_node"
+            return "Ray found no GPU on any node: set runtime.workers_per_node in place of runtime.gpus_per_node"
         return f"set runtime.gpus_per_node to at most {_number(largest)}"
     if kind == "CPU":
         return "set runtime.workers_per_node or runtime.cpus_per_worker lower"
-    return "wait until other jobs have ended (`ray status`), add nodes, or ask for less"
+    return "wait until other jobs have ended (`ray status`), add nodes, or use fewer ranks"
 
 
 def _number(amount: float) -> str:

@@ -146,7 +146,7 @@ class Cluster:
     def _join(self, address: str, given: Mapping[str, Any]) -> None:
         if address.startswith("ray://"):
             raise PlacementError(
-                f"runtime.address={address!r} is for Ray's client, which does not support worker groups",
+                f"runtime.address={address!r} is an address of Ray Client, which does not support worker groups",
                 hint="run on a node of the cluster with runtime.address=auto, or with `ray job submit`",
             )
         place = found_here() if address == "auto" else address
@@ -195,10 +195,10 @@ def _keyword_hint(settings: Mapping[str, Any]) -> str | None:
 def _given(config: RayConfig, logger: Logger) -> dict[str, Any]:
     """Return the config's keywords for `ray.init`, without keywords that have no effect; these are logged as warnings."""
     given = dict(config.ray_init)
-    refused = {name: "runtime.address says where" for name in _OURS if name in given}
+    refused = {name: "runtime.address sets it" for name in _OURS if name in given}
     if not config.own_cluster:
         refused |= {
-            name: f"the cluster at {config.wanted_address} is there already"
+            name: f"the run joins a running cluster, {config.wanted_address}"
             for name in _OF_A_NEW_CLUSTER
             if name in given
         }
@@ -292,7 +292,7 @@ def check_reachable(address: str) -> None:
         return
     if not port.isdigit():
         raise PlacementError(
-            f"runtime.address={address!r} is not an address of a cluster",
+            f"runtime.address={address!r} is not the address of a Ray cluster",
             hint="give host:port, such as 10.0.0.1:6379, or auto",
         )
     try:

@@ -41,7 +41,7 @@ class PackedColumn:
 
 @attrs.frozen(eq=False)
 class PackedBatch:
-    """A batch as it is sent: dense, object and small ragged columns unchanged, large ragged ones as `PackedColumn`."""
+    """A batch in the form in which processes send it: dense, object and small ragged columns unchanged, large ragged ones as `PackedColumn`."""
 
     columns: dict[str, Any]
     length: int

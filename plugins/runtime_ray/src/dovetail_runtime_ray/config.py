@@ -64,8 +64,8 @@ def _each_a_method(_: object, field: attrs.Attribute[Any], limits: dict[str, flo
         if name not in known:
             near = nearest(name, known)
             raise ValueError(
-                f"{field.name}.{name} limits a call that no run makes; "
-                + (f"did you mean {near!r}?" if near else f"there are {', '.join(known)}")
+                f"{field.name}.{name} limits a method that no run calls; "
+                + (f"did you mean {near!r}?" if near else f"expected some of {', '.join(known)}")
             )
 
 
@@ -85,7 +85,7 @@ class PoolSection:
 
 @attrs.frozen(kw_only=True)
 class RayConfig(RuntimeSection):
-    """Config of the Ray runtime: workers are Ray actors on several processes, accelerators and machines."""
+    """Config of the Ray runtime: workers are Ray actors, in processes on one or several machines."""
 
     nodes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of machines."""
@@ -98,7 +98,7 @@ class RayConfig(RuntimeSection):
     are divided evenly."""
     pools: dict[str, PoolSection] = attrs.field(factory=dict)
     """Separate pools by name, such as `{train: {roles: [actor, ref], gpus_per_node: 6}, generate: {roles: rollout,
-    gpus_per_node: 2}}`. Roles that no pool names share one further pool of the sizes above."""
+    gpus_per_node: 2}}`. Roles that no pool names share one further pool, of this section's sizes."""
     address: str | None = None
     """Address of an existing cluster: `host:port`, or `auto` for a cluster on this machine. Absent: the environment
     variable RAY_ADDRESS, or else a local cluster that the run starts and stops."""
@@ -111,7 +111,7 @@ class RayConfig(RuntimeSection):
     """Seconds that processes may take to start, including loading models."""
     time_limit: float = attrs.field(default=7200.0, validator=attrs.validators.gt(0))
     """Seconds that one call on a group of workers may take, and that a rollout replica may be silent. After that the
-    run ends, and shows what the silent processes were doing."""
+    run ends, and shows the stacks of the silent processes."""
     time_limits: dict[str, float] = attrs.field(
         factory=dict, validator=[_EACH_ABOVE_ZERO, _each_a_method]
     )
@@ -175,7 +175,7 @@ class RayConfig(RuntimeSection):
                 if other != name:
                     raise PlanError(
                         f"role {role!r} is in two pools, {other!r} and {name!r}",
-                        hint="take it out of one of runtime.pools",
+                        hint=f"remove it from the roles of runtime.pools.{other} or runtime.pools.{name}",
                     )
         pools = [self._pool(name, section) for name, section in self.pools.items()]
         rest = tuple(role for role in roles if role not in owner)
@@ -183,9 +183,9 @@ class RayConfig(RuntimeSection):
             name = "others" if pools else "all"
             if name in self.pools:
                 raise PlanError(
-                    f"runtime.pools calls a pool {name!r}, which is the name of the pool of "
-                    f"{', '.join(rest)}, which are in no pool",
-                    hint="give it another name, or name every role in a pool",
+                    f"runtime.pools.{name} has a reserved name: the pool {name!r} holds the roles that no pool names, here "
+                    f"{', '.join(rest)}",
+                    hint="rename the pool, or name every role in a pool",
                 )
             pools.append(self._pool(name, PoolSection(roles=rest)))
         self._check_shared(pools)
@@ -229,7 +229,7 @@ class RayConfig(RuntimeSection):
         """Check that no role has two environments, and that roles that share processes share an environment."""
         for role in self.environments.keys() & self.runtime_envs.keys():
             raise PlanError(
-                f"{role} has two environments: runtime.environments.{role}={self.environments[role]!r} and "
+                f"the role {role} has two environments: runtime.environments.{role}={self.environments[role]!r} and "
                 f"runtime.runtime_envs.{role}",
                 hint="leave one of them out",
             )
@@ -238,11 +238,11 @@ class RayConfig(RuntimeSection):
             named = [self.environments.get(r) or self.runtime_envs.get(r) for r in training]
             if any(each != named[0] for each in named):
                 listed = ", ".join(
-                    f"{r}: {n or 'the own'}" for r, n in zip(training, named, strict=True)
+                    f"{r}: {n or 'none'}" for r, n in zip(training, named, strict=True)
                 )
                 raise PlanError(
-                    f"{', '.join(training)} share the processes of pool {pool.name!r}, but not an environment ({listed})",
-                    hint="name the same for all of them in runtime.environments, or give them pools of their own",
+                    f"{', '.join(training)} share the processes of pool {pool.name!r}, but have different environments ({listed})",
+                    hint="set the same environment for all of them in runtime.environments, or put them into separate pools",
                 )
 
     def _home(self, role: str) -> Pool:
@@ -269,7 +269,7 @@ class RayConfig(RuntimeSection):
         if gpus and workers not in {None, gpus}:
             raise PlanError(
                 f"{key} has gpus_per_node={gpus} and workers_per_node={workers}, "
-                "but on accelerators there is one process each",
+                "but each accelerator has exactly one process",
                 hint="leave workers_per_node out",
             )
         return Pool(
@@ -292,7 +292,7 @@ def _check_roles(name: str, named: Sequence[str], roles: Sequence[str]) -> None:
             continue
         near = nearest(role, roles)
         raise PlanError(
-            f"runtime.pools.{name} is for {role!r}, but this run has no {role}; it has {', '.join(roles)}",
+            f"runtime.pools.{name} names the role {role!r}, which this run does not have; its roles are {', '.join(roles)}",
             hint=(f"did you mean {near!r}? Else " if near else "")
             + f"take {role!r} out of runtime.pools.{name}.roles",
         )

@@ -32,11 +32,11 @@ _EXAMINE_SECONDS = 180.0
 
 
 class Environments:
-    """The environments of a run.
+    """The Python environments of a run's processes.
 
     Args:
         config: the config that names the environments.
-        lock: the run's plugins; None outside a run.
+        lock: the run's plugin lock; None outside a run.
     """
 
     def __init__(self, config: RayConfig, lock: Mapping[str, Any] | None) -> None:
@@ -129,7 +129,7 @@ class Environments:
                 raise error.cause from error
             except ray.exceptions.GetTimeoutError as error:
                 raise PlacementError(
-                    f"{node.host} ({node.address}) did not examine {key}={path!r} within {_EXAMINE_SECONDS:g} seconds"
+                    f"the environment {key}={path!r} on {node.host} ({node.address}) could not be examined within {_EXAMINE_SECONDS:g} seconds"
                 ) from error
             found.append((EnvironmentInfo(**facts), f" on {node.host} ({node.address})"))
         return found

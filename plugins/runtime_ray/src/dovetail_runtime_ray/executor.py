@@ -64,7 +64,7 @@ class TaskProcess(Process):
 
 
 class TaskWorkers:
-    """The task workers of one spec.
+    """Starts the task workers of one spec, each in a process of its own.
 
     Args:
         spec: the spec of the workers.
@@ -132,10 +132,10 @@ class TaskWorkers:
             ]
             if not fitting:
                 raise PlacementError(
-                    f"{self._spec.label} asks for {self._spec.count} processes with {self._spec.cpus:g} CPUs and "
-                    f"{self._spec.accelerators} accelerators each. Free: "
+                    f"no machine has room for a process of {self._spec.label} ({self._spec.count} in all): each needs {self._spec.cpus:g} CPUs and "
+                    f"{self._spec.accelerators} accelerators. Free: "
                     + ("; ".join(node.described() for node in nodes) or "no machine"),
-                    hint="leave them out of runtime's pools (gpus_per_node, workers_per_node), or ask for fewer",
+                    hint="lower gpus_per_node or workers_per_node of the runtime's pools to free resources, or ask for fewer processes",
                 )
             home = min(fitting, key=lambda node: taken[node.node_id])
             self._homes[number] = home

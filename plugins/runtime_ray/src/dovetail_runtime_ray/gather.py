@@ -120,8 +120,8 @@ class Gather:
         silent = self._silent()
         words, _ = self._pool.stacks(silent, self._method)
         self._pool.logger.warning(
-            f"{self._what} failed on rank {rank}; ranks {silent} went on for "
-            f"{self._pool.limits.grace:g} seconds and were ended{words}"
+            f"{self._what} failed on rank {rank}; ranks {silent} continued for "
+            f"{self._pool.limits.grace:g} seconds and were then ended{words}"
         )
         self._pool.fail(
             WorkerError(

@@ -91,7 +91,7 @@ class Health:
 def stopped(what: str, cause: WorkerError) -> WorkerError:
     """Return the error for a call that could not start or finish because of an earlier failure."""
     error = WorkerError(
-        f"{what} was given up, since the run's processes failed before: {cause.message}",
+        f"{what} was abandoned, since a process of the run had failed before: {cause.message}",
         rank=cause.rank,
         call=what,
         worker_traceback=cause.worker_traceback,
@@ -110,9 +110,7 @@ def why_lost(error: BaseException) -> str:
         return text[:400] or type(error).__name__
     kind, detail = found.group(1), found.group(2).strip()
     if _NO_NOTICE in detail:
-        detail = (
-            "it ended without notice, as by the kernel's out-of-memory killer, SIGKILL or a crash"
-        )
+        detail = "it ended without notice, as after the kernel's out-of-memory killer, SIGKILL or a crash"
     return f"{detail.rstrip('.')} (Ray: {kind})"
 
 

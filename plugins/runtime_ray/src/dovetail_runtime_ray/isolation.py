@@ -102,7 +102,7 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
     raise ConfigError(
         f"{key}={path!r} is neither a virtual environment nor an interpreter: there is no {place} on "
         f"{platform.node()}",
-        hint=f"make one with `{sys.executable} -m venv {root}`, and install there what the role needs",
+        hint=f"create one with `{sys.executable} -m venv {root}`, and install the packages of the role in it",
     )
 
 
@@ -150,8 +150,8 @@ def facts_of(
     ours, python = platform.python_version(), answers[0] if answers else ""
     if python and _minor(python) != _minor(ours):
         raise PluginIncompatibleError(
-            f"the environment of {interpreter} has Python {python}, and the controller {ours}",
-            hint=f"make it with Python {_minor(ours)}, and install there what the role needs",
+            f"the environment of {interpreter} has Python {python}, but the controller has {ours}",
+            hint=f"create it with Python {_minor(ours)}, and install the packages of the role in it",
         )
     raise PluginIncompatibleError(
         f"the environment of {interpreter} could not be inspected: {ended}",
@@ -176,14 +176,14 @@ def environment_problems(
     """
     if _minor(there.python) != _minor(here.python):
         yield EnvironmentProblem(
-            f"it has Python {there.python}, and the controller {here.python}",
-            f"make it with Python {_minor(here.python)}",
+            f"it has Python {there.python}, but the controller has {here.python}",
+            f"create it with Python {_minor(here.python)}",
         )
     for name, version in here.packages.items():
         found = there.packages.get(name)
         if found != version:
             yield EnvironmentProblem(
-                f"it has {f'{name} {found}' if found else f'no {name}'}, and the controller {name} {version}",
+                f"it has {f'{name} {found}' if found else f'no {name}'}, but the controller has {name} {version}",
                 f"{there.pip} {name}=={version}",
             )
     if accelerators:
@@ -196,7 +196,7 @@ def environment_problems(
 def describe_environment(
     role: str, path: str, plugins: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a lock's entry for a role's environment: its path and, if on this machine, its Python and its plugins' dependencies."""
+    """Return the plugin lock's entry for a role's Python environment: its path and, if on this machine, its Python and its plugins' dependencies."""
     try:
         interpreter = interpreter_of(path, f"runtime.environments.{role}")
         there = facts_of(interpreter, plugins_of_roles([role], plugins))
@@ -279,7 +279,7 @@ def _of_plugin(
         ours, others = mine.get(key), theirs.get(key)
         if mine and ours != others:
             yield EnvironmentProblem(
-                f"{title} has {words} {str(ours)[:12]} on the controller and {str(others)[:12]} there",
+                f"{title} has {words} {str(others)[:12]}, but on the controller {str(ours)[:12]}",
                 "install the same distribution in both environments",
             )
     for need, install in theirs["unmet"]:
@@ -290,15 +290,15 @@ def _of_accelerators(here: EnvironmentInfo, there: EnvironmentInfo) -> Iterator[
     major = [(facts.build or "none").partition(".")[0] for facts in (here, there)]
     if major[0] != major[1]:
         yield EnvironmentProblem(
-            f"its torch is built for {there.build}, and the trainer's for {here.build}",
-            "install builds of torch for the same major version of CUDA in both",
+            f"its torch is built for {there.build}, but the trainer's for {here.build}",
+            "install builds of torch for the same major version of CUDA in both environments",
         )
     # NCCL promises no compatibility between minor versions (docs.nvidia.com/deeplearning/nccl).
     minor = [(facts.nccl or "none").rsplit(".", 1)[0] for facts in (here, there)]
     if minor[0] != minor[1]:
         yield EnvironmentProblem(
-            f"it has NCCL {there.nccl or 'of no version'}, and the trainer {here.nccl or 'none'}",
-            "install the same NCCL in both, or set rollout.weight_transport=disk",
+            f"its version of NCCL is {there.nccl or 'unknown'}, but the trainer's is {here.nccl or 'unknown'}",
+            "install the same NCCL in both environments, or set rollout.weight_transport=disk",
         )
 
 

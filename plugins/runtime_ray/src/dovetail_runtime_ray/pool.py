@@ -77,7 +77,7 @@ class PoolProcesses:
 
     @property
     def alive(self) -> bool:
-        """Whether calls can be made."""
+        """Whether the processes can still be called."""
         return not self._closed and self.health.error is None
 
     @property
@@ -233,12 +233,10 @@ class PoolProcesses:
         stopped = [rank for rank, text in texts.items() if text is None and rank < len(self.facts)]
         named = ", ".join(f"rank {rank} ({self.facts[rank].described()})" for rank in stopped)
         words = (
-            f"; {named} does not answer at all, as a stopped process (SIGSTOP) does"
-            if named
-            else ""
+            f"; {named} does not answer at all, like a stopped process (SIGSTOP)" if named else ""
         )
         whole = "\n".join(
-            f"==== rank {rank}\n{text or 'no answer, not even about its stacks'}"
+            f"==== rank {rank}\n{text or 'no answer, and no stacks either'}"
             for rank, text in texts.items()
         )
         if self._run.run_directory is None or not name:
@@ -246,7 +244,7 @@ class PoolProcesses:
         path = Path(self._run.run_directory) / FOLDER / f"stacks-{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(whole, encoding="utf-8")
-        return f"{words}; what they were doing is in {path}", stopped
+        return f"{words}; their stacks are in {path}", stopped
 
     def kill(self) -> None:
         """End every process now."""

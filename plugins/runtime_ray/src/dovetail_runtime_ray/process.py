@@ -93,7 +93,7 @@ class Process:
             raise PlacementError(
                 f"Ray gave {self.setup.label} rank {self.setup.rank} an accelerator on {socket.gethostname()}, "
                 f"but torch {torch.__version__} sees none there",
-                hint="install the build of torch for it on every node, or set runtime.device=cpu",
+                hint="install a build of torch for this accelerator on every node, or set runtime.device=cpu",
             )
         return f"{here.type}:0"
 
@@ -216,7 +216,7 @@ class HostProcess(Process):
 
     def _joined(self) -> WorkerHost:
         if self._host is None:
-            raise PlacementError("the process has not joined its pool")
+            raise PlacementError("the process has not joined its pool yet")
         return self._host
 
 

@@ -92,7 +92,12 @@ class RequestStreams:
         except ray.exceptions.RayError as error:
             self._end(requests, error)
         else:
-            self._end(requests, RolloutError(f"{self._title} ended a stream before its samples"))
+            self._end(
+                requests,
+                RolloutError(
+                    f"{self._title} ended the stream of a request before all its samples had arrived"
+                ),
+            )
 
     def _take(self, message: Message) -> None:
         if message.completions is not None:
@@ -322,7 +327,7 @@ class RayReplica(BaseRollout):
     def _gone(self, error: Exception) -> RolloutError:
         """Return the error of a replica that Ray has lost or can't call."""
         if isinstance(error, ray.exceptions.RayTaskError):
-            return RolloutError(f"{self.title} could not be asked: {error.cause}")
+            return RolloutError(f"{self.title} could not be called: {error.cause}")
         if self._dead is None:
             printed = self._run.printed(self._printing)
             where = self.facts.described()
@@ -345,9 +350,9 @@ class RayReplica(BaseRollout):
     def _stacks(self) -> str:
         ref = self._actor.stacks.options(concurrency_group=CONTROL).remote()
         try:
-            return f"; it was doing:\n{ray.get(ref, timeout=STACKS_SECONDS)}"
+            return f"; its stacks:\n{ray.get(ref, timeout=STACKS_SECONDS)}"
         except (ray.exceptions.RayError, TimeoutError):
-            return ", not even about its stacks"
+            return "; it did not send its stacks either"
 
     def _streams_here(self) -> RequestStreams:
         loop = asyncio.get_running_loop()

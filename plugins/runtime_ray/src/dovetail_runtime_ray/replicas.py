@@ -23,7 +23,7 @@ _MANY_REQUESTS = 100_000
 
 
 class Replicas:
-    """The replicas of one spec, over a pool's ranks.
+    """Starts the rollout replicas of one spec on the ranks of a pool.
 
     Args:
         spec: the spec of the replicas.

@@ -106,8 +106,8 @@ def _wait(groups: Sequence[PlacementGroup], shares: Sequence[Share], nodes: Sequ
         for i in missing
     )
     raise PlacementError(
-        f"Ray did not reserve within {RESERVE_SECONDS:g} seconds what was free a moment ago ({listed})",
-        hint="another job may have taken it; see `ray status`, and try again",
+        f"Ray did not reserve these resources within {RESERVE_SECONDS:g} seconds, although they were free before: {listed}",
+        hint="another job may have taken them; see `ray status`, and try again",
     )
 
 

@@ -159,9 +159,7 @@ class RayRuntime(Runtime):
         """
         launcher = self._replicas.pop(replica, None) if isinstance(replica, RayReplica) else None
         if launcher is None or not isinstance(replica, RayReplica):
-            raise RolloutError(
-                "a replica that this runtime has not started can't be started again by it"
-            )
+            raise RolloutError("the replica can't be restarted: this runtime did not start it")
         self._run.health.check(f"starting {replica.title} again")
         try:
             again = launcher.restart(replica)
@@ -221,7 +219,7 @@ class RayRuntime(Runtime):
                 return reserved
         known = ", ".join(r for reserved in self._reserved.values() for r in reserved.pool.roles)
         raise DispatchError(
-            f"no pool was placed for {role!r}; there are: {known or 'none'}",
+            f"no pool was placed for the role {role!r}; roles with a pool: {known or 'none'}",
             hint="call place() with a pool for every role first",
         )
 

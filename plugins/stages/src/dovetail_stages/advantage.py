@@ -74,8 +74,8 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
     result = called(name, estimator.estimate, batch.read_only(), groups)
     if not isinstance(result, Advantages):
         raise PluginBrokenError(
-            f"{name()} returned {type(result).__name__}",
-            hint="`estimate` returns dovetail.interfaces.Advantages(advantages=…)",
+            f"{name()} returned {type(result).__name__}; expected Advantages",
+            hint="return dovetail.interfaces.Advantages(advantages=…) from `estimate`",
         )
     promised = "returns" in type(estimator).provides(estimator.config)
     for what, values, needed in (
@@ -85,13 +85,13 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
         if (values is not None or needed) and (why := _misfit(values, batch)):
             raise PluginBrokenError(
                 f"{name()} returned {what} that are {why}",
-                hint="float32, [N] for a figure a sample, or a Ragged that lines up with response_mask",
+                hint="return float32: [N] with one value for each sample, or a Ragged that lines up with response_mask",
             )
     for metric, figure in result.metrics.items():
         if isinstance(figure, bool) or not isinstance(figure, int | float | np.number):
             raise PluginBrokenError(
                 f"{name()} returned the metric {metric!r} as {type(figure).__name__} {figure!r}",
-                hint="metrics are numbers",
+                hint="return every metric as an int or a float",
             )
     return result
 

@@ -20,7 +20,7 @@ def forward(
         batch: N samples; see `TrainEngine.forward`.
         step: the running step.
         role: the role of the model.
-        columns: the engine's output for each column: its name, or a spec if the caller chooses the output's size.
+        columns: new column → the engine's output for it, by name, or as a spec if the caller chooses the output's size.
 
     Raises:
         PluginBrokenError: the engine did not return these columns over response tokens; checked in the first step only.
@@ -48,5 +48,5 @@ def _problem(column: object, mask: Ragged, output: OutputSpec) -> str | None:
         return f"for {len(column.values)} tokens, not one value for each of the {len(mask.values)} response tokens"
     left = np.count_nonzero(column.values[~mask.values.astype(bool)])
     if left:
-        return f"with values on {left} masked tokens, which hold 0"
+        return f"with values other than 0 on {left} masked tokens; expected 0"
     return None

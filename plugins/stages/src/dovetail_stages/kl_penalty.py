@@ -18,7 +18,7 @@ CONTROLLER = "algorithm.kl.in_reward.controller"
 
 
 class KlPenalty(Stage):
-    """Subtracts a penalty on the KL to the reference policy from `token_rewards`, and its sums from `scores`."""
+    """Subtracts a penalty on the KL to the reference policy from `token_rewards`, and its sum over each sample from `scores`."""
 
     name = "kl_penalty"
     api = ">=1.0,<2"
@@ -42,7 +42,7 @@ class KlPenalty(Stage):
         )
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Apply the penalty; the metric `reward/kl_penalty` is the mean KL before its weight, in nats a token."""
+        """Return the batch with the penalty applied; the metric `reward/kl_penalty` is the mean KL before its weight, in nats a token."""
         section = step.config.algorithm.kl.in_reward
         assert section is not None
         coef = section.coef * step.plugins[CONTROLLER].value
@@ -53,7 +53,7 @@ class KlPenalty(Stage):
         return with_kl_penalty(batch, coef * kl_T)
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Update the controller with the KL to the reference, if the policy was updated."""
+        """Update the controller of the KL weight with the KL to the reference, if the policy was updated."""
         if step.updates["actor"] and "reward/kl_penalty" in step.metrics:
             step.plugins[CONTROLLER].update(step.metrics["reward/kl_penalty"], len(batch))
 
@@ -75,7 +75,7 @@ def masked_kl(batch: Batch, estimator: str) -> Float32[np.ndarray, "T"]:
 
 
 def with_kl_penalty(batch: Batch, penalty_T: Float32[np.ndarray, "T"]) -> Batch:
-    """Return the batch with a penalty, float32 [T], subtracted from `token_rewards`, and its sums from `scores`."""
+    """Return the batch with a penalty, float32 [T], subtracted from `token_rewards`, and its sum over each sample from `scores`."""
     rewards = batch["token_rewards"]
     rewards_T = rewards.values.astype(np.float64) - penalty_T
     penalty_N = rewards.with_values(penalty_T).sum()

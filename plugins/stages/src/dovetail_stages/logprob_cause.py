@@ -31,7 +31,7 @@ ALIKE = 0.9
 
 @attrs.frozen
 class Diagnosis:
-    """The cause of the difference, the evidence for it, and the fix."""
+    """The cause of a difference between rollout and trainer, the evidence for it, and the fix."""
 
     cause: Cause
     text: str
@@ -45,10 +45,10 @@ def diagnose(
     weight_version: int | None,
     broken: int,
 ) -> Diagnosis:
-    """Name the cause of the difference between rollout and trainer.
+    """Return the cause of the difference between the log-probabilities of rollout and trainer.
 
     Args:
-        found: the comparison.
+        found: the comparison of the log-probabilities.
         sampling: the sampling settings of the rollout.
         bound: largest mean difference that needs no explanation.
         weight_version: the current version of the weights, if known.
@@ -58,7 +58,7 @@ def diagnose(
         return Diagnosis(
             "numerics",
             f"{broken:,} log-probabilities are NaN or infinite",
-            "look at these samples in float32; an engine that returns −inf has sampled what it says is impossible",
+            "compute these samples in float32; an engine that returns −inf sampled a token that it gives probability 0",
         )
     fresh = found.only(~found.stale_K)
     if found.stale_K.any() and fresh.judged <= bound:
@@ -80,9 +80,9 @@ def _stale(found: Comparison, weight_version: int | None) -> Diagnosis:
     return Diagnosis(
         "weights_version",
         f"{counts.sum():,} of {len(found.stale_K):,} tokens, in {samples:,} samples, were produced by weights of version "
-        f"{which}, while version {weight_version} is in force",
-        "see that every replica receives each weight sync and resets its prefix cache, and that requests are drained "
-        "before it; where old weights are meant, choose an algorithm.rollout_correction",
+        f"{which}, while version {weight_version} is the current one",
+        "check that every replica receives each weight update and resets its prefix cache, and that requests are drained "
+        "before the update; if old weights are intended, set algorithm.rollout_correction",
     )
 
 
@@ -93,8 +93,8 @@ def _sampling(found: Comparison, sampling: RolloutSection, bound: float) -> Diag
             "sampling_transform",
             f"top_p = {sampling.top_p:g} and top_k = {sampling.top_k} leave tokens out, and so raise the log-probabilities of "
             "the others; nothing else differs",
-            "ratios of rollout_log_probs are biased by it: train with top_p = 1 and top_k = -1, or correct with an engine "
-            "that has raw log-probabilities",
+            "this biases ratios to rollout_log_probs: train with top_p = 1 and top_k = -1, or choose an engine that gives raw "
+            "log-probabilities, for the correction",
         )
     return (
         _other_temperature_column(found, sampling)
@@ -115,7 +115,7 @@ def _other_temperature_column(found: Comparison, sampling: RolloutSection) -> Di
         "sampling_transform",
         f"the rollout sampled at temperature {sampling.temperature:g}, but the trainer divides logits by "
         + ", ".join(f"{value:g}" for value in used.tolist()),
-        "the batch's column `temperature` must be the one that was sampled with",
+        "set the batch's column `temperature` to the temperature that the rollout sampled with",
     )
 
 
@@ -125,7 +125,7 @@ def _raw_agree(found: Comparison, bound: float) -> Diagnosis | None:
     return Diagnosis(
         "sampling_transform",
         f"the engine's log-probabilities before sampling agree with the trainer's (mean difference "
-        f"{found.mean(found.raw_gap_K):.4f}), those under the sampler don't",
+        f"{found.mean(found.raw_gap_K):.4f}), but those of the sampler don't",
         "look for a temperature, top-p, top-k, min-p, penalty or logit bias that the engine applies and the config "
         "does not name, such as the model's own generation_config.json",
     )
@@ -138,8 +138,8 @@ def _last_tokens(found: Comparison, bound: float) -> Diagnosis | None:
         return None
     return Diagnosis(
         "sampling_transform",
-        f"only the last tokens of the {len(last.row_K):,} samples differ (mean {last.judged:.4f}; the others {inner.judged:.4f})",
-        "see what the engine returns for the token that ends a response, and whether `stop`, `stop_token_ids` or "
+        f"only the last tokens of the {len(last.row_K):,} samples differ (mean {last.judged:.4f}; other tokens {inner.judged:.4f})",
+        "check what the engine returns for the token that ends a response, and whether `stop`, `stop_token_ids` or "
         "`ignore_eos` change its logits",
     )
 
@@ -153,9 +153,9 @@ def _one_sign(found: Comparison, sampling: RolloutSection, bound: float) -> Diag
         return None
     return Diagnosis(
         "sampling_transform",
-        f"{np.mean(beyond > 0):.1%} of the rollout's differing log-probabilities are the higher ones, as after leaving tokens "
-        f"out, more than top_p = {sampling.top_p:g} and top_k = {sampling.top_k} do",
-        "see that the engine takes top-p, top-k and min-p from the config, not from the model's generation_config.json",
+        f"{np.mean(beyond > 0):.1%} of the differing log-probabilities are higher in the rollout than in the trainer, as if the "
+        f"sampler left out more tokens than top_p = {sampling.top_p:g} and top_k = {sampling.top_k} do",
+        "check that the engine takes top-p, top-k and min-p from the config, not from the model's generation_config.json",
     )
 
 
@@ -182,10 +182,10 @@ def _other_temperature(found: Comparison) -> Diagnosis | None:
         return None
     return Diagnosis(
         "sampling_transform",
-        f"the differences follow the log-probabilities as they do under another temperature: the rollout's distribution is "
-        f"{'sharper' if slope_2[0] > 0 else 'flatter'} than the trainer's ({explained:.0%} of their variation)",
-        "see that the engine returns log-probabilities after dividing by rollout.temperature, and applies no "
-        "penalty besides",
+        f"the differences depend on the log-probability as if the temperatures differed: the rollout's distribution is "
+        f"{'sharper' if slope_2[0] > 0 else 'flatter'} than the trainer's (this explains {explained:.0%} of the variation)",
+        "check that the engine divides logits by rollout.temperature before it computes log-probabilities, and applies no "
+        "penalty",
     )
 
 
@@ -193,17 +193,17 @@ def _numerics(found: Comparison) -> Diagnosis:
     far = found.judged > 0.05 or found.correlation < 0.95
     return Diagnosis(
         "numerics",
-        "neither the recorded weight versions nor the sampling settings explain it"
+        "neither the recorded weight versions nor the sampling settings explain the difference"
         + (
             "; precision alone is seldom this far off"
             if far
-            else "; precision and kernels normally stay below 0.005, and above 0.01 something is wrong with them"
+            else "; precision and kernels normally cause less than 0.005, and more than 0.01 means that one of them is wrong"
         ),
         (
-            "see that the engine loaded the weights as sent, and that both see the same tokens, positions and adapters; then "
+            "check that the engine loaded the weights as they were sent, and that rollout and trainer use the same tokens, positions and adapters; then "
             if far
             else ""
         )
         + "compare dtypes (model.dtype, the engine's own, its KV cache, quantisation) and attention kernels; a rollout "
-        "correction such as decoupled_token_is makes up for what remains",
+        "correction such as decoupled_token_is corrects what remains",
     )

@@ -114,10 +114,10 @@ def _actor_scores(facts: PlanFacts) -> bool:
 
 @attrs.frozen(kw_only=True)
 class LogProbComparison:
-    """The result of the check.
+    """The result of the log-probability check.
 
     Attributes:
-        level: `ok`; `warn` or `stop` if the difference is above that bound.
+        level: `ok`; `warn` or `stop` if the difference is above the bound `warn_above` or `stop_above`.
         metrics: `logprob_check/prob_diff_mean` and `_max` of |p_train − p_rollout|; `logprob_check/log_prob_diff_mean` of
             log p_rollout − log p_train; `logprob_check/correlation` of the two probabilities (Pearson); `logprob_check/tokens`.
             Also `logprob_check/raw_prob_diff_mean` if there are raw log-probabilities, `logprob_check/unexplained_diff_mean` if
@@ -203,7 +203,7 @@ def measure(
             `token_weight_versions`, `temperature` and `sample_id` if present.
         log_probs: float32, ragged [T], nats, of the same rows by the trainer: full softmax of logits / temperature.
         sampling: the sampling settings of the rollout.
-        section: the bounds.
+        section: the config `algorithm.logprob_check`, with the bounds.
         weight_version: the trainer's version of the weights. Tokens of another version are stale and cause a warning,
             however small the difference. None if other versions are expected, as in asynchronous training.
 
@@ -253,7 +253,7 @@ def _compare(
             raise ColumnError(
                 f"{name} of the log-probability check do not line up with response_mask: {len(column.values)} values "
                 f"over {len(column)} samples, the mask {len(mask.values)} over {len(mask)}",
-                hint="the trainer scores the same rows, one value a response token",
+                hint="give one value for each response token of the same rows",
             )
     train_T, rollout_T = (column.values for column in list(columns.values())[:2])
     finite_T = np.isfinite(train_T) & np.isfinite(rollout_T)

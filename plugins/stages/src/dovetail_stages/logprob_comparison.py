@@ -13,7 +13,7 @@ from dovetail.sections import RolloutSection
 
 @attrs.frozen(kw_only=True, eq=False)
 class Comparison:
-    """The two policies' log-probabilities of K tokens, float64 in nats, and their statistics."""
+    """The log-probabilities of K tokens by the trainer and by the rollout engine, float64 in nats, and their statistics."""
 
     train_K: np.ndarray
     rollout_K: np.ndarray
@@ -76,7 +76,7 @@ class Comparison:
 
     @staticmethod
     def mean(values_K: np.ndarray) -> float:
-        """Return the mean of values, [K]; 0 if there are none."""
+        """Return the mean of K values; 0 if K is 0."""
         return float(values_K.mean()) if len(values_K) else 0.0
 
     @property
@@ -94,14 +94,14 @@ class Comparison:
 
     @property
     def correlation(self) -> float:
-        """Pearson correlation of the two policies' probabilities; NaN if either does not vary."""
+        """Pearson correlation of the trainer's and the rollout's probabilities; NaN if either does not vary."""
         one_K, other_K = np.exp(self.train_K), np.exp(self.rollout_K)
         if len(one_K) < 2 or not one_K.std() or not other_K.std():
             return math.nan
         return float(np.corrcoef(one_K, other_K)[0, 1])
 
     def worst_rows(self) -> np.ndarray:
-        """Return the rows of the samples that differ, int64 [M], by descending mean over tokens; 1 is added for a stale token."""
+        """Return the rows of the samples that differ, int64 [M], by descending mean difference over their tokens; a stale token counts 1 more."""
         if not len(self.row_K):
             return np.empty(0, np.int64)
         badness_K = self.judged_K + self.stale_K

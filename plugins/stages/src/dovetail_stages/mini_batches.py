@@ -121,9 +121,9 @@ def train_role(
 def _kl_of(metrics: Mapping[str, Metric], max_kl: float) -> float:
     if APPROX_KL not in metrics:
         raise ConfigError(
-            f"actor.max_kl is {max_kl:g}, but what the actor minimises reports no {APPROX_KL} to compare it with",
+            f"actor.max_kl is {max_kl:g}, but the actor's loss reports no metric {APPROX_KL} to compare with it",
             hint="set actor.max_kl=null, choose a policy loss that reports it, such as algorithm.policy_loss=ppo_clip, or "
-            "give the metrics of your actor.objective one of that name",
+            "report a metric of that name from your actor.objective",
         )
     return metrics[APPROX_KL].value
 
@@ -153,8 +153,8 @@ def _metric_problem(name: object, metric: object, role: str) -> str:
     """Return what is wrong with a metric of an update; empty if nothing is. A metric over nothing passes, since `values` drops it."""
     if not isinstance(name, str) or not all(name.partition("/")):
         return (
-            f"of the {role}; expected a name such as {role}/loss, or one with another prefix before a slash, given by the engine "
-            "or by the objective"
+            f"of the {role}; expected a name with a prefix and a slash, such as {role}/loss, from the engine or "
+            "the objective"
         )
     if not isinstance(metric, Metric):
         return f"as {type(metric).__name__}, which can't be merged with those of other mini-batches"

@@ -85,7 +85,7 @@ class Standard(StageSet):
                 f"{estimator.title} compares the samples of one prompt and needs at least {least} of "
                 f"them, but rollout.n is {n}",
                 hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, "
-                "such as algorithm.advantage=reinforce_plus_plus, or score, the reward as it is",
+                "such as algorithm.advantage=reinforce_plus_plus, or =score, which is the reward itself",
             )
 
     @classmethod

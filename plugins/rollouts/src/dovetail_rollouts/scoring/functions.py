@@ -145,7 +145,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def complaint(self, data_source: str | None, where: str = "") -> str:
-        """Return the error text for a data source that no function scores."""
+        """Return the error text for a data source that no function scores; `where` names the row."""
         place = f" ({where})" if where else ""
         if data_source is None:
             return f"a row without data_source{place} has no reward function: reward.function is not set"
@@ -153,7 +153,7 @@ class ConfiguredFunctions(RewardFunctions):
         close = nearest(data_source, known)
         return (
             f"data_source {data_source!r}{place} has no reward function; "
-            f"known are: {', '.join(sorted(set(known))) or 'none'}"
+            f"functions exist for: {', '.join(sorted(set(known))) or 'none'}"
             f"{f'; nearest: {close!r}' if close else ''}"
         )
 
@@ -164,7 +164,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
         if data_source is None:
             return f"{everywhere}, or give each row a data_source"
-        return f'{everywhere}, or reward.functions: {{"{data_source}": {{name: exact_match}}}}'
+        return f'{everywhere}, or reward.functions={{"{data_source}": {{name: exact_match}}}} for this data_source'
 
     def _make(self, data_source: str | None) -> _Rule | None:
         section = self._section.functions.get(data_source or "", self._section.function)

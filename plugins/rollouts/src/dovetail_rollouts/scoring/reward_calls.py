@@ -143,8 +143,8 @@ class RewardFunctions:
         call = self._by_source.get(data_source or "", self._default)
         if call is None:
             raise ConfigError(
-                f"no reward function for data_source {data_source!r}; "
-                f"there are: {', '.join(sorted(self._by_source)) or 'none'}",
+                f"data_source {data_source!r} has no reward function; "
+                f"functions exist for: {', '.join(sorted(self._by_source)) or 'none'}",
                 hint="set reward.function, or reward.functions for each data_source",
             )
         return call
@@ -225,7 +225,7 @@ def outcomes_from(value: object, count: int, name: str) -> list[Outcome]:
         failure = _invalid(name, f"{_described(value)} for {count} samples", "a list of rewards")
     elif len(entries) != count:
         failure = _invalid(
-            name, f"{len(entries)} rewards for {count} samples", "one for each, in order"
+            name, f"{len(entries)} rewards for {count} samples", "one for each sample, in order"
         )
     else:
         return [outcome_from(entry, name) for entry in entries]
@@ -277,7 +277,7 @@ async def _first_later(answer: Awaitable[Any]) -> Any:
 def _invalid(
     name: str, what: str, wanted: str = "a finite number, or a mapping with 'score'"
 ) -> Failure:
-    message = f"{name} returned {what}; a reward is {wanted}"
+    message = f"{name} returned {what}; expected {wanted}"
     return Failure(kind=FailureKind.INVALID_VALUE, message=message)
 
 

@@ -118,9 +118,13 @@ def _all_of(form: Form) -> Iterable[str]:
 def _unknown(name: str, parameter: str, form: Form) -> ConfigError:
     known = tuple(_TABLES[form])
     close = nearest(parameter, known)
-    what = {"sample": "a reward", "list": "a reward on lists", "pair": "a comparison"}[form]
-    problem = f"{name} needs a parameter {parameter!r} that {what} is not given"
-    problem += f"; nearest: {close!r}" if close else f"; there are: {', '.join(known)}"
+    what = {
+        "sample": "reward functions",
+        "list": "reward functions on lists",
+        "pair": "comparisons",
+    }[form]
+    problem = f"{name} requires a parameter {parameter!r}, which {what} don't get"
+    problem += f"; nearest: {close!r}" if close else f"; expected some of {', '.join(known)}"
     written = {
         "sample": f"def compute_score({', '.join(PARAMETERS[:3])}, extra_info=None)",
         "list": "def compute_score(data_sources, solution_strs, ground_truths, extra_infos)",

@@ -16,7 +16,7 @@ SHOWN = 5
 def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> None:
     """Check that every row can be scored.
 
-    If the manager needs functions, each data source must have one. The functions must accept the rows' ground truths. Functions that
+    If the reward manager needs functions, each data source must have one. The functions must accept the rows' ground truths. Functions that
     score whole groups need a manager that scores groups.
 
     Raises:
@@ -39,7 +39,7 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
         for rule in rules:
             problem = rule.check_row(prompt.ground_truth)
             if problem:
-                bad_rows.append(f"{prompt}: {rule.call.name} can't score it: {problem}")
+                bad_rows.append(f"{prompt}: {rule.call.name} can't score this row: {problem}")
             if rule.call.unit == "group":
                 grouped.add(rule.call.name)
     if unmapped:
@@ -49,7 +49,7 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
         )
     if grouped and judges.unit != "group":
         raise ConfigError(
-            f"{', '.join(sorted(grouped))} scores whole groups, and reward.manager.name={judges.manager} brings "
+            f"{', '.join(sorted(grouped))} scores whole groups, but reward.manager.name={judges.manager} passes "
             "single samples",
             hint="set reward.manager.name=group",
         )
@@ -72,10 +72,10 @@ def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[
         instead = (
             f"did you mean {close!r}?"
             if close
-            else f"rows have {', '.join(map(repr, there)) or 'none'}"
+            else f"the rows have {', '.join(map(repr, there)) or 'none'}"
         )
         said.append(
-            f"reward.functions has {source!r}, which is the data_source of no row; {instead}"
+            f"reward.functions names the data_source {source!r}, which no row has; {instead}"
         )
     return sorted(said)
 

@@ -187,7 +187,7 @@ class Scorer:
         return self._timed_out(samples, name) if limit.expired() else outcomes
 
     def _timed_out(self, samples: Sequence[Sample], name: str) -> list[Outcome]:
-        message = f"no outcome from reward manager {name!r} within {self._timeout:g} s"
+        message = f"reward manager {name!r} returned no outcome within {self._timeout:g} s"
         return _all_failed(samples, FailureKind.TIMEOUT, message)
 
 
@@ -199,7 +199,7 @@ def _all_failed(samples: Sequence[Sample], kind: FailureKind, message: str) -> l
 def _checked(answer: object, samples: Sequence[Sample], name: str) -> list[Outcome]:
     """Return the manager's outcomes, with every invalid outcome replaced by a failure."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
-        what = f"returned {type(answer).__name__} and not a list of outcomes"
+        what = f"returned {type(answer).__name__}; expected a list of outcomes"
     elif len(answer) != len(samples):
         what = f"returned {len(answer)} outcomes for {len(samples)} samples"
     else:
@@ -214,7 +214,7 @@ def _valid(outcome: object, sample: Sample, name: str) -> Outcome:
     if isinstance(outcome, Failure):
         return outcome
     if not isinstance(outcome, Score):
-        gave = f"{outcome!r:.80} ({type(outcome).__name__}) in place of a Score or a Failure"
+        gave = f"{outcome!r:.80} ({type(outcome).__name__}); expected a Score or a Failure"
         message = f"reward manager {name!r} gave {gave}"
         return BrokenAnswer(kind=FailureKind.INVALID_VALUE, message=message)
     rewards, problem = None, _problem(outcome, sample)
@@ -247,13 +247,13 @@ def _problem(outcome: Score, sample: Sample) -> str | None:
 def _problem_of_tokens(rewards: object, sample: Sample, value: float) -> str | None:
     rewards_T, known = np.asarray(rewards), sample.completion is not None
     if rewards_T.ndim != 1 or rewards_T.dtype.kind not in "fiub":
-        return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}"
+        return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}; expected numbers, [T]"
     if known and len(rewards_T) != len(sample.response_ids):
         return f"{len(rewards_T)} token rewards for {len(sample.response_ids)} response tokens"
     if not all(finite_float(reward) is not None for reward in rewards_T):
         return "token rewards that are not all finite"
     if not np.isclose(rewards_T.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-4):
-        return f"token rewards that sum to {rewards_T.sum():g} with the value {value:g}"
+        return f"token rewards that sum to {rewards_T.sum():g}, but the value {value:g}"
     if known and (shown := np.count_nonzero(rewards_T[~sample.produced_T])):
-        return f"token rewards for {shown} tokens that the policy did not produce"
+        return f"token rewards other than 0 for {shown} tokens that the policy did not produce"
     return None

@@ -59,7 +59,7 @@ def try_rewards(
     limit: int | None = None,
     prompt_key: str = "prompt",
 ) -> list[TrialSample]:
-    """Check rows as before training, then score their responses with the section's manager, functions, limits and retries.
+    """Check rows as a run does before training, then score their responses with the section's manager, functions, limits and retries.
 
     Without a file of responses, a row's own `response` (or `responses`) is scored, else the worked solution in `extra_info` (`answer`,
     `solution`), else the ground truth itself. A correct reward function gives these the full score.
@@ -98,7 +98,7 @@ def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[Tr
 
 
 def verdict(sample: TrialSample) -> RowVerdict:
-    """Return the verdict on a response: its score, if any, and a text."""
+    """Return the verdict on a response: its score, if any, and a text that describes it."""
     outcome, score = sample.outcome, None
     if isinstance(outcome, Score):
         score, found = outcome.value, f"{outcome.value:g}"
@@ -107,7 +107,7 @@ def verdict(sample: TrialSample) -> RowVerdict:
     return RowVerdict(
         row=sample.prompt.index,
         where=str(sample.prompt),
-        text=f"{found} to its {sample.taken_from}, {sample.response[:80]!r}",
+        text=f"{found} for its {sample.taken_from}, {sample.response[:80]!r}",
         score=score,
     )
 
@@ -121,16 +121,16 @@ def _samples(
     count = len(rows) if limit is None else min(limit, len(rows))
     if len(lines) < count:
         raise DataError(
-            f"{responses} has {len(lines)} lines, and {dataset} has {len(rows)} rows",
-            hint=f"write a line for each row, or score the first with --limit {len(lines)}",
+            f"{responses} has only {len(lines)} lines for the {len(rows)} rows of {dataset}",
+            hint=f"write a line for each row, or score only the first rows with --limit {len(lines)}",
         )
     for row, line in zip(rows[:count], lines, strict=False):
         own = samples_of(row, prompt_key, None if responses is None else line)
         if not own:
             keys = RESPONSE_KEYS if responses else (*RESPONSE_KEYS, *_REFERENCES)
             raise DataError(
-                f"{line.where}: no text under any of {', '.join(keys)}",
-                hint='give responses with --responses FILE, whose lines are such as {"response": "…"} or {"responses": ["…", "…"]}',
+                f"{line.where} has no response; expected text under one of the keys {', '.join(keys)}",
+                hint='give responses with --responses FILE, with lines such as {"response": "…"} or {"responses": ["…", "…"]}',
             )
         for sample in own:
             sample.taken_from = responses or sample.taken_from

@@ -46,7 +46,7 @@ class DiskTransport(WeightTransport):
         super().__init__(config, context)
         if config.directory is None and context.run_directory is None:
             raise ConfigError(
-                "the disk transport has no directory outside a run",
+                "the disk transport needs a directory for its files, since there is no run directory",
                 hint="set rollout.weight_transport.directory",
             )
 
@@ -86,7 +86,7 @@ class _Sender(WeightSender):
             gather_the_rest(gathered)
             raise WeightSyncError(
                 f"weight update {manifest.version} can't be written to {self.directory}: {error}",
-                hint="free space there, or set rollout.weight_transport.directory",
+                hint="free space in this directory, or set rollout.weight_transport.directory",
             ) from error
 
     def _write(self, manifest: WeightManifest, buckets: Iterable[Bucket]) -> None:
@@ -147,7 +147,9 @@ class _Receiver(WeightReceiver):
                 return index
             if time.monotonic() > deadline:
                 found = (
-                    f"; what is there is another attempt, {index.get('update_id')}" if index else ""
+                    f"; the files there belong to another attempt, {index.get('update_id')}"
+                    if index
+                    else ""
                 )
                 raise WeightSyncError(
                     f"weight update {manifest.version} did not appear at {source} within "

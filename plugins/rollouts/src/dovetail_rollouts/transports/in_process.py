@@ -80,8 +80,8 @@ class Mailbox:
                 )
             if not there or self._buckets is None:
                 raise WeightSyncError(
-                    f"weight update {version} did not come within {timeout:g} seconds; "
-                    f"the latest that was sent is {self._version}",
+                    f"weight update {version} did not arrive within {timeout:g} seconds; "
+                    f"the latest version that was sent is {self._version}",
                     hint="send the weights before they are received, or raise "
                     "rollout.weight_transport.timeout",
                 )

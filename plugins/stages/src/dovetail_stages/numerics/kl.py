@@ -31,22 +31,22 @@ Estimator: TypeAlias = Callable[[Float[Tensor, "T"]], Float[Tensor, "T"]]
 
 
 def k1(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """Return the differences d unchanged, float32 [T]."""
+    """Return the differences d = log π − log π_ref unchanged, float32 [T]."""
     return difference_T
 
 
 def absolute(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """Compute |d| of the differences d, float32 [T]."""
+    """Compute |d| of the differences d = log π − log π_ref, float32 [T]."""
     return difference_T.abs()
 
 
 def k2(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """Compute ½ d² of the differences d, float32 [T]."""
+    """Compute ½ d² of the differences d = log π − log π_ref, float32 [T]."""
     return 0.5 * difference_T.square()
 
 
 def k3(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """Compute exp(−d) + d − 1, float32 [T], with d clamped to ±20 and the result to ±10."""
+    """Compute exp(−d) + d − 1, float32 [T], with d = log π − log π_ref clamped to ±20 and the result to ±10."""
     bounded_T = difference_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return ((-bounded_T).expm1() + bounded_T).clamp(-K3_BOUND, K3_BOUND)
 
@@ -91,7 +91,7 @@ def estimate_kl(
     if estimator not in ESTIMATORS:
         close = nearest(estimator, ESTIMATORS)
         raise ConfigError(
-            f"there is no KL estimator {estimator!r}; there are {', '.join(ESTIMATORS)}",
+            f"there is no KL estimator {estimator!r}; expected one of {', '.join(ESTIMATORS)}",
             hint=f"did you mean {close!r}?" if close else None,
         )
     return ESTIMATORS[estimator](log_probs_T - ref_log_probs_T)

@@ -30,7 +30,7 @@ class FixedKl(KlController):
 
 
 class AdaptiveKl(KlController):
-    """Proportional control in log space (Ziegler et al., arXiv 1909.08593).
+    """Proportional control, in log space, of the factor `value` on the KL weight (Ziegler et al., arXiv 1909.08593).
 
     value ← value · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)
 
@@ -58,8 +58,8 @@ class AdaptiveKl(KlController):
         """
         if not math.isfinite(kl):
             raise NumericsError(
-                f"the KL of this step is {kl}: the KL weight can't follow it",
-                hint="lower the learning rate, or use kl controller 'fixed'",
+                f"the KL of this step is {kl}, so the weight of the KL penalty can't be adapted to it",
+                hint="lower the learning rate, or set the penalty's `controller` to fixed",
             )
         error = min(max(kl / self.config.target - 1.0, -LARGEST_ERROR), LARGEST_ERROR)
         self._value *= 1.0 + error * min(samples / self.config.horizon, 1.0)

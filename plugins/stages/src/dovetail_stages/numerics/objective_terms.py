@@ -41,7 +41,7 @@ def token_column(
             raise ColumnError(
                 f"column {name!r} does not line up with response_mask: it has {len(values.values)} values "
                 f"over {len(values)} samples, the mask {len(mask.values)}",
-                hint="one value a response token, or one a sample",
+                hint="give one value for each response token, or one for each sample",
             )
         flat = values.values
     elif isinstance(values, np.ndarray):
@@ -88,7 +88,7 @@ def metric_weight(micro_batch: Batch, denominators: Mapping[str, float]) -> floa
 
 
 def loss_share(loss: Float[Tensor, ""], weight: float) -> Mean:
-    """Return a micro-batch's part of a mini-batch's loss as a metric, not yet fetched from the device."""
+    """Return a micro-batch's part of a mini-batch's loss as a metric, not yet fetched from the device; `weight` is `metric_weight`'s."""
     return Mean(cast("float", loss.detach()), weight)
 
 

@@ -40,8 +40,8 @@ class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
         inside = [f.lineno for f in traceback.extract_stack() if f.filename == file]
         raise PluginBrokenError(
             f"{self._title} ({file}:{inside[-1] if inside else line}) reads the column {name!r}, which its requires() "
-            f"does not name; it has {', '.join(sorted(self)) or 'none'}",
-            hint=f"add {name!r} to the names that requires() returns, or read one of those that it has",
+            f"does not name; it can read {', '.join(sorted(self)) or 'none'}",
+            hint=f"add {name!r} to the names that requires() returns, or read one of the columns that it can read",
         )
 
 
@@ -61,7 +61,7 @@ def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: Po
     if not isinstance(found, TokenLosses):
         raise PluginBrokenError(
             f"token_losses of {who()} returned {_what(found)}, not TokenLosses",
-            hint="return TokenLosses(losses_T=…): one loss a response token, before aggregation",
+            hint="return TokenLosses(losses_T=…), with one loss for each response token, before aggregation",
         )
     _check_tensor("losses_T", found.losses_T, like_T, like_T.dtype, who)
     _check_metrics(found.metrics, who)
@@ -87,7 +87,7 @@ def check_correction(
     if not isinstance(found, Correction):
         raise PluginBrokenError(
             f"correct of {who()} returned {_what(found)}, not Correction",
-            hint="return Correction(weights_T=…, keep_T=…, metrics=…), each where there is something to say",
+            hint="return Correction(weights_T=…, keep_T=…, metrics=…); each argument is optional",
         )
     if found.weights_T is not None:
         _check_tensor("weights_T", found.weights_T, like_T, like_T.dtype, who)
@@ -102,8 +102,8 @@ def _check_tensor(
     if not isinstance(found, Tensor) or found.shape != like_T.shape or found.dtype != dtype:
         wanted = f"a {_dtype(dtype)} tensor of shape [{like_T.shape[0]}]"
         raise PluginBrokenError(
-            f"{name} of {who()} is {_what(found)}",
-            hint=f"make it {wanted}, one value a response token",
+            f"{name} of {who()} is {_what(found)}; expected {wanted}",
+            hint=f"return {wanted}, with one value for each response token",
         )
 
 
@@ -111,14 +111,14 @@ def _check_metrics(metrics: object, who: Callable[[], str]) -> None:
     if not isinstance(metrics, Mapping):
         raise PluginBrokenError(
             f"metrics of {who()} are {_what(metrics)}",
-            hint="make them a mapping of names to metrics",
+            hint="return a mapping of names to metrics",
         )
     for name, metric in metrics.items():
         # `isinstance` of a protocol would be slower, and would check no more than this.
         if not hasattr(metric, "merge"):
             raise PluginBrokenError(
                 f"the metric {name!r} of {who()} is {_what(metric)}, which can't be merged over micro-batches",
-                hint=f"make it a {Metric.__module__} object, with mean_metric of dovetail_stages for example",
+                hint=f"return an object of {Metric.__module__}, for example one that mean_metric of dovetail_stages makes",
             )
 
 

@@ -44,8 +44,8 @@ CRITERIA: tuple[str, ...] = tuple(
 class Criterion:
     """A condition that a token must meet to keep its loss.
 
-    The divergence of a token is k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r. The level `token` judges each
-    token alone. The levels `seq_sum`, `seq_mean` and `seq_max` judge the sum, mean or worst over a sample's
+    With the importance ratio r = π_train / π_rollout, the divergence of a token is k1 = −log r, k2 = ½ (log r)² or
+    k3 = r − 1 − log r. The level `token` judges each token alone. The levels `seq_sum`, `seq_mean` and `seq_max` judge the sum, mean or worst over a sample's
     masked-in tokens, and reject the whole sample.
     """
 
@@ -66,7 +66,7 @@ class Criterion:
         if name not in CRITERIA:
             close = nearest(name, CRITERIA)
             raise ConfigError(
-                f"there is no rejection criterion {name!r}; there are {', '.join(CRITERIA)}",
+                f"there is no rejection criterion {name!r}; expected one of {', '.join(CRITERIA)}",
                 hint=f"did you mean {close!r}?" if close else None,
             )
         level, _, divergence = name.rpartition("_")
@@ -175,7 +175,7 @@ def normalized_weights(
 
 
 def divergences(log_ratio_T: Float[Tensor, "T"], divergence: Divergence) -> Float[Tensor, "T"]:
-    """Return each token's k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r (log r clamped to ±20), float32 [T]."""
+    """Return each token's k1 = −log r, k2 = ½ (log r)² or k3 = r − 1 − log r, float32 [T]; r = π_train / π_rollout, log r clamped to ±20."""
     if divergence == "k1":
         return -log_ratio_T
     if divergence == "k2":
@@ -266,6 +266,6 @@ def _log_probs(batch: Batch, name: str, mask: Ragged) -> Float[Tensor, "T"]:
         raise ColumnError(
             f"column {name!r} does not line up with response_mask: it has {len(column.values)} values over "
             f"{len(column)} samples, the mask {len(mask.values)}",
-            hint="one value a response token",
+            hint="give one value for each response token",
         )
     return torch.from_numpy(column.values.astype(np.float32))

@@ -39,22 +39,22 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     if loss is None or counts.updates_per_step == 1 or _weighs_by_the_current_ratio(config):
         return
     many = (
-        f"{counts.updates_per_step} updates a rollout (actor.epochs = {config.actor.epochs}, "
+        f"a step has {counts.updates_per_step} updates (actor.epochs = {config.actor.epochs}, "
         f"actor.mini_batch_size = {counts.prompts_per_mini_batch} of data.train_batch_size = "
         f"{counts.prompts_per_step})"
     )
     clip_high = getattr(loss.config, "clip_high", None)
     if not ratio_columns(loss):
         yield Finding.warning(
-            f"{many} with algorithm.policy_loss = {loss.name}, which has no ratio to the policy that generated: "
+            f"{many}, but algorithm.policy_loss = {loss.name} has no ratio to the policy that generated the samples: "
             "all updates but the first follow the gradient of an outdated policy",
             hint="set actor.epochs=1 and actor.mini_batch_size=null, or choose a loss with a ratio such as "
             "algorithm.policy_loss=ppo_clip",
         )
     elif config.actor.max_kl is None and isinstance(clip_high, int | float) and clip_high >= WIDE:
         yield Finding.warning(
-            f"{many}, and algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice: "
-            "nothing keeps the policy near the one that generated",
+            f"{many}, but algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice: "
+            "nothing keeps the policy near the one that generated the samples",
             hint="set algorithm.policy_loss.clip_high=0.2, or bound the step with actor.max_kl=0.05",
         )
 
@@ -76,7 +76,7 @@ def max_kl_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding
         )
     elif count(config, None).updates_per_step == 1:
         yield Finding.warning(
-            f"actor.max_kl = {config.actor.max_kl:g}, but a step has one update, in which the policy is the old one",
+            f"actor.max_kl = {config.actor.max_kl:g}, but a step has only one update, at which the KL to the old policy is 0",
             hint="set actor.max_kl=null, or actor.epochs=2 for several updates",
         )
 
@@ -129,12 +129,12 @@ def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator
     if wrong:
         narrow = wrong[0][1]
         what = (
-            "it bounds the ratio of a whole sequence, which moves by a few 1e-4, so that these clip nothing"
+            "it bounds the ratio of a whole sequence, which moves by a few 1e-4, so these bounds clip nothing"
             if narrow
-            else "it bounds each token's ratio, which moves by tenths, so that these clip nearly every token"
+            else "it bounds each token's ratio, which moves by tenths, so these bounds clip nearly every token"
         )
         yield Finding.warning(
-            f"algorithm.policy_loss = {loss.name} with {' and '.join(said for said, _ in wrong)}: {what}",
+            f"algorithm.policy_loss = {loss.name} has {' and '.join(said for said, _ in wrong)}, but {what}",
             hint="set "
             + " ".join(f"algorithm.policy_loss.{key}={value:g}" for key, value in own.items()),
         )
@@ -158,7 +158,7 @@ def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             continue
         yield Finding.warning(
             f"{path}.loss_aggregation.length = {section.length}, but data.max_response_length = {longest}: "
-            f"the loss is {longest / section.length:.3g} times what the longest response's length would make it",
+            f"the loss is {longest / section.length:.3g} times as large as with the length of the longest response",
             hint=f"set {path}.loss_aggregation.length='${{data.max_response_length}}'",
         )
 
@@ -204,7 +204,7 @@ def k1_in_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     if kl is not None and kl.estimator == "k1":
         yield Finding.warning(
             f"algorithm.kl.in_loss.estimator = k1 with coef = {kl.coef:g}: its expected gradient on-policy is "
-            "zero, so it holds the policy near nothing",
+            "zero, so it does not hold the policy near the reference",
             hint="set algorithm.kl.in_loss.estimator=k3, or k1+ for k1's value with a gradient; "
             "or put the penalty into the reward (algorithm.kl.in_reward), where k1 is right",
         )

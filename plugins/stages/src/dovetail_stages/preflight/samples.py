@@ -32,14 +32,14 @@ def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             f"rollout.n = {n}, but algorithm.advantage = {estimator.name} compares the samples of one prompt and "
             f"needs at least {least}: every advantage would be 0",
             hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, such as "
-            "algorithm.advantage=reinforce_plus_plus, or score, the reward as it is",
+            "algorithm.advantage=reinforce_plus_plus, or =score, which is the reward itself",
             instead_of="compares the samples of one prompt",
         )
     elif n == 1 and estimator.cls.scope == "group":
         yield Finding.warning(
             f"rollout.n = 1, and algorithm.advantage = {estimator.name} takes its baseline from the samples of "
-            "one prompt: there is none, and the advantage is the reward as it is",
-            hint="set rollout.n=8, or algorithm.advantage=score, whose name says so",
+            "one prompt: with one sample there is no baseline, and the advantage is the reward itself",
+            hint="set rollout.n=8, or algorithm.advantage=score, which has no baseline",
         )
 
 
@@ -56,7 +56,7 @@ def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
     anew = getattr(loop.config, "on_history_change", None) == "fork"
     if not anew and "forks" not in loop.cls.capabilities:
         return
-    of_what = "on_history_change: fork" if anew else "its capability forks"
+    of_what = "on_history_change: fork" if anew else "capability 'forks'"
     why = f"agent loop {loop.name!r} makes samples of several sequences ({of_what}), but"
     estimator = selected("advantage", config.algorithm.advantage)
     unused = plan is not None and not plan.has_stage("advantage")
@@ -75,7 +75,7 @@ def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
     if objective and objective.cls.unit != "sample" and not _takes(objective):
         yield Finding.error(
             f"{why} actor.objective = {objective.name} compares sequences as samples",
-            hint="set actor.objective=null for algorithm.policy_loss",
+            hint="set actor.objective=null to train with algorithm.policy_loss",
         )
     for stage in plan.stages if plan is not None else ():
         cls: Any = load_plugin_class(stage.ref)
@@ -140,7 +140,7 @@ def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterat
         return
     yield Finding.error(
         f"algorithm.rollout_correction = {correction.name} compares the rollout's log-probabilities with the "
-        f"trainer's, but rollout.name = {engine.name} has none to give (it lacks the capability 'logprobs')",
+        f"trainer's, but rollout.name = {engine.name} does not return any (it lacks the capability 'logprobs')",
         hint="set algorithm.rollout_correction=null, or choose an engine with that capability "
         "(`dovetail plugins list rollout`)",
         instead_of="'rollout_log_probs'",
@@ -167,7 +167,7 @@ def weights_ignored(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             f"algorithm.policy_loss = {loss.name} has a ratio to the rollout policy itself, so the weights are "
             "not used",
             hint="set algorithm.policy_loss=reinforce, or algorithm.rollout_correction=bypass_ppo_clip "
-            "where the ratio is what you want",
+            "if you want the ratio",
         )
 
 
@@ -179,12 +179,12 @@ def logprob_check_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[
         return
     if section.warn_above >= 1:
         yield Finding.warning(
-            f"{key}.warn_above = {section.warn_above:g} is never passed: two probabilities differ by less than 1",
+            f"{key}.warn_above = {section.warn_above:g} is never exceeded: two probabilities differ by at most 1",
             hint=f"set {key}.warn_above=0.01",
         )
     if section.stop_above is not None and section.stop_above >= 1:
         yield Finding.warning(
-            f"{key}.stop_above = {section.stop_above:g} is never passed: two probabilities differ by less than 1",
+            f"{key}.stop_above = {section.stop_above:g} is never exceeded: two probabilities differ by at most 1",
             hint=f"set {key}.stop_above=0.1, or null to never stop",
         )
     elif section.stop_above is not None and section.stop_above < section.warn_above:
@@ -212,13 +212,13 @@ def _never_measures(config: RunConfig, plan: Plan) -> Iterator[Finding]:
         # `every=0` alone turns the check off. With further settings of the check, that was probably not meant.
         if attrs.evolve(section, every=standard.every) != standard:
             yield Finding.warning(
-                "algorithm.logprob_check.every = 0 measures only where the rollout's log-probabilities are there anyway, "
-                "and nothing in this config asks for them: its bounds are never looked at",
+                "algorithm.logprob_check.every = 0 measures only if another plugin requires the rollout's log-probabilities, "
+                "and nothing in this config requires them: the check's bounds have no effect",
                 hint="set algorithm.logprob_check.every=10",
             )
     elif steps is not None and section.every > max(steps, standard.every):
         yield Finding.warning(
-            f"algorithm.logprob_check.every = {section.every} is more than the run's {steps} steps: it measures at the "
-            "first step and never again",
+            f"algorithm.logprob_check.every = {section.every} is more than the run's {steps} steps: the check measures only at the "
+            "first step",
             hint=f"set algorithm.logprob_check.every={max(1, steps // 4)}",
         )

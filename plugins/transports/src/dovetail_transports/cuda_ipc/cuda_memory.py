@@ -87,9 +87,9 @@ class CudaMemory:
             if self._failed(code):
                 free, total = torch.cuda.mem_get_info(self._device)
                 raise WeightSyncError(
-                    f"{size / 2**20:.0f} MiB for the ring of weight buckets can't be had on {self._device}: "
+                    f"{size / 2**20:.0f} MiB for the ring of weight buckets can't be allocated on {self._device}: "
                     f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free ({self._in_words(code)})",
-                    hint="lower rollout.weight_transport.buckets or the buckets' bytes, or give the rollout less memory",
+                    hint="lower rollout.weight_transport.buckets, or give the rollout less memory",
                 )
             code, found = self._runtime.cudaIpcGetMemHandle(address)
             if self._failed(code):
@@ -122,7 +122,7 @@ class CudaMemory:
         """
         if len(handle) != _HANDLE_BYTES:
             raise WeightSyncError(
-                f"an IPC handle has {len(handle)} bytes; expected {_HANDLE_BYTES}"
+                f"the sender's IPC handle has {len(handle)} bytes; expected {_HANDLE_BYTES}"
             )
         with _lock:
             address = _made.get(handle)
@@ -196,8 +196,8 @@ class CudaMemory:
             raise WeightSyncError(
                 f"memory of the trainer's GPU {identity} can't be opened from {self._device} ({self.identity}): "
                 f"{self._in_words(code)}",
-                hint="GPUs without peer access to each other need rollout.weight_transport=nccl, and containers with "
-                "separate IPC namespaces shared_memory",
+                hint="set rollout.weight_transport=nccl if the GPUs have no peer access to each other, or =shared_memory if the "
+                "processes run in containers with separate IPC namespaces",
             )
         return int(address)
 

@@ -30,7 +30,7 @@ _CLOSED = "the device memory of this transport has been closed"
 
 
 class DeviceSenderSlots(SenderSlots):
-    """Allocates the ring, and a larger ring if an update needs it.
+    """Allocates the ring of slots in the trainer's GPU memory, and a larger ring if an update needs larger slots.
 
     The old ring is freed after that update, since receivers close the old ring when they open the new one.
     """
@@ -153,8 +153,8 @@ class CudaIpcTransport(LocalTransport):
         """
         if device.type != "cuda":
             raise ConfigError(
-                f"the cuda_ipc transport joins processes on CUDA GPUs, and this one, of role "
-                f"{self.context.role or 'none'!r}, is on {str(device)!r}",
+                f"the cuda_ipc transport connects processes on CUDA GPUs, but this process (role "
+                f"{self.context.role or 'none'!r}) is on {str(device)!r}",
                 hint="set rollout.weight_transport=shared_memory",
             )
         return CudaMemory(device)

@@ -53,7 +53,7 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
     for who, one in (("the sender", ours), *(("a receiver", theirs) for theirs in receivers)):
         if one.get("backend") != ours["backend"]:
             raise WeightSyncError(
-                f"a receiver uses {_in_words(one.get('backend'))} and the sender "
+                f"a receiver uses {_in_words(one.get('backend'))}, but the sender uses "
                 f"{_in_words(ours['backend'])}",
                 hint="set rollout.weight_transport.backend on both sides, and give both environments the same NCCL",
             )
@@ -64,10 +64,10 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
         # Only `0` is known to differ from the other values, since NCCL's own choice can't be queried.
         if (first == "0") != (one["memory"] == "0"):
             raise WeightSyncError(
-                f"{who} has {_setting(one['memory'])} and another process of its group on the same machine "
-                f"{_setting(first)}: NCCL can't join them",
-                hint=f"start the rollout's servers and the trainer with the same {_MEMORY}; engines may set it for "
-                f"themselves where it is absent, and {_MEMORY}={_BY_ITSELF} is NCCL's own choice",
+                f"{who} has {_setting(one['memory'])}, but another process of its group on the same machine has "
+                f"{_setting(first)}: NCCL can't connect them",
+                hint=f"start the rollout's servers and the trainer with the same {_MEMORY}; if it is unset, an engine "
+                f"may set it, and {_MEMORY}={_BY_ITSELF} leaves the choice to NCCL",
             )
 
 

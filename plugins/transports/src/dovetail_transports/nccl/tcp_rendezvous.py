@@ -57,7 +57,7 @@ def listen_at(host: str) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"rollout.weight_transport.host={host!r} is not an address at which this machine can listen: {error}",
-            hint="name an address of the machine of the trainer's rank 0",
+            hint="set it to an address of the machine of the trainer's rank 0",
         ) from error
     return listener
 
@@ -188,7 +188,7 @@ def call_off(manifest: WeightManifest, reason: str) -> None:
             channel.close()
     except (OSError, ValueError, PeerGone) as error:
         raise WeightSyncError(
-            f"weight update {manifest.version} is cancelled, but its sender at {place or 'no place'} could not be notified: "
+            f"weight update {manifest.version} is cancelled, but its sender at {place or 'an unknown address'} could not be notified: "
             f"{str(error) or 'it gave no answer'}"
         ) from error
 
@@ -208,13 +208,13 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
     """
 
     hint = (
-        "check that the trainer runs, and its rollout.weight_transport.host where it runs on another "
-        "machine, or raise rollout.weight_transport.timeout"
+        "check that the trainer runs and, if it is on another machine, its rollout.weight_transport.host; "
+        "or raise rollout.weight_transport.timeout"
     )
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._place = "no place yet"
+        self._place = "an unknown address"
         self._last: str | None = None
 
     @property
@@ -224,8 +224,8 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:
         if manifest.rendezvous is None:
             raise WeightSyncError(
-                f"weight update {manifest.version} did not say where its sender is",
-                hint="hand receivers the manifest that the sender's `prepare` gave",
+                f"the manifest of weight update {manifest.version} has no address of its sender",
+                hint="pass receivers the manifest that the sender's `prepare` returned",
             )
         if timeout <= 0:
             raise TimeoutError
@@ -240,7 +240,7 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
             if isinstance(error, TimeoutError):
                 raise
             raise WeightSyncError(
-                f"weight update {manifest.version} did not come: its sender can't be reached at {self._place}: {error}",
+                f"weight update {manifest.version} did not arrive: its sender can't be reached at {self._place}: {error}",
                 hint=self.hint,
             ) from error
         _set_up(connection)
@@ -271,8 +271,8 @@ def _set_up(connection: socket.socket) -> None:
 class ReceiverRegistry:
     """The receivers that have connected. The threads that accept receivers write it, and the sending thread reads it.
 
-    A receiver that names a future update waits until that update starts. A receiver that names a past update is told
-    why the update ended.
+    A receiver that names a future update waits until that update starts. A receiver that names a past update is sent
+    the reason why the update ended.
     """
 
     def __init__(self) -> None:

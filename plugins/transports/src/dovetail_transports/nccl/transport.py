@@ -64,8 +64,8 @@ class NcclTransport(WeightTransport):
             return backend, torch.device("cpu")
         if device.type == "cpu":
             raise ConfigError(
-                "rollout.weight_transport.backend='nccl' joins GPUs, and this process, of role "
-                f"{self.context.role or 'none'!r}, is on the CPU",
+                "rollout.weight_transport.backend='nccl' connects GPUs, but this process (role "
+                f"{self.context.role or 'none'!r}) is on the CPU",
                 hint="set rollout.weight_transport.backend=gloo",
             )
         return backend, numbered(device)

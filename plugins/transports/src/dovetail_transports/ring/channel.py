@@ -18,7 +18,7 @@ _MOST_BYTES = 1 << 28
 
 
 class PeerGone(Exception):
-    """The other side has closed its end, or its process has ended."""
+    """The other side of a channel has closed the connection, or its process has ended."""
 
 
 class Channel:
@@ -67,13 +67,15 @@ class Channel:
         deadline = time.monotonic() + timeout
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
         if length > longest:
-            raise PeerGone(f"a message of {length} bytes")
+            raise PeerGone(f"the peer sent a message of {length} bytes; expected at most {longest}")
         try:
             message = json.loads(self._read(length, deadline))
         except (ValueError, RecursionError) as error:
-            raise PeerGone("a message that is not JSON") from error
+            raise PeerGone("the peer sent a message that is not JSON") from error
         if not isinstance(message, dict):
-            raise PeerGone(f"a message that is a {type(message).__name__}")
+            raise PeerGone(
+                f"the peer sent a message of type {type(message).__name__}; expected a mapping"
+            )
         return message
 
     def own_address(self) -> str:
@@ -95,7 +97,7 @@ class Channel:
             PeerGone: no descriptor was received.
         """
         if not self._descriptors:
-            raise PeerGone("no descriptor came")
+            raise PeerGone("the peer sent no file descriptor")
         return self._descriptors.pop()
 
     def close(self) -> None:

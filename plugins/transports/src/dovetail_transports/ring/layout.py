@@ -83,7 +83,7 @@ def _placed(manifest: WeightManifest) -> Iterator[TensorSlot]:
         if not isinstance(dtype, torch.dtype) or any(dim < 0 for dim in spec.shape):
             raise WeightSyncError(
                 f"weight update {manifest.version} names tensor {spec.name!r} as {spec.dtype} with shape "
-                f"{tuple(spec.shape)}, which torch {torch.__version__} does not have"
+                f"{tuple(spec.shape)}, which torch {torch.__version__} does not support"
             )
         yield TensorSlot(
             spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize

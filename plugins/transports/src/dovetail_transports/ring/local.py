@@ -31,7 +31,7 @@ class LocalTransport(WeightTransport):
         super().__init__(config, context)
         if config.channel is None and context.run_directory is None:
             raise ConfigError(
-                f"the {self.name} transport needs a run directory or a channel, by which its ends find each other",
+                f"the {self.name} transport needs a run directory or a channel, by which sender and receivers find each other",
                 hint="set rollout.weight_transport.channel",
             )
 

@@ -123,9 +123,9 @@ class Peers:
             time.sleep(_GRACE_SECONDS)
             self.listen()
             raise ReceiverError(
-                f"weight update {self._version} broke off, since all its receivers take part in each of its "
-                f"buckets: {self.faults()}",
-                hint="no receiver has it whole; send the update again when the rollout is there",
+                f"weight update {self._version} broke off, since it needs all its receivers and some "
+                f"failed: {self.faults()}",
+                hint="no receiver has the complete update; send it again once all receivers run",
             )
 
     def blame(self, seconds: float) -> None:
@@ -150,12 +150,12 @@ class Peers:
             while peer.fault is None and (peer.done < count or not peer.ready):
                 if not self._hear(peer, deadline):
                     peer.lost = True
-                    peer.fault = f"did not come within {self._timeout:g} seconds: it has taken {peer.done} buckets"
+                    peer.fault = f"did not finish within {self._timeout:g} seconds: it has received {peer.done} bucket(s)"
         self.check()
         if all(peer.fault is not None for peer in self._peers):
             raise ReceiverError(
                 f"weight update {self._version} reached none of {len(self._peers)} receivers: {self.faults()}",
-                hint="the old weights stay in force; send the update again when the rollout is there",
+                hint="the old weights stay in force; send the update again once the rollout runs",
             )
 
     def faults(self) -> str:
@@ -176,7 +176,7 @@ class Peers:
         except TimeoutError:
             return False
         except PeerGone:
-            peer.fault = peer.fault or "ended or closed its end during the update"
+            peer.fault = peer.fault or "ended or closed the connection during the update"
             peer.lost = True
             return True
         if "refused" in message:

@@ -59,7 +59,7 @@ class RingReceiver(WeightReceiver):
                     # A sender that is gone after the last bucket failed because of another receiver; this receiver has the update.
                     coming.channel.send({"done": number + 1})
         except PeerGone as error:
-            raise _broken(manifest, "the sender ended or closed its end") from error
+            raise _broken(manifest, "the sender ended or closed the connection") from error
         except DeliveryError as error:
             with suppress(PeerGone, TimeoutError):
                 coming.channel.send({"refused": error.message})
@@ -100,19 +100,19 @@ class RingReceiver(WeightReceiver):
                 reason = f"the manifests of weight update {manifest.version} differ between sender and receiver"
                 _refuse(channel, reason)
                 raise WeightSyncError(
-                    reason, hint="hand the same manifest to send_weights and receive_weights"
+                    reason, hint="pass the same manifest to send_weights and receive_weights"
                 )
             if hello is not None:
                 others.append(hello["version"])
-                reason = f"waits for weight update {manifest.version}, another one"
+                reason = f"it waits for another weight update, {manifest.version}"
                 _refuse(channel, reason, elsewhere=True)
             channel.close()
 
     def _nobody_came(self, manifest: WeightManifest, others: list[int]) -> WeightSyncError:
-        seen = f"; there came other updates: {others}" if others else ""
+        seen = f"; other updates arrived: {others}" if others else ""
         return WeightSyncError(
-            f"weight update {manifest.version} did not come within {self._config.timeout:g} seconds: no sender "
-            f"opened it at {self._rendezvous.place}{seen}",
+            f"weight update {manifest.version} did not arrive within {self._config.timeout:g} seconds: no sender "
+            f"connected at {self._rendezvous.place}{seen}",
             hint=self._rendezvous.hint,
         )
 
@@ -124,7 +124,7 @@ class RingReceiver(WeightReceiver):
         digests = tuple(int(digest, 16) for digest in message["digests"])
         if self._config.verify and not digests:
             raise WeightSyncError(
-                f"weight update {manifest.version} came without digests",
+                f"weight update {manifest.version} arrived without digests, which this receiver verifies",
                 hint="give both sides the same rollout.weight_transport.verify",
             )
         return digests
@@ -178,7 +178,7 @@ class _Coming:
             message = self.channel.receive(self._timeout)
         except TimeoutError as error:
             raise _broken(
-                self._manifest, f"the next {key} did not come within {self._timeout:g} seconds"
+                self._manifest, f"the next {key} did not arrive within {self._timeout:g} seconds"
             ) from error
         if "broke_off" in message:
             raise _given_up(self._manifest, message["broke_off"], message)

@@ -13,11 +13,11 @@ from dovetail_transports.ring.channel import Channel
 from dovetail_transports.ring.peers import Peer
 from dovetail_transports.ring.rendezvous_directory import RendezvousDirectory, who_of
 
-_ONE_MACHINE = "this transport joins processes of one machine and one run"
+_ONE_MACHINE = "this transport connects processes of one machine and one run"
 
 
 class SenderRendezvous(ABC):
-    """The trainer's side of a rendezvous."""
+    """The trainer's side of a rendezvous, through which receivers connect to the sender."""
 
     counted: ClassVar[bool] = False
     """Whether the number of receivers must be known in advance, since receivers connect only when an update starts."""
@@ -57,7 +57,7 @@ class SenderRendezvous(ABC):
 
 
 class ReceiverRendezvous(ABC):
-    """A rollout's side of a rendezvous."""
+    """A rollout's side of a rendezvous, through which it connects to the sender."""
 
     hint: str
     """Hint of the error if no sender connects."""

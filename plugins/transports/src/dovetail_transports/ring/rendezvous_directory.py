@@ -55,9 +55,9 @@ class RendezvousDirectory:
         longest = len(os.fsencode(self.directory)) + 48
         if longest > _LONGEST_ADDRESS:
             raise ConfigError(
-                f"rollout.weight_transport.directory={str(root)!r} is too long: sockets below it would have "
-                f"{longest} bytes, and a system takes {_LONGEST_ADDRESS}",
-                hint="leave it out, or name a shorter one",
+                f"rollout.weight_transport.directory={str(root)!r} is too long: paths of sockets below it would have "
+                f"{longest} bytes; expected at most {_LONGEST_ADDRESS}",
+                hint="leave it out, or set a shorter path",
             )
         _make_private(root)
         remove_dead(root)
@@ -184,12 +184,12 @@ def _make_private(root: Path) -> None:
         found = root.lstat()
     except OSError as error:
         raise WeightSyncError(
-            f"the weight transport can't make {root}: {error}",
-            hint="set rollout.weight_transport.directory",
+            f"the weight transport can't create the directory {root}: {error}",
+            hint="set rollout.weight_transport.directory to a directory that can be created",
         ) from error
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or not root.is_dir():
         raise WeightSyncError(
-            f"{root} is not a directory that only user {os.getuid()} can enter "
+            f"{root} is refused: it is not a directory that only user {os.getuid()} can enter "
             f"(owner {found.st_uid}, mode {found.st_mode & 0o777:o})",
-            hint="remove it, or set rollout.weight_transport.directory",
+            hint="remove it, or set rollout.weight_transport.directory to another path",
         )

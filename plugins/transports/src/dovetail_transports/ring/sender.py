@@ -140,7 +140,7 @@ class RingSender(WeightSender):
             whole = sum(peer.fault is None for peer in peers)
             raise ReceiverError(
                 f"weight update {manifest.version} reached {whole} of {len(peers)} receivers: {faults}",
-                hint="the old weights stay in force there; send the update again",
+                hint="the other receivers keep the old weights; send the update again",
             )
 
     def _filled(
@@ -224,8 +224,8 @@ def gather_receivers(
     """
     if manifest.receivers is None and rendezvous.counted:
         raise WeightSyncError(
-            f"the manifest of weight update {manifest.version} does not say how many receivers take it",
-            hint="set its `receivers`",
+            f"the manifest of weight update {manifest.version} lacks the number of receivers",
+            hint="set the manifest's `receivers`",
         )
     rendezvous.begin(manifest)
     deadline = time.monotonic() + timeout
@@ -246,7 +246,7 @@ def gather_receivers(
         if reason is not None:
             raise CalledOffError(
                 f"weight update {manifest.version} was called off before it began: {reason}",
-                hint="no receiver has any of it; send the update again when the rollout is there",
+                hint="no receiver has any part of it; send it again once the rollout runs",
             )
         if time.monotonic() > deadline:
             raise _too_few(rendezvous, peers, manifest, timeout)
@@ -265,11 +265,11 @@ def _too_few(
         message = f"can't be sent: no receiver registered at {rendezvous.place} within {timeout:g} seconds"
     else:
         message = (
-            f"waits for {manifest.receivers} receivers, of which {sum(_answered(p) for p in peers)} came to "
+            f"can't be sent: {sum(_answered(p) for p in peers)} of {manifest.receivers} receivers answered at "
             f"{rendezvous.place} within {timeout:g} seconds: {'; '.join(_in_words(peer) for peer in peers)}"
         )
     return ReceiverError(f"weight update {manifest.version} {message}", hint=rendezvous.hint)
 
 
 def _in_words(peer: Peer) -> str:
-    return f"{peer.who} {peer.fault or ('is there' if peer.ready else 'is registered but does not receive')}"
+    return f"{peer.who} {peer.fault or ('is ready' if peer.ready else 'is registered but does not receive')}"

@@ -41,7 +41,7 @@ class SharedRing:
         self.name, self.slots, self.slot_bytes = name, slots, slot_bytes
         if os.fstat(descriptor).st_size < slots * slot_bytes:
             raise WeightSyncError(
-                f"the shared memory that came has {os.fstat(descriptor).st_size} bytes in place of "
+                f"the sender's shared memory has {os.fstat(descriptor).st_size} bytes; expected "
                 f"{slots} × {slot_bytes}"
             )
         self._memory: mmap.mmap | None = mmap.mmap(descriptor, slots * slot_bytes)
@@ -95,7 +95,7 @@ def new_memory(size: int) -> int:
         os.ftruncate(descriptor, size)
     except OSError as error:
         raise WeightSyncError(
-            f"{size} bytes of shared memory can't be had: {error}",
+            f"{size} bytes of shared memory can't be allocated: {error}",
             hint="lower rollout.weight_transport.buckets",
         ) from error
     return descriptor

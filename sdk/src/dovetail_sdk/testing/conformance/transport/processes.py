@@ -94,7 +94,7 @@ class BetweenProcesses(EndsOfATransport):
             sending = threads.submit(sender.send, manifest, self.placed(tensors))
             killed.await_hang()
             killed.kill()
-            with pytest.raises(ReceiverError, match=r"receiver\.1 .*(ended|did not come)"):
+            with pytest.raises(ReceiverError, match=r"receiver\.1 .*(ended|did not finish)"):
                 sending.result()
             # A transport may deliver the update to the other receivers, or to none.
             arrived = arriving.result()
