@@ -25,7 +25,7 @@ def examine() -> list[dict[str, Any]]:
     ]
     if not any(row["available"] for row in rows):
         rows[-1]["problem"] = (
-            "untrusted code can't be run here at any level\n"
-            "  → use Linux with user namespaces or Landlock, or set service to a sandbox service"
+            "this machine can't run untrusted code at any isolation level\n"
+            "  → use Linux with user namespaces or Landlock, or set `service` to the address of a sandbox service"
         )
     return rows

@@ -72,8 +72,8 @@ def show(trial: Mapping[str, Any], console: Console) -> None:
         (row["score"] or 0) > 0 for row in trial["samples"]
     ):
         console.print(
-            "→ the rows have no responses, so their ground truths were scored in their place: a reward that looks for a "
-            "form around the answer (#### …, \\boxed{…}) finds none in them; --responses FILE scores real ones",
+            "→ the rows have no responses, so their ground truths were scored instead: a reward that expects a marked answer "
+            "(#### …, \\boxed{…}) finds none in them; use --responses FILE to score real responses",
             markup=False,
             soft_wrap=True,
         )

@@ -87,11 +87,11 @@ class Code(RewardFunction):
         try:
             tests = parse_truth(ground_truth)
         except ValueError as error:
-            return f"ground truth {ground_truth!r:.80} holds no test cases: {error}"
+            return f"ground truth {ground_truth!r:.80} can't be scored: {error}"
         if not isinstance(tests, AssertTests) or config.tests == "in_process":
             return None
         if config.service:
-            return "a sandbox service can't run assert tests in a process of their own: set tests=in_process"
+            return "a sandbox service can't run assert tests in a process apart from the response's; set tests=in_process"
         return only_in_process(_first(tests, config.max_tests))
 
     def _source(self, response: str) -> str | None:

@@ -103,5 +103,5 @@ def packed(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def _late(seconds: float) -> Failure:
-    message = f"no outcome from the worker's reward manager within {seconds:g} s"
+    message = f"the worker's reward manager returned no score within {seconds:g} s"
     return Failure(kind=FailureKind.TIMEOUT, message=message, retryable=True)

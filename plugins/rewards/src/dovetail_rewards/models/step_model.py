@@ -76,7 +76,8 @@ class StepReader(Reader):
         places = tuple(place for place, token in enumerate(ids) if token == self._mark)
         if len(places) != len(spans):
             raise RewardError(
-                f"{sample.sample_id} has {len(spans)} steps, but its tokens (prompt and response) contain {config.step_token!r} {len(places)} times",
+                f"the tokens of sample {sample.sample_id} (prompt and response) contain the step token {config.step_token!r} {len(places)} time(s); "
+                f"expected {len(spans)}, one for each step",
                 hint="choose a step_token that is a single token and appears in no prompt or response",
             )
         if self._limit is not None and len(ids) > self._limit:
@@ -158,8 +159,8 @@ def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids or ids[-1] == tokenizer.unk_token_id:
         raise ConfigError(
-            f"{key} = {text!r} is not a token of the process reward model's tokenizer",
-            hint=f"set {key} to what the model was trained with",
+            f"{key}={text!r} is not a token of the process reward model's tokenizer",
+            hint=f"set {key} to the token with which the model was trained",
         )
     return int(ids[-1])
 

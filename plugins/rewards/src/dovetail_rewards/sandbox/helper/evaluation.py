@@ -226,7 +226,7 @@ def _outcome(
         outcome = {"error": f"{type(error).__name__}: {error}"[:300]}
         if isinstance(error, AttributeError):
             outcome["error"] += (
-                f" (of a copy of the response's value? {FIX} if it may decide the test)"
+                f" (if the attribute is missing only in a copy of the response's value, {FIX})"
             )
     if client.refused:
         return {"error": client.refused}

@@ -136,4 +136,4 @@ def _take(data: bytes, report: Report) -> None:
     elif data:
         report["fault"] = data[1:].decode("utf-8", "replace")
     else:
-        report["fault"] = "the sandbox's first process ended without a word"
+        report["fault"] = "the sandbox's first process ended without a report"
