@@ -14,7 +14,7 @@ from dovetail_environments import WorkerSection
 def _named(_section: object, _attribute: object, taskset: str) -> None:
     if not taskset.strip():
         raise ValueError(
-            "taskset is empty; expected the name of a package with a task set, such as gsm8k-v1"
+            "the setting `taskset` is empty; expected the name of a package with a task set, such as gsm8k-v1"
         )
 
 
