@@ -64,9 +64,9 @@ def parse_truth(ground_truth: GroundTruth) -> Tests:
     if isinstance(truth, (list, tuple)):
         truth = _from_list(truth)
     if not isinstance(truth, Mapping):
-        raise ValueError(
+        raise ValueError(  # noqa: TRY004 - one error for every bad row
             f"the ground truth is of type {type(truth).__name__}; expected a mapping, or its JSON"
-        )  # noqa: TRY004 - one error for every bad row
+        )
     if any(key in truth for key in ("tests", "test_list", "test")):
         return _assert_tests(truth)
     return _case_tests(truth)
@@ -95,9 +95,9 @@ def _from_list(cases: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
 def _case_tests(truth: Mapping[Any, Any]) -> Tests:
     inputs, outputs = truth.get("inputs"), truth.get("outputs")
     if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)):
-        raise ValueError(
+        raise ValueError(  # noqa: TRY004
             f"the ground truth has `inputs` {inputs!r:.60} and `outputs` {outputs!r:.60}; expected two lists"
-        )  # noqa: TRY004
+        )
     if len(inputs) != len(outputs):
         raise ValueError(
             f"the ground truth has {len(inputs)} `inputs` and {len(outputs)} `outputs`; expected equal numbers"
