@@ -189,7 +189,7 @@ def test_a_batch_without_components_is_an_error():
 
 
 def test_bounds_that_keep_nothing_are_refused():
-    with pytest.raises(ValueError, match=r"lower = 0\.8 is above upper = 0\.2"):
+    with pytest.raises(ValueError, match=r"lower=0\.8 is above upper=0\.2"):
         ScoreRangeConfig(name="score_range", lower=0.8, upper=0.2)
 
 

@@ -150,8 +150,8 @@ class PolicyObjective(Objective):
         for name, column in made.items():
             if not isinstance(column, Ragged):
                 raise ColumnError(
-                    f"{self._title} prepared {name!r} as {type(column).__name__}",
-                    hint="`prepare` returns ragged columns, one value a response token",
+                    f"{self._title} returned column {name!r} from `prepare` as {type(column).__name__}; expected a Ragged",
+                    hint="return ragged columns from `prepare`, with one value for each response token",
                 )
         return mini_batch.with_columns({PREPARED + name: made[name] for name in made})
 

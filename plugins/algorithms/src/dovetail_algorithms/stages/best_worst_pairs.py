@@ -36,7 +36,7 @@ class BestWorstPairs(Stage):
         """
         if facts.config.rollout.n < 2:
             raise PlanError(
-                "the stage 'best_worst_pairs' makes pairs of the samples of one prompt, but rollout.n is 1",
+                "the stage 'best_worst_pairs' needs at least two samples of each prompt to form a pair, but rollout.n is 1",
                 hint="set rollout.n=2 or more",
             )
         return frozenset({"scores", "group_id", "sample_index"})
