@@ -6,7 +6,7 @@ from typing import Any
 
 
 def examine() -> list[dict[str, Any]]:
-    """Try each isolation level of the sandbox with a program, and return one table row a level, best first.
+    """Try each isolation level of the sandbox with a program, and return one table row for each level, best first.
 
     Returns:
         rows with `what` and `detail` as text, `available`, and `problem`. `problem` is None; only if no level works, the last row's

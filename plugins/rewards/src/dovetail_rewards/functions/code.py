@@ -49,7 +49,7 @@ class Code(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score` and `passed_share`; if a test failed, also `first_failure` and `stderr`.
+        """Return `score` and `passed_share` (the share of passed tests); if a test failed, also `first_failure` and `stderr`.
 
         Raises:
             ValueError: the ground truth holds no test cases, or tests that can't run in a separate process.

@@ -59,7 +59,7 @@ def modules_used(tests: Iterable[str]) -> list[str]:
 
 
 def only_in_process(tests: Tests) -> str | None:
-    """Return the operations in the tests that fail on copies of the response's values, such as identity, or None."""
+    """Return why the tests must run in the response's process, or None: an operation, such as `is`, fails on copies of its values."""
     if not isinstance(tests, AssertTests):
         return None
     texts = [tests.setup, *tests.tests]

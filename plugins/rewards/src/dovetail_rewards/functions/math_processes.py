@@ -53,7 +53,7 @@ class MathProcesses:
         Args:
             truths: accepted answers, as LaTeX or plain text.
             answer: the response's answer.
-            limit: seconds on the clock that the comparison may take; waiting for a free process does not count.
+            limit: wall-clock seconds that the comparison may take; waiting for a free process does not count.
 
         Raises:
             MathTimeoutError: the ground truth alone takes longer than `limit`.

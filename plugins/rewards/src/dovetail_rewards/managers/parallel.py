@@ -34,8 +34,8 @@ class ParallelManager(FunctionManager):
 
     Each worker is a fresh interpreter that constructs the functions by name or from their file. Functions are called in the worker's main
     thread, so that rules that use signals (math-verify) work. `reward.timeout` counts from the start of a sample's scoring; at the limit
-    the worker is killed. A crash fails only the sample that was being scored, as `crash`, retryable. Workers answer in JSON, which is never
-    unpickled; results of processes that a function forked are ignored. The first MiB of a worker's prints is shown. Workers end with the
+    the worker is killed. A crash fails only the sample that was being scored, as `crash`, retryable. Workers answer in JSON, so that nothing
+    from them is unpickled; results of processes that a function forked are ignored. The first MiB of a worker's prints is shown. Workers end with the
     manager or with this process.
     """
 

@@ -29,7 +29,7 @@ def main(parent: int) -> None:
     """Answer the requests of a ProcessPool until standard input ends.
 
     Args:
-        parent: process id of the pool.
+        parent: process id of the process that owns the pool.
     """
     _end_with(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

@@ -56,7 +56,7 @@ class ScoringModel(ABC, Generic[Found]):
 
     @abstractmethod
     def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[Found]:
-        """Return the results of a forward pass over B texts.
+        """Run a forward pass over B texts, and return one result for each, in order.
 
         Args:
             inputs: the model's inputs by name, int64 [B, L] each, padded on the right to L tokens.

@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 
 def steps_of(text: str, separator: str) -> list[Span]:
-    """Return the steps of a response, in order; a response of white space only is a single step."""
+    """Return the character range (begin, end) of each step of a response; a response of white space only is a single step."""
     spans, at = [], 0
     for part in text.split(separator):
         if part.strip():
@@ -57,8 +57,8 @@ class StepReader(Reader):
         """Return the tokens of a sample's prompt and response, and the positions of the step tokens.
 
         Raises:
-            RewardError: there are more tokens than the model's limit, or not one step token per step. A response that contains the step
-                token's text is a cause.
+            RewardError: there are more tokens than the model's limit, or the numbers of step tokens and steps differ, for example because
+                the response contains the step token's text.
         """
         config, spans = self._config, steps_of(sample.text, self._config.step_separator)
         marked = Marked(

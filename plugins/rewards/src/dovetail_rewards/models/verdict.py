@@ -17,7 +17,7 @@ LONGEST = 20_000
 
 
 class NoVerdict(ValueError):
-    """A judge's answer has no verdict; the message quotes the answer."""
+    """A judge's answer has no valid verdict; the message says why."""
 
 
 class Verdicts:

@@ -94,7 +94,7 @@ class HelperProcess:
         return self._process.poll() is None
 
     def send(self, request: Request, descriptors: Sequence[int]) -> None:
-        """Request a run from the helper; the caller closes the descriptors.
+        """Ask the helper to run a program; the caller closes the descriptors.
 
         Raises:
             SandboxUnreachableError: the helper is gone.

@@ -39,7 +39,7 @@ class Sandbox:
     """Runs untrusted programs on this machine.
 
     The first run starts a helper process, which uses only the standard library and has an empty environment. Each run is a fork of the
-    helper that drops all its privileges before it runs the program. No process or file of a run is left at its end.
+    helper that drops all its privileges before it runs the program. No process or file of a program is left at its end.
 
     Args:
         level: `auto` (`namespaces` or `bubblewrap`), or one of `LEVELS`.

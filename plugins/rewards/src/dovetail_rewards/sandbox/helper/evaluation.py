@@ -179,7 +179,7 @@ def _module() -> types.ModuleType:
 
 
 def run_tests(task: Mapping[str, Any]) -> None:
-    """Run `prelude`, then each test in `cases`; print one line of JSON per test, with the token as `held`, or an `error`.
+    """Run `prelude`, then each test in `cases`; print one line of JSON per test: `held` with the token if it passed, else `error`.
 
     The tests can use those objects of the response that `names` lists.
     """

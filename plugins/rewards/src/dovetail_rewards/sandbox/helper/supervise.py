@@ -17,7 +17,7 @@ _FIRST_TICK, _LAST_TICK = 0.01, 0.05
 
 
 class Supervisor:
-    """Runs one request, from its arrival to its report, in a separate process.
+    """Runs one program in a separate process, from the arrival of its request to the report.
 
     Args:
         setup: the helper's set-up.
