@@ -96,7 +96,7 @@ class PolicyObjective(Objective):
     def parts(
         cls, config: PolicyConfig, context: PluginContext, *, needs: bool = True
     ) -> tuple[PolicyLoss, LossAggregation, RolloutCorrection | None]:
-        """Return the objective's plugins; tests override this method to replace one of them.
+        """Construct the objective's policy loss, loss aggregation and correction, if any; tests override this method to replace one.
 
         Args:
             config: the config that selects the plugins.

@@ -44,8 +44,8 @@ class SpinPairs(Stage):
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return the batch of pairs. Metrics: `reward/pairs`; `reward/equal_answers` and `reward/overlong_responses`, samples without a
-        pair.
+        """Return the batch of pairs. Metrics: `reward/pairs` counts the pairs; `reward/equal_answers` and `reward/overlong_responses`
+        count the samples without a pair, because the answer equals the dataset's response or because that response is too long.
 
         Raises:
             DataError: a prompt has no response in the dataset.
