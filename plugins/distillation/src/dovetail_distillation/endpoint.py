@@ -49,7 +49,7 @@ class _RetryableError(Exception):
 
 
 class Endpoint:
-    """A client of the teacher behind one endpoint.
+    """A client of a served teacher, which is one of the stage's `endpoints`.
 
     Args:
         name: the name of the endpoint in the config, for messages.

@@ -109,7 +109,7 @@ class TeacherServers:
 
 
 def described(section: EndpointSection) -> str:
-    """Describe the servers to start, the accelerators that each takes, and the weights on each accelerator in GiB."""
+    """Return a description of the servers to start: number, accelerators of each, and GiB of weights on each accelerator."""
     serve, directory = section.serve, Path(section.model).expanduser()
     assert serve is not None
     what = (
@@ -208,7 +208,7 @@ class TeacherServer:
 
 
 def serve(given: bytes, logger: Logger) -> TeacherServer:
-    """Start a server in this process of the runtime, from its JSON settings."""
+    """Start a teacher's server from its settings, as JSON, and return the object that forwards requests to it."""
     server = TeacherServer(json.loads(given))
     logger.info("a teacher's server is ready")
     return server
