@@ -34,7 +34,7 @@ class TrackerError(DovetailError, RuntimeError):
 
 @attrs.frozen(kw_only=True)
 class TrackedRun:
-    """The arguments with which a library opens its run."""
+    """The arguments with which a tracking library opens its run."""
 
     project: str
     """Name of the project, or of MLflow's experiment."""
