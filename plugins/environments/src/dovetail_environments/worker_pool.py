@@ -63,7 +63,7 @@ class WorkerCommand:
 
 
 class EnvironmentProcess:
-    """A worker process of an environment, with the exchange of messages.
+    """A worker process of an environment, with which this process exchanges JSON messages.
 
     Args:
         command: the command that starts the process.
@@ -216,7 +216,7 @@ class WorkerPool:
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[EnvironmentProcess]:
-        """Return a context with exclusive use of a process; a process that still owes an answer at the end is killed.
+        """Return a context with exclusive use of a process, which is killed if a request is still unanswered at the end.
 
         Raises:
             EnvironmentProcessError: the process can't be started.
