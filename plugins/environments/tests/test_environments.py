@@ -433,4 +433,7 @@ def test_the_interpreter_may_be_a_command() -> None:
     words = ProgramEnvironment(config, PluginContext()).words()
     assert list(words[:5]) == ["uv", "run", "--with", "x", "python"]
     command = WorkerCommand(title="it", words=words, requires=["x>=1"], log=Path("log"))
-    assert command.install() == "have its `python` name them: uv run --with 'x>=1' python"
+    assert (
+        command.install()
+        == "add the packages to the environment's `python`: uv run --with 'x>=1' python"
+    )

@@ -114,7 +114,9 @@ class ProcessPool:
         answer: Future[Reply] = Future()
         with self._lock:
             if self._closed:
-                answer.set_exception(StartError("the pool of processes was closed"))
+                answer.set_exception(
+                    StartError("a process can't be started: the pool of processes was closed")
+                )
                 return answer
             self._free -= 1
             if self._free < 0 and len(self._threads) < self._count:
@@ -167,7 +169,7 @@ class ProcessPool:
 
     def _begin(self) -> _Process:
         if self._closed:
-            raise StartError("the pool of processes was closed")
+            raise StartError("a process can't be started: the pool of processes was closed")
         try:
             process = _Process(self._command)
         except OSError as error:

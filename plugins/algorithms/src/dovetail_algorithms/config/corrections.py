@@ -60,7 +60,7 @@ class RejectionSection:
         for bound, wrong in (("upper", self.upper < 1), ("lower", (self.lower or 0) > 1)):
             if wrong:
                 raise ValueError(
-                    f"{bound}={getattr(self, bound):g} would make by={self.by} reject tokens whose two log-probabilities are equal; "
+                    f"{bound}={getattr(self, bound):g} would make by={self.by} reject tokens whose rollout and training log-probabilities are equal; "
                     "expected ratios around 1, such as lower=0.5 and upper=2.0"
                 )
 

@@ -317,7 +317,7 @@ def _setup(config: RemoteConfig, context: PluginContext) -> bytes:
         )
     except Exception as error:
         raise ConfigError(
-            "reward manager 'remote' makes the reward functions again in each worker process, and one of them "
-            f"can't be named there: {type(error).__name__}: {error}",
-            hint="put it at the top level of a file and set reward.function={path: my_reward.py, attribute: compute_score}",
+            "reward manager 'remote' can't send a reward function to its worker processes: "
+            f"{type(error).__name__}: {error}",
+            hint="define the function at the top level of a file and set reward.function={path: my_reward.py, attribute: compute_score}",
         ) from error

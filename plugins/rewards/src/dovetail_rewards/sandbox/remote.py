@@ -138,7 +138,9 @@ def _verdict(
     if run.get("status") == "TimeLimitExceeded":
         return ProgramVerdict.TIMEOUT
     if run.get("status") != "Finished" or not isinstance(code, int):
-        raise SandboxUnreachableError(f"sandbox service {url} could not run a program: {run!r}")
+        raise SandboxUnreachableError(
+            f"sandbox service {url} could not run a program; it answered with run_result {run!r}"
+        )
     if too_much:
         return ProgramVerdict.OUTPUT_LIMIT
     if code == 0:

@@ -61,7 +61,7 @@ class Program:
     def __attrs_post_init__(self) -> None:
         if (self.source is None) == (not self.argv):
             raise SandboxError(
-                "both or neither of `source` and `argv` are set; a program needs exactly one"
+                "a program needs exactly one of `source` and `argv`, but both or neither are set"
             )
         for name in self.files:
             path = PurePosixPath(name)
