@@ -177,7 +177,7 @@ def test_a_sample_without_the_component_is_an_error_that_names_it(judge):
         judge(samples([0, 1, 0, 1], parts), component="accuracy")
     text = str(caught.value)
     assert "'accuracy' as a number, but 3 of 4 samples" in text
-    assert "first has acuracy" in text
+    assert "has the components: acuracy" in text
     assert "did you mean 'acuracy'?" in text
 
 
