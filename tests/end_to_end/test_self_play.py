@@ -80,6 +80,6 @@ def test_spin_learns_the_datasets_responses_and_leaves_the_check_of_log_probs_in
 
 def test_spin_without_responses_names_the_row(config: Path) -> None:
     spin = ["actor.objective=dpo", "algorithm.stages=[spin_pairs]"]
-    with pytest.raises(DataError, match=r"train\.jsonl.*it has no response") as raised:
+    with pytest.raises(DataError, match=r"train\.jsonl.*has no response") as raised:
         train(config, spin)
     assert "column `response`" in (raised.value.hint or "")

@@ -126,7 +126,7 @@ def test_a_response_is_scored_at_one_token():
     batch = pairs([1.0, 0.0])
     mask = batch["response_mask"]
     nowhere = batch.with_columns({"response_mask": mask.with_values(np.zeros_like(mask.values))})
-    with pytest.raises(ColumnError, match="sample 0 has 0 tokens in response_mask"):
+    with pytest.raises(ColumnError, match="response_mask of sample 0 selects 0"):
         run(nowhere)
 
 

@@ -176,8 +176,8 @@ def test_a_sample_without_the_component_is_an_error_that_names_it(judge):
     with pytest.raises(ColumnError) as caught:
         judge(samples([0, 1, 0, 1], parts), component="accuracy")
     text = str(caught.value)
-    assert "'accuracy', which 3 of 4 samples" in text
-    assert "first has acuracy" in text
+    assert "'accuracy' as a number, but 3 of 4 samples" in text
+    assert "has the components: acuracy" in text
     assert "did you mean 'acuracy'?" in text
 
 
@@ -189,7 +189,7 @@ def test_a_batch_without_components_is_an_error():
 
 
 def test_bounds_that_keep_nothing_are_refused():
-    with pytest.raises(ValueError, match=r"lower = 0\.8 is above upper = 0\.2"):
+    with pytest.raises(ValueError, match=r"lower=0\.8 is above upper=0\.2"):
         ScoreRangeConfig(name="score_range", lower=0.8, upper=0.2)
 
 

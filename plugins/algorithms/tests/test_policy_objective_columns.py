@@ -225,7 +225,7 @@ def test_a_prepared_column_must_be_ragged():
         def prepare(self, mini_batch, reduction):
             return {"centred": np.zeros(5)}
 
-    with pytest.raises(ColumnError, match="prepared 'centred' as ndarray"):
+    with pytest.raises(ColumnError, match="'centred' from `prepare` as ndarray"):
         objective(Wrong).prepare(mini_batch(), LocalReduction())
 
 

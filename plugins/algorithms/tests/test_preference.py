@@ -88,10 +88,10 @@ def test_tokens_beyond_the_shorter_response_weigh_less():
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"loss": "exo"}, "exo needs label_smoothing"),
-        ({"loss": "hinge", "label_smoothing": 0.1}, "hinge has no label_smoothing"),
-        ({"loss": "nca", "robust": True}, "robust form"),
-        ({"loss": "bco", "f_divergence": "js"}, "not defined for f_divergence js"),
+        ({"loss": "exo"}, "'exo' needs label_smoothing"),
+        ({"loss": "hinge", "label_smoothing": 0.1}, "'hinge' does not support label_smoothing"),
+        ({"loss": "nca", "robust": True}, "robust=true"),
+        ({"loss": "bco", "f_divergence": "js"}, "not defined for f_divergence=js"),
     ],
 )
 def test_settings_that_a_loss_does_not_read_are_refused(settings, named):

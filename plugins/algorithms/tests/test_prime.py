@@ -108,7 +108,7 @@ def test_loss_and_gradient_are_the_oracles_however_samples_are_cut(data):
 def test_a_score_that_is_no_outcome_is_refused():
     suite = objectives.TestImplicitPrm()
     batch = suite.mini_batch(0).with_columns({"prm_outcomes": np.full(8, -0.1, np.float32)})
-    with pytest.raises(ColumnError, match=r"-0\.1.*outcomes from 0 \(wrong\) to 1"):
+    with pytest.raises(ColumnError, match=r"-0\.1.*scores from 0 \(wrong\) to 1"):
         suite.update(batch, suite.outputs(batch, 0))
 
 
@@ -156,7 +156,7 @@ def test_with_adapters_no_reference_is_loaded():
     ("sections", "what"),
     [
         ({"roles": {}}, "the role 'prm'"),
-        ({"roles": {"prm": {"objective": "nll"}}}, "no beta"),
+        ({"roles": {"prm": {"objective": "nll"}}}, "no setting `beta`"),
         ({"roles": {"prm": {"objective": "implicit_prm", "path": "other"}}}, "other"),
         ({"ref": {"update": {"every": 4}}}, "follows the actor"),
     ],

@@ -145,14 +145,17 @@ def test_normalising_needs_the_whole_batch():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: CONFIGS["decoupled_token_is"](weights=None, normalize_weights=True), "no weights"),
+        (
+            lambda: CONFIGS["decoupled_token_is"](weights=None, normalize_weights=True),
+            "`weights` is null",
+        ),
         (
             lambda: CONFIGS["decoupled_token_is"](mode="bypass", normalize_weights=True),
             "micro-batch",
         ),
         (lambda: RejectionSection(by="token_k3", lower=0.5, upper=2.0), "never negative"),
-        (lambda: RejectionSection(by="token_k1", upper=0.9), "upper is 0.9"),
-        (lambda: RejectionSection(by="token_k1", lower=1.1, upper=2.0), "lower is 1.1"),
+        (lambda: RejectionSection(by="token_k1", upper=0.9), "upper=0.9"),
+        (lambda: RejectionSection(by="token_k1", lower=1.1, upper=2.0), "lower=1.1"),
         (lambda: RejectionSection(by="token_k2", upper=0.0), "upper"),
     ],
 )

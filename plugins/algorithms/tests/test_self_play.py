@@ -124,7 +124,7 @@ def test_advantages_of_tokens_are_refused():
     suite = objectives.TestSppo()
     batch = suite.mini_batch(0)
     batch = batch.with_columns({"advantages": batch["ref_log_probs"]})
-    with pytest.raises(ColumnError, match="single tokens"):
+    with pytest.raises(ColumnError, match="per token"):
         suite.update(batch, suite.outputs(batch, 0))
 
 

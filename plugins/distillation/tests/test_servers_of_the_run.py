@@ -75,7 +75,7 @@ def test_servers_that_do_not_fit_beside_the_pools_are_warned_of(
     warnings = check(str(without_role), [*servers, runtime]).warnings
     found = [one.message for one in warnings if one.rule == "teachers_do_not_fit"]
     assert len(found) == short
-    assert all(f"{replicas * accelerators} accelerators beside the pools" in m for m in found)
+    assert all(f"{replicas * accelerators} accelerator(s) besides" in m for m in found)
 
 
 def test_what_can_not_be_served_is_refused(without_role, teacher, python, tmp_path):
@@ -83,7 +83,7 @@ def test_what_can_not_be_served_is_refused(without_role, teacher, python, tmp_pa
     assert "runtime.name=inline" in finding.message
     with pytest.raises(DovetailError, match="inline"):
         train(without_role, served(teacher, python))
-    with pytest.raises(DovetailError, match="url or serve"):
+    with pytest.raises(DovetailError, match="`url` and `serve`"):
         check(str(without_role), [served(teacher, python)[0].replace("'serve'", "'url': 'http://x', 'serve'")])  # fmt: skip
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no module named vllm\nexit 1\n")

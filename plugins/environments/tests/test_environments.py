@@ -106,7 +106,7 @@ BODIES = {
         "form",
     ),
     "no JSON": ("return {'reward': {1, 2}}", FailureKind.ENVIRONMENT, "JSON"),
-    "no reward": ("return {'score': 1}", FailureKind.ENVIRONMENT, "no reward"),
+    "no reward": ("return {'score': 1}", FailureKind.ENVIRONMENT, "no `reward`"),
 }
 
 
@@ -210,7 +210,7 @@ def test_what_does_not_speak_the_protocol_is_found_before_step_1(
 
 @pytest.mark.parametrize(
     ("requires", "said"),
-    [("no-such-package>=2", "not installed"), ("attrs<1", "it has 2")],
+    [("no-such-package>=2", "not installed"), ("attrs<1", "installed: 2")],
 )
 def test_a_missing_package_and_other_pins_are_named_with_the_line_that_installs(
     tmp_path: Path, requires: str, said: str
@@ -370,12 +370,12 @@ def test_a_file_that_is_missing_and_settings_that_exclude_each_other_are_refused
     with pytest.raises(ConfigError, match=r"nowhere\.py"):
         tasks_of(ProgramEnvironmentConfig(name="program", file="nowhere.py"))
     for given in ({}, {"file": "x.py", "command": "x"}):
-        with pytest.raises(ValueError, match="either file or"):
+        with pytest.raises(ValueError, match="exactly one"):
             ProgramEnvironmentConfig(name="program", **given)
 
 
 def test_a_config_without_an_environment_is_refused() -> None:
-    with pytest.raises(ValueError, match="environments is empty"):
+    with pytest.raises(ValueError, match="`environments` is empty"):
         EnvironmentsConfig(name="environments")
 
 
@@ -433,4 +433,7 @@ def test_the_interpreter_may_be_a_command() -> None:
     words = ProgramEnvironment(config, PluginContext()).words()
     assert list(words[:5]) == ["uv", "run", "--with", "x", "python"]
     command = WorkerCommand(title="it", words=words, requires=["x>=1"], log=Path("log"))
-    assert command.install() == "have its `python` name them: uv run --with 'x>=1' python"
+    assert (
+        command.install()
+        == "add the packages to the environment's `python`: uv run --with 'x>=1' python"
+    )

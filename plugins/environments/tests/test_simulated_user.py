@@ -145,7 +145,7 @@ def test_rewards_are_the_users_word_or_the_answer(
 
 REFUSAL = {"error": {"code": "context_length_exceeded", "message": "too long for the user"}}
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
-    "empty": (words_of({"choices": [{"message": {"content": " "}}]}), "gave an empty answer"),
+    "empty": (words_of({"choices": [{"message": {"content": " "}}]}), "an empty answer"),
     "error": (words_of({"error": {"message": "no such model"}}, 404), "no such model"),
     "page": (lambda request: reply(request, 502, b"<html>"), "failed"),
     "context": (words_of(REFUSAL, 400), "too long for the user"),
@@ -184,7 +184,7 @@ def test_lines_of_the_file_are_tasks_and_bad_ones_are_named(user: User, tmp_path
     assert [row["prompt"][1]["content"][-1] for row in rows_of(config)] == ["0", "1", "2"]
     held_out = rows_of(config, "it/held_out")
     assert [row["reward_model"]["ground_truth"] for row in held_out] == [3, 4]
-    with pytest.raises(EnvironmentProcessError, match=r"users\.jsonl, line 2 has no user"):
+    with pytest.raises(EnvironmentProcessError, match=r"users\.jsonl, line 2 lacks .*user"):
         rows_of(section(user, tmp_path, TASK, {"opening": "Hello"}))
 
 

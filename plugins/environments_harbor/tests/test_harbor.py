@@ -144,7 +144,7 @@ def test_at_a_limit_the_tests_score_what_is_there(tmp_path: Path) -> None:
     [
         ("#!/bin/bash\necho nan > /logs/verifier/reward.txt", "Non-finite reward"),
         ("#!/bin/bash\necho good > /logs/verifier/reward.txt", "Failed to parse"),
-        ("#!/bin/bash\necho '{\"form\": 1}' > /logs/verifier/reward.json", "no `reward`"),
+        ("#!/bin/bash\necho '{\"form\": 1}' > /logs/verifier/reward.json", "key `reward`"),
         ("#!/bin/bash\nexit 0", "No reward file"),
     ],
     ids=["nan", "text", "other", "none"],
@@ -205,5 +205,5 @@ def test_an_interpreter_without_harbor_is_told_how_to_get_it(tmp_path: Path) -> 
 
 
 def test_a_folder_has_to_be_named() -> None:
-    with pytest.raises(ValueError, match="folder is empty"):
+    with pytest.raises(ValueError, match="`folder` is empty"):
         HarborConfig(name="harbor")

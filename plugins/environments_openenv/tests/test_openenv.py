@@ -239,7 +239,7 @@ def test_a_refused_action_is_shown_to_the_policy_and_counted(url: str) -> None:
     [
         ("13", "thirteen is not"),
         ("14", "Connection"),
-        ("15", "no finite reward"),
+        ("15", "expected finite numbers"),
     ],
     ids=["raises", "dies", "nan"],
 )
@@ -278,8 +278,11 @@ def test_tasks_are_those_of_the_environments_splits(tmp_path: Path) -> None:
     [
         ({"project": "nowhere", "url": None}, "has no pyproject.toml"),
         ({"app": "server.other:app", "url": None}, "exited prematurely"),
-        ({"action": "numbr", "project": None}, "'numbr'; expected one of number"),
-        ({"observation": "txt", "project": None}, "'txt'; expected one of"),
+        (
+            {"action": "numbr", "project": None},
+            "'numbr' (setting `action`); expected one of number",
+        ),
+        ({"observation": "txt", "project": None}, "'txt' (setting `observation`); expected one of"),
         ({"project": None, "url": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
     ],
     ids=["folder", "app", "action", "observation", "url"],
@@ -301,8 +304,8 @@ def test_an_interpreter_without_openenv_is_told_how_to_get_it() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "neither project"),
-        ({"project": "x", "url": "http://127.0.0.1:1"}, "project and url"),
+        ({}, "neither `project`"),
+        ({"project": "x", "url": "http://127.0.0.1:1"}, "both `project` and `url`"),
         ({"url": "127.0.0.1:8000"}, "http://HOST:PORT"),
     ],
 )

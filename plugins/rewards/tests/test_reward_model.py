@@ -218,7 +218,7 @@ def test_a_text_that_is_too_long_fails_unless_the_config_says_which_end_to_keep(
     outcomes = run(reward_model(path, max_length=40), [long, short])
     assert isinstance(outcomes["short"], Score)
     assert outcomes["long"].kind is FailureKind.EXCEPTION
-    assert "takes 40" in outcomes["long"].message
+    assert "takes at most 40" in outcomes["long"].message
     ends = {}
     for overlong in ("keep_end", "keep_start"):
         outcomes = run(reward_model(path, max_length=40, overlong=overlong), [long, short])
@@ -235,7 +235,7 @@ def test_a_text_that_is_too_long_fails_unless_the_config_says_which_end_to_keep(
 
 def test_the_models_own_positions_are_the_limit(reward_model, classifier, sample, run) -> None:
     outcome = run(reward_model(classifier["padded"]), [sample("s", "a b c d " * 100)])["s"]
-    assert "takes 128" in outcome.message
+    assert "takes at most 128" in outcome.message
 
 
 def test_scores_are_shifted_scaled_and_clipped(reward_model, classifier, sample, run) -> None:
@@ -294,7 +294,7 @@ def test_what_is_no_reward_model_is_refused_before_a_run(
     reward_model, classifier, tmp_path
 ) -> None:
     language_model = tiny_model_and_tokenizer(tmp_path / "lm", vocab_size=300)
-    with pytest.raises(ConfigError, match="2 labels"):
+    with pytest.raises(ConfigError, match="num_labels=2"):
         reward_model(language_model)
     config = json.loads((language_model / "config.json").read_text())
     config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}

@@ -74,4 +74,4 @@ def test_doctor_is_told_of_each_level(monkeypatch) -> None:
     monkeypatch.setattr(levels, "_available_levels", lambda python: none)
     problems = [row["problem"] for row in examine()]
     assert problems[:-1] == [None] * 2
-    assert "at any level" in problems[-1]
+    assert "at any isolation level" in problems[-1]

@@ -251,7 +251,7 @@ def test_time_spent_waiting_for_a_core_is_not_held_against_a_program(any_box) ->
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
 def test_files_outside_the_working_directory_are_refused(name) -> None:
-    with pytest.raises(SandboxError, match="lie below"):
+    with pytest.raises(SandboxError, match="outside the program's working directory"):
         Program(source="", files={name: b""})
 
 
@@ -274,7 +274,7 @@ def test_the_clock_allows_three_times_the_cpu_and_two_seconds() -> None:
 def test_a_level_that_is_not_to_be_had_says_why() -> None:
     with pytest.raises(SandboxError, match="namespaces") as raised:
         chosen_level("namespaces", python="/bin/false")
-    assert raised.value.hint == "set service to the address of a sandbox service"
+    assert raised.value.hint == "set `service` to the address of a sandbox service"
 
 
 def test_a_weaker_level_is_taken_by_name_alone(monkeypatch) -> None:

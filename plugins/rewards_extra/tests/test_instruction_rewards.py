@@ -110,12 +110,12 @@ def test_an_empty_response_keeps_to_nothing(text) -> None:
         ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": []}, "of equal lengths"),
         ([{"instruction": None}], "holds no instructions"),
         ([{"instruction": "punctuation:no_coma"}], "nearest: 'punctuation:no_comma'"),
-        ([{"instruction": "keywords:existence"}], "lacks keywords"),
+        ([{"instruction": "keywords:existence"}], "lacks the argument(s) keywords"),
         ([{"instruction": "keywords:existence", "keywords": []}], "list of texts"),
-        ([{"instruction": "keywords:existence", "keywords": ["a"], "num": 1}], "takes no 'num'"),
+        ([{"instruction": "keywords:existence", "keywords": ["a"], "num": 1}], "no argument 'num'"),
         (
             [{"instruction": "length_constraints:number_words", "num_words": "3"}],
-            "num_words='3' is",
+            "num_words='3'; expected",
         ),
         (
             [
@@ -125,7 +125,7 @@ def test_an_empty_response_keeps_to_nothing(text) -> None:
                     "relation": "more",
                 }
             ],
-            "relation='more' is not 'less than' or 'at least'",
+            "relation='more'; expected 'less than' or 'at least'",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_pattern_that_is_no_regular_expression_is_a_config_error() -> None:
 
 
 def test_an_answer_score_needs_a_marked_answer() -> None:
-    with pytest.raises(ValueError, match=r"needs a group \(\?P<answer>"):
+    with pytest.raises(ValueError, match=r"no group \(\?P<answer>"):
         RegexFormatConfig(pattern="a", answer_score=1.0)
 
 

@@ -222,5 +222,5 @@ def test_a_variable_without_an_address_is_refused_before_the_run(
 
 
 def test_alerts_that_reach_nobody_are_refused() -> None:
-    with pytest.raises(ConfigError, match="command, webhook_variable, or both"):
+    with pytest.raises(ConfigError, match="`command`, `webhook_variable` or both"):
         config_from_mapping({"model": {"path": "m"}, "tracking": [{"name": "alerts"}]})

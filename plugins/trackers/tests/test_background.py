@@ -102,7 +102,7 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, caplog: pytest.LogCapture
     released.set()
     end(tracker)
     assert [step for step, _ in tracker.written] == [1, 2]
-    assert "written: 3 dropped since queue_size=2" in caplog.text
+    assert "written: 3 dropped because the queue was full (queue_size=2)" in caplog.text
 
 
 def test_a_hanging_tracker_is_reported_and_holds_the_end_up_for_close_seconds_only(
@@ -113,7 +113,7 @@ def test_a_hanging_tracker_is_reported_and_holds_the_end_up_for_close_seconds_on
     time.sleep(0.05)
     for step in (1, 2, 3):
         tracker.metrics_logged(step, {"a": 1.0})
-    assert caplog.text.count("tracker list: has ") == 1
+    assert caplog.text.count("log calls are waiting") == 1
     began = time.monotonic()
     end(tracker)
     assert time.monotonic() - began < 2
@@ -140,7 +140,7 @@ def test_a_failing_tracker_is_named_once_and_tried_again(
     end(tracker)
     assert [step for step, _ in tracker.written] == [1, 2]
     assert [r.getMessage() for r in caplog.records] == [
-        "tracker list: the run could not be opened: OSError: no network; training goes on"
+        "tracker list: the run could not be opened: OSError: no network; training continues"
     ]
 
 
@@ -159,7 +159,7 @@ def test_a_call_that_always_fails_is_lost_and_the_next_is_written(
     end(tracker)
     assert [step for step, _ in tracker.written] == [2]
     assert "a refused name" in caplog.text
-    assert "written: 0 dropped since queue_size=10000 were waiting, 1 failed" in caplog.text  # fmt: skip
+    assert "written: 0 dropped because the queue was full (queue_size=10000), 1 failed" in caplog.text  # fmt: skip
 
 
 def test_values_that_no_curve_can_hold_are_left_out_with_one_warning_each(
@@ -172,8 +172,8 @@ def test_values_that_no_curve_can_hold_are_left_out_with_one_warning_each(
     assert [(s, m["a"]) for s, m in tracker.written if "a" in m] == [(1, 1.0), (7, 1.0)]
     assert len([1 for _, m in tracker.written if m["b"] == 0.5]) == 7
     assert [r.getMessage().partition(":")[2] for r in caplog.records] == [
-        " metric a is nan at step 2: values that are not finite are left out",
-        " metric a is str at step 4; expected a number: it is left out",
+        " metric a at step 2 is left out: it is nan; expected a finite number",
+        " metric a at step 4 is left out: it is of type str; expected a number",
     ]
 
 

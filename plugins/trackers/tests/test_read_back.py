@@ -176,7 +176,7 @@ def test_trackio(directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [
-        (WandbTracker, {}, "W&B has no login"),
+        (WandbTracker, {}, "not logged in to W&B"),
         (SwanlabTracker, {}, "API key"),
         (TrackioTracker, {"space_id": "user/space"}, "Cannot reach https://huggingface.co"),
         (WandbTracker, {"mode": "offline", "project": "a/b"}, "Invalid project name 'a/b'"),
@@ -206,5 +206,5 @@ def test_mlflow_begins_a_new_run_where_the_id_belongs_to_another_experiment(
     state = json.loads(kept.read_text())
     kept.write_text(json.dumps({**state, "project": "two"}))
     log(MlflowTracker, directory, project="two")
-    assert f"run id {state['run_id']} is not in 'two'" in caplog.text
+    assert f"run id {state['run_id']} is not in project 'two'" in caplog.text
     assert json.loads(kept.read_text())["run_id"] != state["run_id"]

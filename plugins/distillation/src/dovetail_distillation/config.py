@@ -57,8 +57,10 @@ class EndpointSection:
     def __attrs_post_init__(self) -> None:
         """Require either `url` or `serve`."""
         if (self.url is None) == (self.serve is None):
-            given = "neither" if self.url is None else "both"
-            raise ValueError(f"a served teacher has a url or serve, and {given} is set; give one")
+            given = "neither `url` nor `serve`" if self.url is None else "both `url` and `serve`"
+            raise ValueError(
+                f"the teacher's endpoint has {given}; expected exactly one: `url` for a running server, or `serve` to start servers"
+            )
 
 
 @attrs.frozen(kw_only=True)

@@ -83,7 +83,7 @@ class TestDistill(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ D / T, and its gradient by the student's log-probabilities, [T, K]."""
+        """Return c Σ D / T, for `coef` c and the divergences D of T tokens, and its gradient by the student's log-probabilities, [T, K]."""
         config, shown_T = self.config, mini_batch["response_mask"].values
         teacher_TK = mini_batch[TOP_LOG_PROBS].values.astype(np.float64)[shown_T]
         student_TK = outputs["log_probs_at"].astype(np.float64)
@@ -132,7 +132,7 @@ class TestDistillByToken(TestDistill):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ ½ d² / T and its gradient [T], with d = log π − log π_teacher."""
+        """Return c Σ ½ d² / T, for `coef` c and d = log π − log π_teacher of T tokens, and its gradient by log π, [T]."""
         shown_T = mini_batch["response_mask"].values
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch[LOG_PROBS].values
         away_T = np.where(shown_T, away_T, 0) * self.config.coef / shown_T.sum()

@@ -49,7 +49,7 @@ class _RetryableError(Exception):
 
 
 class Endpoint:
-    """A client of the teacher behind one endpoint.
+    """A client of a served teacher, which is one of the stage's `endpoints`.
 
     Args:
         name: the name of the endpoint in the config, for messages.
@@ -82,8 +82,8 @@ class Endpoint:
             theirs = _entry(entry, word).get("decoded_token")
             if theirs is not None and theirs != words[word]:
                 raise ConfigError(
-                    f"{self._who} has another vocabulary: it writes the token {word} as {theirs!r}, and the run's tokenizer as {words[word]!r}",
-                    hint="serve a teacher with the student's tokenizer",
+                    f"{self._who} has another vocabulary than the student: it decodes token {word} as {theirs!r}, but the run's tokenizer as {words[word]!r}",
+                    hint="choose a teacher with the student's tokenizer",
                 )
 
     async def score(self, batch: Batch, top_k: int) -> Batch:
@@ -103,8 +103,8 @@ class Endpoint:
         wrong = batch["temperature"][batch["temperature"] != 1]
         if wrong.size:
             raise ConfigError(
-                f"{self._who} gives log-probabilities at temperature 1, and samples were drawn at {wrong[0]:g}",
-                hint="set rollout.temperature=1, or make the teacher a role of the config",
+                f"{self._who} can't score samples drawn at temperature {wrong[0]:g}: a served teacher gives log-probabilities at temperature 1",
+                hint="set rollout.temperature=1, or configure the teacher as a role instead of an endpoint",
             )
         mask: Ragged = batch["response_mask"]
         log_probs_T = np.zeros(mask.total, np.float32)
@@ -185,8 +185,8 @@ class Endpoint:
                 continue
             return self._of_tokens(answer, ids)
         raise TeacherError(
-            f"{self._who} {what}, {tries} {'time' if tries == 1 else 'times'}",
-            hint="see whether the server runs; raise timeout or lower concurrency where it is slow",
+            f"{self._who} {what} ({tries} {'try' if tries == 1 else 'tries'})",
+            hint="check that the server runs; if it is slow, raise `timeout` or lower `concurrency` of the endpoint",
         )
 
     async def _post(self, client: AsyncClient, ids: list[int], top_k: int) -> dict[str, Any]:
@@ -221,13 +221,15 @@ class Endpoint:
         if status != 200:
             raise TeacherError(
                 f"{self._who} answered with status {status}: {text[:300]}",
-                hint="the model is the name that the server lists under /v1/models; vLLM gives top_k words only up to its "
+                hint="check that `model` is a name that the server lists under /v1/models, and that top_k is at most vLLM's "
                 "--max-logprobs",
             )
         try:
             answer: dict[str, Any] = json.loads(text)
         except json.JSONDecodeError as error:
-            raise TeacherError(f"{self._who} answered with no JSON: {text[:200]!r}") from error
+            raise TeacherError(
+                f"{self._who} answered with {text[:200]!r}; expected JSON"
+            ) from error
         return answer
 
     def _of_tokens(self, answer: dict[str, Any], ids: list[int]) -> list[dict[str, Any] | None]:
@@ -236,19 +238,19 @@ class Endpoint:
         found = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
         if found is None:
             raise TeacherError(
-                f"{self._who} answered without prompt_logprobs",
-                hint="serve the teacher with vLLM, whose /v1/completions gives them, or make it a role of the config",
+                f"{self._who} answered without the field prompt_logprobs, the log-probabilities of a prompt",
+                hint="serve the teacher with vLLM, whose /v1/completions returns the field, or configure the teacher as a role",
             )
         if len(found) != len(ids):
             raise TeacherError(
-                f"{self._who} answered with prompt_logprobs of {len(found)} tokens; expected {len(ids)}",
-                hint="the server must take token ids as prompt, and add none of its own",
+                f"{self._who} answered with prompt_logprobs of {len(found)} tokens; expected {len(ids)}, as many as were sent",
+                hint="use a server that accepts token ids as a prompt and adds no tokens, such as vLLM",
             )
         for place, word in enumerate(ids[1:], start=1):
             value = _entry(found[place], word).get("logprob")
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise TeacherError(
-                    f"{self._who} gives no finite log-probability of token {place} of a sequence, {word}: {value!r}"
+                    f"{self._who} returned the log-probability {value!r} for token id {word} at position {place}; expected a finite number"
                 )
         tokens: list[dict[str, Any] | None] = found
         return tokens
@@ -260,8 +262,8 @@ class Endpoint:
         )
         if len(found) < top_k:
             raise TeacherError(
-                f"{self._who} gave {len(found)} alternatives for a token; expected {top_k}",
-                hint="lower top_k to what the server gives, such as vLLM's --max-logprobs",
+                f"{self._who} returned the log-probabilities of {len(found)} token id(s) at a position; expected top_k={top_k}",
+                hint="lower top_k to at most what the server returns, or raise its limit (vLLM's --max-logprobs)",
             )
         best = found[:top_k]
         return [word for _, word in best], [value for value, _ in best]
@@ -283,7 +285,7 @@ def _plain_words(tokenizer: Tokenizer) -> dict[int, str]:
             found[word] = text
     if len(found) < 2:
         raise ConfigError(
-            "the run's tokenizer has no plain-text tokens to compare with a served teacher's"
+            "the vocabulary of a served teacher can't be checked: the run's tokenizer has fewer than two printable ASCII tokens"
         )
     words: Sequence[int] = list(found)
     every = max(1, len(words) // PROBED)

@@ -88,8 +88,8 @@ class Distill(Objective):
         found = {own.name: own} | {o.name: o for o in (plus.outputs if plus is not None else ())}
         if found[own.name] != own:
             raise ConfigError(
-                f"objective 'distill' and its plus, {plus.plugin.name if plus else ''!r}, compute {own.name!r} at different token ids",
-                hint="leave plus out, or choose a divergence that compares the token alone, such as k2",
+                f"objective 'distill' can't be combined with `plus` {plus.plugin.name if plus else ''!r}: the two compute {own.name!r} at different token ids",
+                hint="leave `plus` out, or set `divergence` to one that compares only the sampled token, such as k2",
             )
         return tuple(found.values())
 
@@ -168,7 +168,7 @@ class Distill(Objective):
     ) -> Float[Tensor, "T"]:
         if teacher_TK.shape != student_TK.shape:
             raise ColumnError(
-                f"{TOP_LOG_PROBS} is {list(teacher_TK.shape)}; expected {list(student_TK.shape)}, top_k={self.config.top_k} words a token"
+                f"column {TOP_LOG_PROBS} has shape {list(teacher_TK.shape)}; expected {list(student_TK.shape)}, with top_k={self.config.top_k} words for each token"
             )
         tail = self.config.tail
         both = events(teacher_TK, tail), events(student_TK, tail)

@@ -31,7 +31,7 @@ def teachers_do_not_fit(config: Any, plan: Any) -> Iterator[Finding]:
     if shortage is not None:
         wanted = sum(server.ranks for server in servers)
         yield Finding.warning(
-            f"the servers of teachers take {wanted} accelerators beside the pools of the run: {shortage.message}",
-            hint="set fewer serve.replicas or serve.accelerators, give the pools fewer (runtime.gpus_per_node), join a cluster that has "
-            "them (runtime.address=), or set serve.accelerators=0",
+            f"the teachers' servers need {wanted} accelerator(s) besides those of the run's pools: {shortage.message}",
+            hint="lower serve.replicas or serve.accelerators, give the pools fewer accelerators (runtime.gpus_per_node), use a cluster that "
+            "has enough (runtime.address=), or set serve.accelerators=0",
         )

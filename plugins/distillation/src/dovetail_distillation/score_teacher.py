@@ -101,8 +101,8 @@ class ScoreTeacher(Stage):
         """
         if unused := sorted(self.config.endpoints.keys() - set(self.config.by_source.values())):
             raise ConfigError(
-                f"endpoint {unused[0]!r} of score_teacher is not a sample's teacher",
-                hint=f"set teachers.default={unused[0]}, or remove it",
+                f"endpoint {unused[0]!r} of the stage score_teacher is not used: no entry of `teachers` names it",
+                hint=f"set teachers.default={unused[0]}, or remove the endpoint",
             )
         for name, section in self.config.endpoints.items():
             self._endpoints[name] = Endpoint(name, section, self.context)
@@ -168,8 +168,8 @@ class ScoreTeacher(Stage):
 
 def _without_teacher(sources: str, config: ScoreTeacherConfig) -> DataError:
     return DataError(
-        f"score_teacher has no teacher for data_source {sources}; it has {', '.join(sorted(config.by_source))}",
-        hint="name its teacher in teachers, or set teachers.default to one for all others",
+        f"the stage score_teacher has no teacher for data_source {sources}; it has teachers for: {', '.join(sorted(config.by_source))}",
+        hint="add the data_source to `teachers`, or set teachers.default to the teacher of all others",
     )
 
 
@@ -195,7 +195,7 @@ def _words(facts: PlanFacts) -> int:
     }
     if len(sizes) != 1:
         raise ConfigError(
-            f"{TOP_IDS} is required, and the objectives that read it want {sorted(sizes) or 'no number of'} token ids for each token; expected one number",
-            hint="set the same top_k for all of them",
+            f"column {TOP_IDS} can't be computed: the objectives that read it have top_k of {sorted(sizes) or 'none'}; expected one common value",
+            hint="set the same top_k for all objectives that read the column",
         )
     return sizes.pop()

@@ -109,26 +109,24 @@ class TeacherServers:
 
 
 def described(section: EndpointSection) -> str:
-    """Describe the servers to start, the accelerators that each takes, and the weights on each accelerator in GiB."""
+    """Return a description of the servers to start: number, accelerators of each, and GiB of weights on each accelerator."""
     serve, directory = section.serve, Path(section.model).expanduser()
     assert serve is not None
     what = (
         f"{serve.replicas} {_TITLES[serve.engine]} server{'s' * (serve.replicas > 1)} of this run"
     )
     if serve.accelerators:
-        what += f", {serve.accelerators} accelerator{'s' * (serve.accelerators > 1)} each beside the pools"
+        what += f", each with {serve.accelerators} accelerator{'s' * (serve.accelerators > 1)} besides those of the pools"
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    each = (
-        f", {size / max(1, serve.accelerators) / 2**30:.3g} GiB of weights on each" if size else ""
-    )
+    each = f", {size / max(1, serve.accelerators) / 2**30:.3g} GiB of weights each" if size else ""
     return what + each
 
 
 def without_processes(name: str, runtime: str) -> ConfigError:
     """Return the error for servers under a runtime that starts no processes."""
     return ConfigError(
-        f"endpoint {name!r} of score_teacher is to be served by the run, and runtime.name={runtime} starts no further processes",
-        hint="set runtime.name=ray; or make the teacher a role of the config, or give the url of a server",
+        f"the servers of endpoint {name!r} of the stage score_teacher can't be started: runtime.name={runtime} starts no server processes",
+        hint="set runtime.name=ray; or configure the teacher as a role, or set the endpoint's `url` to a running server",
     )
 
 
@@ -192,7 +190,7 @@ class TeacherServer:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._process.exit_status is not None:
-                raise WorkerError(self._ended(), hint=f"see its log; {_TITLES[self._setup['engine']]} has to be installed for that interpreter", lost=True)  # fmt: skip
+                raise WorkerError(self._ended(), hint=f"see the server's log; check that {_TITLES[self._setup['engine']]} is installed for the interpreter (serve.python)", lost=True)  # fmt: skip
             try:
                 if httpx2.get(f"{self._url}/health").status_code == httpx2.codes.OK:
                     return
@@ -200,17 +198,17 @@ class TeacherServer:
                 pass  # the server does not listen yet
             time.sleep(_LOOK_SECONDS)
         raise WorkerError(
-            f"the teacher's server was not healthy within serve.start_timeout={seconds:g} s; it prints to {self._log}",
+            f"the teacher's server did not become ready within serve.start_timeout={seconds:g} s; see its log {self._log}",
             lost=True,
         )
 
     def _ended(self) -> str:
         printed = self._log.read_text(errors="replace")[-_SHOWN:] if self._log.exists() else ""
-        return f"the teacher's server ended with status {self._process.exit_status}; it printed to {self._log}:\n{printed}"
+        return f"the teacher's server ended with status {self._process.exit_status}; the end of its log {self._log}:\n{printed}"
 
 
 def serve(given: bytes, logger: Logger) -> TeacherServer:
-    """Start a server in this process of the runtime, from its JSON settings."""
+    """Start a teacher's server from its settings, as JSON, and return the object that forwards requests to it."""
     server = TeacherServer(json.loads(given))
     logger.info("a teacher's server is ready")
     return server

@@ -65,8 +65,8 @@ class ProgramEnvironmentConfig(WorkerSection):
 
     def __attrs_post_init__(self) -> None:
         if (self.file is None) == (self.command is None):
-            given = "file and command" if self.file else "neither file nor command"
-            raise ValueError(f"has {given}; expected either file or command")
+            given = "both `file` and `command`" if self.file else "neither `file` nor `command`"
+            raise ValueError(f"the environment has {given}; expected exactly one of them")
 
 
 _USER = """\
@@ -81,7 +81,7 @@ def _is_url(_config: Any, _attribute: Any, value: str) -> None:
 
 def _given_text(_config: Any, attribute: attrs.Attribute[str], value: str) -> None:
     if not value.strip():
-        raise ValueError(f"{attribute.name} is empty")
+        raise ValueError(f"the setting `{attribute.name}` is empty; expected a text")
 
 
 @attrs.frozen(kw_only=True)
@@ -131,11 +131,11 @@ class EnvironmentsConfig(GatewaySection):
     def __attrs_post_init__(self) -> None:
         if not self.environments:
             raise ValueError(
-                "environments is empty; expected a name and what it selects: {sums: {name: program, file: sums.py}}"
+                "the setting `environments` is empty; expected at least one environment by name, such as {sums: {name: program, file: sums.py}}"
             )
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings that the environments imply: the data source of their tasks, its mixture and the reward function."""
+        """Return the settings that the environments imply, by key: the data source of their tasks, its mixture, the reward function."""
         named = {name: _given(section) for name, section in self.environments.items()}
         return {
             "data": {

@@ -48,7 +48,7 @@ def made(name: str, section: EnvironmentSection, context: PluginContext) -> Envi
 
 
 class EnvironmentsLoop(AgentLoop):
-    """Agent loop that runs environments.
+    """Agent loop whose episodes run in environments, which also provide the tasks and the scores.
 
     The environments set the data source, its mixture and the reward function, unless the config selects others.
 

@@ -34,8 +34,8 @@ class ProgramEnvironment(WorkerEnvironment):
         file = Path(self.config.file).absolute()
         if not file.is_file():
             raise ConfigError(
-                f"environment {self.context.role!r}: there is no file {self.config.file!r} in {Path.cwd()}",
-                hint=f"set rollout.agent_loop.environments.{self.context.role}.file",
+                f"environment {self.context.role!r}: the file {self.config.file!r} does not exist (working directory {Path.cwd()})",
+                hint=f"set rollout.agent_loop.environments.{self.context.role}.file to an existing Python file",
             )
         return (*self.python(), worker.__file__, str(file))
 

@@ -38,7 +38,7 @@ class EnvironmentReward(RewardFunction):
         output = (trajectory or {}).get("output")
         if not isinstance(output, Mapping) or "environment" not in output:
             raise ValueError(
-                "reward function 'environment' reads scores of the agent loop 'environments', and this sample is from another agent loop; set "
+                "reward function 'environment' can't score this sample: the sample was not made by the agent loop 'environments'; set "
                 "rollout.agent_loop.name=environments, or another reward.function"
             )
         name = output["environment"]

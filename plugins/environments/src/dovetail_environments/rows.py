@@ -40,8 +40,10 @@ class EnvironmentRows(DatasetSource):
             all_parts = [place for each in known for place in (each, f"{each}/{HELD_OUT}")]
             near = nearest(path, all_parts)
             raise DataError(
-                f"there is no environment {path!r}; there are {', '.join(known) or 'none'}",
-                hint=f"did you mean {near!r}?" if near else "set rollout.agent_loop.environments",
+                f"the environment {path!r} is not configured; configured: {', '.join(known) or 'none'}",
+                hint=f"did you mean {near!r}?"
+                if near
+                else "add the environment to rollout.agent_loop.environments",
             )
         section = known[name]
         environment = made(name, section, self.context)
@@ -52,7 +54,7 @@ class EnvironmentRows(DatasetSource):
             raise
         except Exception as error:
             raise PluginBrokenError(
-                f"environment {name!r} raised {type(error).__name__} in `tasks`: {error}",
+                f"the tasks of environment {name!r} can't be read: its `tasks` raised {type(error).__name__}: {error}",
                 hint=f"correct rollout.agent_loop.environments.{name}, or report it to the author of the environment",
             ) from error
         finally:
@@ -60,7 +62,9 @@ class EnvironmentRows(DatasetSource):
         if not tasks:
             raise DataError(
                 f"environment {name!r} has no {'held-out ' if part else ''}tasks",
-                hint=f"set rollout.agent_loop.environments.{name}.{'held_out=0' if part else 'tasks'}",
+                hint=f"set rollout.agent_loop.environments.{name}.held_out=0"
+                if part
+                else f"check rollout.agent_loop.environments.{name}.tasks, the number of tasks, and the environment's settings",
             )
         for task in tasks[:count]:
             prompt = task.prompt

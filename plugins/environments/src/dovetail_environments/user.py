@@ -23,13 +23,13 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
             task = json.loads(line)
             lacking = [key for key in ("opening", "user") if not task.get(key)]
             if lacking:
-                raise ValueError(f"{settings['file']}, line {number} has no {' and no '.join(lacking)}")  # fmt: skip
+                raise ValueError(f"file {settings['file']}, line {number} lacks the key(s) {', '.join(lacking)}")  # fmt: skip
             found.append({"prompt": _begin(task), "task": task, "ground_truth": task.get("answer")})
     return found
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let policy and user talk in turn until the user is satisfied or unsatisfied, or the limit of turns is reached.
+    """Let policy and user talk until the user is satisfied or not, or the limit of turns is reached; return the reward and its parts.
 
     Raises:
         RuntimeError: the user's model does not answer.
@@ -68,5 +68,7 @@ def _reply(user: Any, messages: list[dict[str, str]], settings: dict[str, Any]) 
         message = f"the user's model at {settings['url']} failed: {type(error).__name__}: {error}"
         raise RuntimeError(message) from error
     if not reply.strip():
-        raise RuntimeError(f"the user's model at {settings['url']} gave an empty answer")
+        raise RuntimeError(
+            f"the user's model at {settings['url']} returned an empty answer; expected a message"
+        )
     return reply

@@ -104,7 +104,7 @@ def main(file: str) -> None:
         try:
             line = json.dumps(answer)
         except (TypeError, ValueError) as error:
-            line = json.dumps({"error": f"its answer is not JSON: {error}"})
+            line = json.dumps({"error": f"the returned value can't be written as JSON: {error}"})
         answers.write(line + "\n")
 
 

@@ -67,16 +67,16 @@ class WorkerEnvironment(Environment):
     def tasks(self, count: int, *, held_out: bool) -> Sequence[EnvironmentTask]:
         answer = self.pool().ask_once({"do": "tasks", "count": count, "held_out": held_out})
         if "error" in answer:
-            raise EnvironmentProcessError(f"{self._title} can't list its tasks: {answer['error']}")
+            raise EnvironmentProcessError(f"{self._title} failed in `tasks`: {answer['error']}")
         try:
             return [
                 EnvironmentTask(prompt=each["prompt"], data=each.get("task") or {}, ground_truth=each.get("ground_truth"))
                 for each in answer["tasks"]
             ]  # fmt: skip
         except (KeyError, TypeError, AttributeError) as error:
-            message = f"{self._title} lists tasks that are none: {type(error).__name__}: {error}"
+            message = f"{self._title} returned an invalid task: {type(error).__name__}: {error}"
             raise EnvironmentProcessError(
-                message, hint="expected mappings with `prompt` and `task`"
+                message, hint="return tasks as mappings with `prompt` and `task`"
             ) from error
 
     async def run(self, task: Mapping[str, Any], episode: EnvironmentEpisode) -> EpisodeScore:
@@ -130,6 +130,6 @@ class WorkerEnvironment(Environment):
         """
         answer = await pool.ask(worker, request)
         if "reward" not in answer:
-            what = answer.get("error", f"it answered {answer!r:.200}, which has no reward")
+            what = answer.get("error", f"its answer {answer!r:.200} has no `reward`")
             raise EpisodeError(FailureKind.ENVIRONMENT, f"{self._title} failed: {what}")
         return answer

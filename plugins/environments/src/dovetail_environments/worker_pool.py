@@ -55,7 +55,7 @@ class WorkerCommand:
         program = self.words[0]
         if Path(program).name in ("uv", "uvx"):
             given = " ".join(f"--with {shlex.quote(each)}" for each in self.requires)
-            return f"have its `python` name them: uv run {given} python"
+            return f"add the packages to the environment's `python`: uv run {given} python"
         folder = Path(program).parent.parent
         if shutil.which(program) is None and Path(program).parent.name == "bin":
             return f"python3 -m venv {folder} && {folder}/bin/python -m pip install {wanted}"
@@ -63,7 +63,7 @@ class WorkerCommand:
 
 
 class EnvironmentProcess:
-    """A worker process of an environment, with the exchange of messages.
+    """A worker process of an environment, with which this process exchanges JSON messages.
 
     Args:
         command: the command that starts the process.
@@ -89,7 +89,7 @@ class EnvironmentProcess:
                 )  # fmt: skip
         except OSError as error:
             raise EnvironmentProcessError(
-                f"{command.title} can't be started: {command.words[0]}: {error.strerror}",
+                f"{command.title} can't be started: running {command.words[0]} failed: {error.strerror}",
                 hint=command.install(),
             ) from error
         try:
@@ -140,19 +140,19 @@ class EnvironmentProcess:
         title, what = self._command.title, request["do"]
         if late.is_set():
             raise EnvironmentProcessError(
-                f"{title} did not answer {what!r} within {seconds:g} s, and was ended: {self._last_line()}",
-                hint="raise its start_seconds",
+                f"{title} did not answer the request {what!r} within {seconds:g} s and was ended; its last output: {self._last_line()}",
+                hint="raise the environment's start_seconds",
             )
         if not line:
             status = self._process.wait()
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
-            raise EnvironmentProcessError(f"{title} ended {how} during the request {what!r}: {self._last_line()}")  # fmt: skip
+            raise EnvironmentProcessError(f"the process of {title} ended {how} during the request {what!r}; its last output: {self._last_line()}")  # fmt: skip
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise EnvironmentProcessError(f"{title} answered {what!r} with {line.strip()[:_SHOWN]!r}; expected a line with a JSON object")  # fmt: skip
+            raise EnvironmentProcessError(f"{title} answered the request {what!r} with {line.strip()[:_SHOWN]!r}; expected a line with a JSON object")  # fmt: skip
         self.busy = False
         return answer
 
@@ -169,18 +169,20 @@ class EnvironmentProcess:
                 f"protocol {answer['protocol']!r}" if "protocol" in answer else f"{answer!r:.200}"
             )
             raise EnvironmentProcessError(
-                f"{title} answers with {what}; expected protocol {PROTOCOL}",
-                hint="install the version of the environment that speaks it",
+                f"{title} answered with {what}; expected protocol {PROTOCOL} of the worker processes",
+                hint=f"install a version of the environment that supports protocol {PROTOCOL}",
             )
         found = answer.get("packages") or {}
         lacking = []
         for each in map(Requirement, command.requires):
             version = found.get(each.name)
             if version is None or not each.specifier.contains(version, prereleases=True):
-                lacking.append(f"{each} ({f'it has {version}' if version else 'not installed'})")
+                lacking.append(
+                    f"{each} ({f'installed: {version}' if version else 'not installed'})"
+                )
         if lacking:
             python = f"{command.words[0]} (Python {answer.get('python')})"
-            raise EnvironmentProcessError(f"{title} needs {', '.join(lacking)} in {python}", hint=command.install())  # fmt: skip
+            raise EnvironmentProcessError(f"{title} lacks packages in {python}: it needs {', '.join(lacking)}", hint=command.install())  # fmt: skip
 
     def _last_line(self) -> str:
         with suppress(OSError):
@@ -214,7 +216,7 @@ class WorkerPool:
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[EnvironmentProcess]:
-        """Return a context with exclusive use of a process; a process that still owes an answer at the end is killed.
+        """Return a context with exclusive use of a process, which is killed if a request is still unanswered at the end.
 
         Raises:
             EnvironmentProcessError: the process can't be started.

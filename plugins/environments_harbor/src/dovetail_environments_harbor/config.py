@@ -22,7 +22,9 @@ which are run, and you are shown what they print. An answer without such a block
 
 def _named(_section: object, _attribute: object, folder: str) -> None:
     if not folder.strip():
-        raise ValueError("folder is empty; expected a folder of Harbor's tasks, or one task")
+        raise ValueError(
+            "the setting `folder` is empty; expected a folder of Harbor's tasks, or one task's folder"
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -67,7 +67,7 @@ def main(descriptor: int, limits: dict[str, int]) -> None:
     with socket.socket(fileno=descriptor) as channel, Sandbox(folders=FOLDERS) as sandbox:
         result = sandbox.run(Program(source=_SHELL, channel=channel), ProgramLimits(**limits))
     if not result.ok:
-        sys.exit(f"the sandbox's program ended: {result.verdict} {result.stderr.decode(errors='replace')[-500:]}")  # fmt: skip
+        sys.exit(f"the sandbox's shell ended with {result.verdict}: {result.stderr.decode(errors='replace')[-500:]}")  # fmt: skip
 
 
 if __name__ == "__main__":

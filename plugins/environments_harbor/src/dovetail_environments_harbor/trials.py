@@ -37,19 +37,19 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
     one = (path / "task.toml").is_file()
     folders = [path] if one else sorted(each.parent for each in path.glob("*/task.toml"))
     if not folders:
-        raise ValueError(f"folder {str(path)!r} has no task.toml, nor has a folder in it; expected tasks of Harbor")  # fmt: skip
+        raise ValueError(f"folder {str(path)!r} holds no Harbor task; expected a task.toml in it or in folders directly below it")  # fmt: skip
     found = []
     for folder in folders[first : first + count]:
         task = Task(folder)
         if task.has_steps:
-            raise ValueError(f"task {folder} has several steps; expected tasks with one instruction")  # fmt: skip
+            raise ValueError(f"the Harbor task {folder} has several steps, which are not supported; expected a single instruction")  # fmt: skip
         prompt = _begin(settings, task.instruction)
         found.append({"prompt": prompt, "task": {"folder": str(folder.resolve())}})
     return found
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let the policy work on a task, and return the rewards from the task's tests.
+    """Let the policy work on a task, and return the reward and its parts, from the task's tests.
 
     Raises:
         RuntimeError: Harbor recorded an error.
@@ -69,11 +69,13 @@ def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[
         result = _RUNNER.run(_ran(config))
     error = result.exception_info
     if error is not None:
-        raise RuntimeError(f"{error.exception_type}: {error.exception_message}")
+        raise RuntimeError(
+            f"Harbor's trial failed: {error.exception_type}: {error.exception_message}"
+        )
     rewards = dict(result.verifier_result.rewards or {})
     reward = rewards.pop("reward", None)
     if reward is None:
-        raise RuntimeError(f"the tests wrote no `reward`: {rewards}")
+        raise RuntimeError(f"the task's tests wrote the rewards {rewards}; expected a key `reward`")
     return {"reward": reward, "parts": {**rewards, "turns": PolicyAgent.turns}}
 
 
@@ -215,7 +217,9 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
         variables = self._merge_env(env) or {}
         found = await self._ask(do="run", command=command, folder=cwd or self._folder, variables=variables, seconds=timeout_sec)  # fmt: skip
         if found["status"] is None:
-            raise TimeoutError(f"{command!r:.80} took longer than {timeout_sec} s")
+            raise TimeoutError(
+                f"the command {command!r:.80} took longer than {timeout_sec} s and was killed"
+            )
         return ExecResult(stdout=found["out"], stderr=found["err"], return_code=found["status"])
 
     @property
@@ -247,5 +251,7 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
             raise RuntimeError(said[-1] if said else "the sandbox has ended")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise RuntimeError(f"{request['do']} failed in the sandbox: {answer['error']}")
+            raise RuntimeError(
+                f"the request {request['do']!r} failed in the sandbox: {answer['error']}"
+            )
         return answer

@@ -39,7 +39,7 @@ class OpenEnvConfig(WorkerSection):
 
     def __attrs_post_init__(self) -> None:
         if (self.project is None) == (self.url is None):
-            given = "project and url" if self.project else "neither project nor url"
-            raise ValueError(f"has {given}; expected either file or command")
+            given = "both `project` and `url`" if self.project else "neither `project` nor `url`"
+            raise ValueError(f"the environment has {given}; expected exactly one of them")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url is {self.url!r}; expected http://HOST:PORT or https://HOST")

@@ -48,7 +48,7 @@ class Server:
             self._socket = connect(f"ws{self._url.removeprefix('http')}/ws", max_size=None)
         except (OSError, WebSocketException, KeyError) as error:
             self.close()
-            message = f"{self._url} does not answer as a server of OpenEnv: {type(error).__name__}: {error}"
+            message = f"the server at {self._url} does not answer as an OpenEnv server: {type(error).__name__}: {error}"
             raise RuntimeError(message) from error
         except BaseException:
             self.close()
@@ -59,7 +59,7 @@ class Server:
         self._field = settings["action"] or (min(needed) if len(needed) == 1 else None)
         if self._field is not None and self._field not in fields:
             self.close()
-            raise ValueError(f"actions have no field {self._field!r}; expected one of {self._fields}")  # fmt: skip
+            raise ValueError(f"the environment's actions have no field {self._field!r} (setting `action`); expected one of {self._fields}")  # fmt: skip
 
     def tasks(self, count: int, held_out: bool) -> list[dict[str, Any]]:
         """Return, for each task, the arguments that reset the environment to the task."""
@@ -119,7 +119,7 @@ class Server:
     def _started(self, project: str, app: str) -> str:
         here, remote = Path.cwd(), project.startswith("git+")
         if not remote and not Path(project, "pyproject.toml").is_file():
-            raise ValueError(f"project {project!r} has no pyproject.toml in {here}; expected the folder of an OpenEnv environment, or git+URL")  # fmt: skip
+            raise ValueError(f"project {project!r} has no pyproject.toml (working directory {here}); expected the folder of an OpenEnv environment, or git+URL")  # fmt: skip
         # This import takes seconds, and only a server that this process starts needs it.
         from openenv.core.containers.runtime import UVProvider
 
@@ -154,12 +154,12 @@ class Server:
         if kind == "step" and found.get("code") == "VALIDATION_ERROR":
             reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found["errors"])  # fmt: skip
             raise ActionRefused(f"This is not an action: {reasons}. An action has the fields {self._fields}.")  # fmt: skip
-        raise RuntimeError(f"the server answered {kind!r} with {found.get('code')}: {found.get('message')}")  # fmt: skip
+        raise RuntimeError(f"the OpenEnv server refused the request {kind!r} with {found.get('code')}: {found.get('message')}")  # fmt: skip
 
     def _shown(self, observation: dict[str, Any]) -> str:
         name = self._settings["observation"]
         if name is not None and name not in observation:
-            raise ValueError(f"the observation has no field {name!r}; expected one of {', '.join(observation)}")  # fmt: skip
+            raise ValueError(f"the environment's observation has no field {name!r} (setting `observation`); expected one of {', '.join(observation)}")  # fmt: skip
         fields = {key: each for key, each in observation.items() if key != "metadata"}
         value = observation[name] if name else fields or observation
         if name is None and len(value) == 1:
@@ -178,7 +178,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Run an episode of a task, and return the environment's reward.
+    """Run an episode of a task, and return the environment's reward and its parts.
 
     Raises:
         RuntimeError: the server has failed, or gave no reward.
@@ -212,7 +212,9 @@ def _episode(
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": shown}]
     counted = rewards if settings["reward"] == "sum" else rewards[-1:]
     if None in counted:  # OpenEnv's servers also write null for a number that is not finite
-        raise RuntimeError(f"the environment gave no finite reward: {counted}")
+        raise RuntimeError(
+            f"the environment returned the rewards {counted}; expected finite numbers"
+        )
     total = sum(counted) if rewards else settings["at_limit"]
     return {"reward": total, "parts": {"turns": turns, "invalid": invalid}}
 

@@ -17,7 +17,9 @@ def _has_datasets(
     _section: object, _attribute: object, datasets: Mapping[str, Mapping[str, Any]]
 ) -> None:
     if not datasets:
-        raise ValueError("datasets is empty; expected names of reasoning-gym: {chain_sum: {}}")
+        raise ValueError(
+            "the setting `datasets` is empty; expected names of reasoning-gym's datasets, such as {chain_sum: {}}"
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -99,7 +99,9 @@ class ReasoningGym(Environment):
             near = nearest(name, DATASETS)
             raise ConfigError(
                 f"{key}: reasoning-gym has no dataset {name!r}",
-                hint=f"did you mean {near!r}?" if near else "it lists them in its GALLERY.md",
+                hint=f"did you mean {near!r}?"
+                if near
+                else "choose a dataset from reasoning-gym's GALLERY.md",
             )
         size = _TRIES * self.config.held_out if held_out else self.config.tasks
         seed = self.context.seed + _APART * held_out
@@ -109,8 +111,8 @@ class ReasoningGym(Environment):
             made = reasoning_gym.create_dataset(name, **settings)
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(
-                f"{key}.{name}: reasoning-gym refuses {settings}: {error}",
-                hint="its class names the settings that it takes",
+                f"{key}.{name}: reasoning-gym refuses the dataset's settings {settings}: {error}",
+                hint=f"set only settings that reasoning-gym's config class of {name} has",
             ) from error
         self._made[name, held_out] = made
         return made

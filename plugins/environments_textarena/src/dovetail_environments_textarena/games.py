@@ -25,7 +25,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(_settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Play a game and return its reward."""
+    """Play a game, and return the policy's reward and its parts."""
     game, messages, turns = Game(task), list[dict[str, str]](), 0
     shown = game.until_own_move()
     while shown is not None:
@@ -73,7 +73,9 @@ class Game:
             except AssertionError:
                 continue
             return seats
-        raise ValueError(f"{name} is played by more than two; expected a game of one or two")
+        raise ValueError(
+            f"the game {name!r} needs more than two players; expected a game for one or two"
+        )
 
     def until_own_move(self) -> str | None:
         """Let the other player move until it is the policy's turn, and return the policy's observation; None if the game is over."""
@@ -107,5 +109,5 @@ class Game:
         listed = re.findall(r"[Mm]oves?:(.*)", text)
         moves = re.findall(r"\[[^\]\[]+\]", listed[-1]) if listed else []
         if not moves:
-            raise ValueError("the game lists no open moves for the other player to choose from; expected a game for one player, or one that lists them")  # fmt: skip
+            raise ValueError("the other player can't move: the game's text lists no moves after `Moves:`; choose a game for one player, or one that lists them")  # fmt: skip
         return self._random.choice(moves)

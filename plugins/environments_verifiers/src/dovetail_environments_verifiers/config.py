@@ -14,7 +14,7 @@ from dovetail_environments import WorkerSection
 def _named(_section: object, _attribute: object, taskset: str) -> None:
     if not taskset.strip():
         raise ValueError(
-            "taskset is empty; expected the name of a package with a task set, such as gsm8k-v1"
+            "the setting `taskset` is empty; expected the name of a package with a task set, such as gsm8k-v1"
         )
 
 
@@ -27,7 +27,7 @@ class VerifiersConfig(WorkerSection):
     taskset_config: Mapping[str, Any] = attrs.field(factory=dict)
     """Settings of the taskset: the fields of its TasksetConfig."""
     harness: str = "null"
-    """The harness that runs the taskset: `null` chats, `bash` has a shell, other names are packages. verifiers' harnesses install their
+    """The harness that runs the taskset: `null` only chats, `bash` adds a shell, other names are packages. verifiers' harnesses install their
     requirements with uv.
     """
     harness_config: Mapping[str, Any] = attrs.field(factory=dict)

@@ -57,7 +57,9 @@ async def _episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -
         played = await environment.run_episode(chosen, context)
     for errors in (played.errors, *(trace.errors for trace in played.traces)):
         if errors:
-            raise RuntimeError(f"{errors[-1].type}: {errors[-1].message}")
+            raise RuntimeError(
+                f"the episode failed in verifiers: {errors[-1].type}: {errors[-1].message}"
+            )
     parts = {"turns": float(played.num_turns)}
     for trace in played.traces:
         parts |= {name: value.value for name, value in trace.rewards.items() if value is not None}

@@ -33,7 +33,7 @@ class AdamW8bit(Optimizer):
     ) -> Sequence[torch.optim.Optimizer]:
         if find_spec("torchao") is None:
             raise PluginNeedsError(
-                "the optimizer adamw_8bit needs torchao, which is not installed",
+                "the optimizer adamw_8bit needs the package torchao, which is not installed",
                 hint="pip install 'dovetail-optimizers[torchao]', or use optim.name=adamw",
             )
         from torchao.optim import AdamW8bit as TorchaoAdamW8bit

@@ -88,7 +88,9 @@ class SgdConfig(OptimSection):
     def __attrs_post_init__(self) -> None:
         """Refuse Nesterov without momentum, as torch does."""
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs a momentum above 0; set momentum=0.9")
+            raise ValueError(
+                "nesterov=true needs a momentum above 0, but momentum is 0; set momentum=0.9"
+            )
 
 
 @attrs.frozen(kw_only=True)

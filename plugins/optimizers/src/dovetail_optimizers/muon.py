@@ -15,7 +15,7 @@ from dovetail_optimizers.config import MuonConfig
 class Muon(Optimizer):
     """b ← μb + (1 − μ)g, w ← w − lr · (scale · NS(b) + weight_decay · w): NS makes b nearly orthogonal by Newton–Schulz iterations in bfloat16.
 
-    Matrices that are divided over ranks are gathered for the iterations. Experts in one three-dimensional parameter are updated by AdamW.
+    w is a weight matrix, g its gradient, and μ the `momentum`. Matrices that are divided over ranks are gathered for the iterations. Experts in one three-dimensional parameter are updated by AdamW.
     """
 
     name = "muon"

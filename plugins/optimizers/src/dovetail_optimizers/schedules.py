@@ -9,7 +9,7 @@ from dovetail_optimizers.config import WsdConfig
 
 
 class Constant(Schedule):
-    """Constant learning rate, at the peak: share = 1."""
+    """Constant learning rate, at the peak: share = 1 (a share of 0 is `min_lr_ratio`)."""
 
     name = "constant"
     api = ">=1.0,<2"
@@ -21,7 +21,7 @@ class Constant(Schedule):
 
 
 class Linear(Schedule):
-    """A straight line from the peak to `min_lr_ratio` at the last step: share = 1 − step / last."""
+    """A straight line from the peak (share 1) to `min_lr_ratio` (share 0) at the last step: share = 1 − step / last."""
 
     name = "linear"
     api = ">=1.0,<2"

@@ -12,7 +12,7 @@ from dovetail_optimizers.config import SgdConfig
 
 
 class Sgd(Optimizer):
-    """b ← momentum · b + g + weight_decay · w, w ← w − lr · b. Weight decay is added after the engine has clipped g."""
+    """b ← momentum · b + g + weight_decay · w, w ← w − lr · b, for weights w with gradient g; weight decay is added after the engine clips g."""
 
     name = "sgd"
     api = ">=1.0,<2"

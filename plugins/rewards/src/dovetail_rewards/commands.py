@@ -44,9 +44,9 @@ def try_reward(
 ) -> None:
     """Score the rows of DATASET with FILE. Shows scores, errors and times.
 
-    FILE is a Python file with compute_score (my_reward.py, or my_reward.py:other_name), a config with a section reward and no other
-    section, or the name of an installed reward function. A dash takes the functions that the rows' data_source selects. DATASET is a
-    parquet or JSONL file in verl's schema, or samples/step_N.jsonl of a run.
+    FILE is one of: a Python file with compute_score (my_reward.py, or my_reward.py:other_name); a config that has only the section
+    `reward`; the name of an installed reward function; or `-`, which scores each row with the function that its data_source selects.
+    DATASET is a parquet or JSONL file in verl's schema, or samples/step_N.jsonl of a run.
 
     Without --responses, the first of these texts that a row has is scored: its response, the worked solution in extra_info, the ground
     truth. Exits with 1 if no sample has a score.

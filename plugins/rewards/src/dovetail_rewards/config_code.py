@@ -22,8 +22,8 @@ class SandboxSection(PluginSection):
     processes: int = attrs.field(default=16, validator=AT_LEAST_ONE)
     """Maximum number of processes and threads of a program."""
     level: Literal["auto", "namespaces", "bubblewrap", "subprocess"] = "auto"
-    """Isolation level of programs. auto takes namespaces or bubblewrap; if neither works, the run does not start. subprocess is weaker, for
-    containers.
+    """Isolation level of programs. auto takes namespaces or bubblewrap; if neither works, the run does not start. subprocess is weaker,
+    for containers in which neither works.
     """
     python: str | None = None
     """Interpreter of the programs; None means the run's own interpreter. The interpreter's installed packages are not visible."""
@@ -55,7 +55,7 @@ class CodeConfig(SandboxSection):
     extract: Literal["fenced", "whole"] = "fenced"
     """fenced: the last fenced code block; whole: the whole response is the program."""
     max_tests: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Maximum number of tests of a row, taken from the first; None means all."""
+    """Maximum number of tests of a row: further tests are not run; None means all."""
     max_timeouts: int = attrs.field(default=2, validator=AT_LEAST_ONE)
     """With share: the number of tests that may time out before the remaining tests count as failed."""
     tolerance: float = attrs.field(default=1e-6, validator=NOT_NEGATIVE)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def examine() -> list[dict[str, Any]]:
-    """Try each isolation level of the sandbox with a program, and return one table row a level, best first.
+    """Try each isolation level of the sandbox with a program, and return one table row for each level, best first.
 
     Returns:
         rows with `what` and `detail` as text, `available`, and `problem`. `problem` is None; only if no level works, the last row's
@@ -25,7 +25,7 @@ def examine() -> list[dict[str, Any]]:
     ]
     if not any(row["available"] for row in rows):
         rows[-1]["problem"] = (
-            "untrusted code can't be run here at any level\n"
-            "  → use Linux with user namespaces or Landlock, or set service to a sandbox service"
+            "this machine can't run untrusted code at any isolation level\n"
+            "  → use Linux with user namespaces or Landlock, or set `service` to the address of a sandbox service"
         )
     return rows

@@ -73,17 +73,19 @@ class JudgeConfig(BudgetConfig):
         bounds = (self.low, self.high)
         if value and (None in bounds or self.low >= self.high):  # type: ignore[operator]
             raise ValueError(
-                f"normalise=true needs low < high; they are {self.low} and {self.high}"
+                f"normalise=true needs bounds with low < high; low is {self.low} and high is {self.high}"
             )
 
     @temperature.validator
     def _votes_differ(self, _: attrs.Attribute[Any], value: float | None) -> None:
         if value == 0 and self.votes > 1:
             raise ValueError(
-                f"temperature=0 makes all of votes={self.votes} the same; set a temperature above 0, or votes=1"
+                f"temperature=0 makes all {self.votes} votes (votes={self.votes}) equal; set a temperature above 0, or votes=1"
             )
 
     @min_votes.validator
     def _within_votes(self, _: attrs.Attribute[Any], value: int | None) -> None:
         if value is not None and value > self.votes:
-            raise ValueError(f"min_votes={value} is more than votes={self.votes}")
+            raise ValueError(
+                f"min_votes={value} is more than votes={self.votes}; expected at most {self.votes}"
+            )

@@ -14,7 +14,7 @@ def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
     """Refuse a value that is not an HTTP URL."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(
-            f"{attribute.name}={value!r} is not an address that starts with http:// or https://"
+            f"{attribute.name}={value!r} is not an HTTP address; expected one that starts with http:// or https://"
         )
 
 
@@ -158,7 +158,11 @@ class RemoteConfig(PluginSection):
     @response_ids.validator
     def _has_one_place(self, _: attrs.Attribute[bool], value: bool) -> None:
         if (self.url is None) == (self.workers is None):
-            given = "neither" if self.url is None else "both"
+            given = (
+                "neither `url` nor `workers` is"
+                if self.url is None
+                else "`url` and `workers` are both"
+            )
             raise ValueError(
-                f"`remote` scores by a service (url) or by worker processes (workers), and {given} is set"
+                f"{given} set; reward manager `remote` needs exactly one: `url` for a scoring service, or `workers` for worker processes"
             )

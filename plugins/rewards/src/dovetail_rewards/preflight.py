@@ -21,8 +21,8 @@ def reward_workers(config: Any, plan: Any) -> Iterator[Finding]:
     for key, manager in _managers("reward.manager", config.reward.manager):
         if isinstance(manager, RemoteConfig) and manager.workers is not None:
             yield Finding.error(
-                f"{key}.workers={manager.workers}: runtime.name={ref.name} starts no further processes",
-                hint=f"set runtime.name=ray; on one machine {key}.name=parallel scores in processes without it",
+                f"{key}.workers={manager.workers}: runtime.name={ref.name} can't start worker processes",
+                hint=f"set runtime.name=ray; or set {key}.name=parallel, which starts processes on this machine without Ray",
             )
 
 

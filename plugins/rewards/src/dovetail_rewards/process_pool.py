@@ -114,7 +114,9 @@ class ProcessPool:
         answer: Future[Reply] = Future()
         with self._lock:
             if self._closed:
-                answer.set_exception(StartError("the pool of processes was closed"))
+                answer.set_exception(
+                    StartError("a process can't be started: the pool of processes was closed")
+                )
                 return answer
             self._free -= 1
             if self._free < 0 and len(self._threads) < self._count:
@@ -167,7 +169,7 @@ class ProcessPool:
 
     def _begin(self) -> _Process:
         if self._closed:
-            raise StartError("the pool of processes was closed")
+            raise StartError("a process can't be started: the pool of processes was closed")
         try:
             process = _Process(self._command)
         except OSError as error:
@@ -177,13 +179,13 @@ class ProcessPool:
             reply = process.exchange(self._setup, self._start_timeout, lambda: self._closed)
             problem = reply.get("error")
         except RequestTimeoutError:
-            problem = f"it was not ready within {self._start_timeout:g} s"
+            problem = f"the process was not ready within {self._start_timeout:g} s"
         except (ProcessDiedError, InterruptedError) as error:
             problem = str(error)
         if problem is None:
             return process
         how = self._end(process, _GRACE)
-        raise StartError(f"a process could not start: {problem} ({how})")
+        raise StartError(f"a process could not be started: {problem} (it {how})")
 
     def _work(
         self,
@@ -271,9 +273,11 @@ class _Process:
             if received.endswith(b"\n"):
                 return self._reply(bytes(received))
             if len(received) > MAX_REPLY_BYTES:
-                raise ProcessDiedError(f"it sent more than {MAX_REPLY_BYTES} bytes")
+                raise ProcessDiedError(
+                    f"the process sent a reply of more than {MAX_REPLY_BYTES} bytes"
+                )
             if left <= 0:
-                raise RequestTimeoutError(f"no reply within {limit:g} s")
+                raise RequestTimeoutError(f"the process sent no reply within {limit:g} s")
             if ended():
                 raise InterruptedError("the request was cancelled, or the pool closed")
 
@@ -298,7 +302,7 @@ class _Process:
         # A child of an ended process may keep the channel open, which then shows no end.
         silent = not events and self.popen.poll() is not None
         if silent or (events & ~select.POLLOUT and not received):
-            raise ProcessDiedError("its end of the channel is closed")
+            raise ProcessDiedError("the process ended, or closed its channel")
         return received
 
     def _send(self) -> None:
@@ -312,7 +316,7 @@ class _Process:
                 return dict(reply)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
-        raise ProcessDiedError(f"it sent what is not a reply: {line[:80]!r}")
+        raise ProcessDiedError(f"the process sent an invalid reply: {line[:80]!r}")
 
     def _show(self) -> None:
         """Show the process's printed text up to the limit; the rest is read and dropped, so that the process does not block."""
@@ -350,5 +354,5 @@ class _Process:
             return "was killed"
         if code < 0:
             with contextlib.suppress(ValueError):
-                return f"ended by {signal.Signals(-code).name}"
+                return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"

@@ -28,7 +28,7 @@ _SCHEMA = {
     "type": "function",
     "function": {
         "name": "python",
-        "description": "Run a Python program and return what it prints. Every call is a new program: nothing is kept from the last.",
+        "description": "Run a Python program and return what it prints. Every call runs in a new process: nothing is kept from earlier calls.",
         "parameters": {
             "type": "object",
             "properties": {"code": {"type": "string", "description": "The program."}},
@@ -105,14 +105,14 @@ def _shown(result: Result, limits: ProgramLimits) -> str:
     printed = result.stdout.decode("utf-8", "replace").rstrip()
     errors = result.stderr.decode("utf-8", "replace").rstrip()
     ended = {
-        ProgramVerdict.TIMEOUT: f"it took more than {limits.cpu_s:g} s of CPU, or {limits.wall:g} s in all",
+        ProgramVerdict.TIMEOUT: f"it took more than {limits.cpu_s:g} s of CPU time, or {limits.wall:g} s of wall-clock time",
         ProgramVerdict.MEMORY: f"it needed more than {limits.memory >> 20} MiB of memory",
         ProgramVerdict.OUTPUT_LIMIT: f"it printed more than {limits.output >> 10} KiB",
         ProgramVerdict.DISK_LIMIT: f"it wrote files of more than {limits.disk >> 20} MiB",
         ProgramVerdict.CRASHED: f"signal {result.signal} ended it",
     }.get(result.verdict)
     if ended is not None:
-        raise ToolError(f"the program did not end by itself: {ended}" + _after(errors))
+        raise ToolError(f"the program was stopped: {ended}" + _after(errors))
     return "\n".join(filter(None, (printed, errors))) or "(the program printed nothing)"
 
 

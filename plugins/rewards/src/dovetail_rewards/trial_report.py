@@ -26,7 +26,7 @@ _VALUES = re.compile(r"(?<!\w)(['\"`]).*?\1(?!\w)|-?\d+(?:\.\d+)?")
 
 
 def report_of(samples: Sequence[TrialSample]) -> dict[str, Any]:
-    """Return a trial as JSON: `samples`, their `figures` by data source and function, and `errors`, the most frequent first."""
+    """Return the report on scored samples as JSON: `samples`, `figures` by data source and function, `errors` by frequency."""
     rows = [_row(sample) for sample in samples]
     values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -72,8 +72,8 @@ def show(trial: Mapping[str, Any], console: Console) -> None:
         (row["score"] or 0) > 0 for row in trial["samples"]
     ):
         console.print(
-            "→ the rows have no responses, so their ground truths were scored in their place: a reward that looks for a "
-            "form around the answer (#### …, \\boxed{…}) finds none in them; --responses FILE scores real ones",
+            "→ the rows have no responses, so their ground truths were scored instead: a reward that expects a marked answer "
+            "(#### …, \\boxed{…}) finds none in them; use --responses FILE to score real responses",
             markup=False,
             soft_wrap=True,
         )

@@ -105,7 +105,7 @@ def test_a_sample_that_kills_its_worker_fails_alone(remote, sample, run) -> None
     assert outcomes["die"].kind is FailureKind.CRASH
     assert outcomes["die"].retryable
     assert re.search(
-        r"die, scored alone: worker 0 \(pid \d+\) died: SIGKILL", outcomes["die"].message
+        r"sample die alone failed: worker 0 \(pid \d+\) died: SIGKILL", outcomes["die"].message
     )
 
 
@@ -256,10 +256,11 @@ def test_there_must_be_a_runtime_with_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "given"), [({}, "neither"), ({"url": "http://h", "workers": 1}, "both")]
+    ("settings", "given"),
+    [({}, "neither `url` nor `workers` is"), ({"url": "http://h", "workers": 1}, "both")],
 )
 def test_there_is_one_place_to_score(settings, given) -> None:
-    with pytest.raises(ValueError, match=f"{given} is set"):
+    with pytest.raises(ValueError, match=f"{given} set"):
         RemoteConfig(name="remote", **settings)
 
 

@@ -33,7 +33,7 @@ class RegexFormatConfig(PluginSection):
     def _has_answer_group(self, _: attrs.Attribute[float], value: float) -> None:
         if value and "answer" not in re.compile(self.pattern).groupindex:
             raise ValueError(
-                f"answer_score={value} needs a group (?P<answer>…) in pattern={self.pattern!r}"
+                f"pattern={self.pattern!r} has no group (?P<answer>…), which answer_score={value} needs; add it, or set answer_score=0"
             )
 
 
@@ -125,13 +125,15 @@ class LengthPenaltyConfig(PluginSection):
     @buffer.validator
     def _within_limit(self, _: attrs.Attribute[int], value: int) -> None:
         if value > self.limit:
-            raise ValueError(f"buffer={value} must be at most limit={self.limit}")
+            raise ValueError(
+                f"buffer={value} is above limit={self.limit}; expected at most {self.limit}"
+            )
 
     @minimum.validator
     def _below_buffer(self, _: attrs.Attribute[int], value: int) -> None:
         if value > self.limit - self.buffer:
             raise ValueError(
-                f"minimum={value} must be at most limit - buffer = {self.limit - self.buffer}"
+                f"minimum={value} is too large; expected at most limit - buffer = {self.limit - self.buffer}"
             )
 
 

@@ -27,7 +27,9 @@ class _Wanted:
         if known is not None:
             return known.complaint(self.arguments)
         close = nearest(self.name, INSTRUCTIONS)
-        return f"there is no instruction {self.name!r}" + (f"; nearest: {close!r}" if close else "")
+        return f"the ground truth names an unknown instruction {self.name!r}" + (
+            f"; nearest: {close!r}" if close else ""
+        )
 
 
 class InstructionFollowing(RewardFunction):
@@ -114,8 +116,8 @@ def _instructions(ground_truth: GroundTruth) -> list[_Wanted] | None:
 def _complaint(wanted: Sequence[_Wanted] | None) -> str | None:
     if not wanted:
         return (
-            "ground truth holds no instructions; it is {'instruction_id_list': […], 'kwargs': […]} of equal lengths, "
-            "or a list of {'instruction': name, …}, also as JSON text"
+            "the ground truth holds no instructions; expected {'instruction_id_list': […], 'kwargs': […]} with lists of equal "
+            "lengths, or a list of {'instruction': name, …}, or either as JSON text"
         )
     return next((one.complaint for one in wanted if one.complaint), None)
 

@@ -44,7 +44,7 @@ class JsonSchema(RewardFunction):
         problem = None if self._schema is None else _bad_schema(self._schema)
         if problem:
             raise ConfigError(
-                f"reward function 'json_schema': schema is not a JSON Schema: {problem}"
+                f"reward function 'json_schema': the setting `schema` is not a valid JSON Schema: {problem}"
             )
 
     def compute_score(
@@ -85,9 +85,9 @@ class JsonSchema(RewardFunction):
             return None
         schema = _object(ground_truth)
         if schema is None:
-            return f"ground truth {ground_truth!r:.80} is not a JSON Schema: it is not an object"
+            return f"ground truth {ground_truth!r:.80} is not a JSON Schema; expected a JSON object"
         problem = _bad_schema(schema)
-        return f"ground truth is not a JSON Schema: {problem}" if problem else None
+        return f"the ground truth is not a valid JSON Schema: {problem}" if problem else None
 
     def _text(self, text: str) -> str:
         if self.config.extract == "whole":

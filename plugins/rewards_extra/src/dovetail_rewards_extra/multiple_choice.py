@@ -65,7 +65,7 @@ class MultipleChoice(RewardFunction):
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if not _truths(ground_truth, config.choices):
-            return f"ground truth {ground_truth!r:.80} is not one of the letters {config.choices}"
+            return f"ground truth {ground_truth!r:.80} is not a choice; expected one of the letters {config.choices}"
         return None
 
     def _inside(self, text: str | None) -> str | None:

@@ -56,7 +56,5 @@ class RegexFormat(RewardFunction):
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if config.answer_score and not isinstance(ground_truth, (str, int, float)):
-            return (
-                f"ground truth {ground_truth!r} is not a text or a number, and answer_score is set"
-            )
+            return f"ground truth {ground_truth!r} can't be compared with an answer; expected a text or a number, or answer_score=0"
         return None

@@ -46,8 +46,8 @@ class LengthPenalty(RewardFunction):
         if config.unit == "tokens":
             if response_ids is None:
                 raise RewardError(
-                    "length_penalty has unit=tokens, and this response has no response_ids",
-                    hint="set unit=words",
+                    "length_penalty can't count the response's tokens (unit=tokens): the response has no response_ids",
+                    hint="set unit=words or unit=characters",
                 )
             length = len(response_ids)
         else:

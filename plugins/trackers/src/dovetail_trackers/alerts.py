@@ -52,7 +52,7 @@ class AlertsTracker(Tracker):
             self._address = os.environ.get(config.webhook_variable, "")
             if not self._address.startswith(("https://", "http://")):
                 raise ConfigError(
-                    f"the environment variable {config.webhook_variable} holds no address; expected one that begins with https:// or http://",
+                    f"the environment variable {config.webhook_variable} (tracking.alerts.webhook_variable) holds no address; expected one that starts with https:// or http://",
                     hint=f"export {config.webhook_variable}=https://…, or leave out tracking.alerts.webhook_variable",
                 )
         self._run: dict[str, Any] = {}
@@ -79,7 +79,8 @@ class AlertsTracker(Tracker):
         if start_step or restarts:
             cause = restarts[-1].get("cause") if restarts else None
             self._alert(
-                "restarted", f"continues from step {start_step}" + (f"; {cause}" if cause else "")
+                "restarted",
+                f"the run continues from step {start_step}" + (f"; {cause}" if cause else ""),
             )
         self._at_work()
 
@@ -107,7 +108,7 @@ class AlertsTracker(Tracker):
 
     def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
         self._begin(directory, step, total_steps)
-        self._alert("given_up", f"the run is not started again; {cause}")
+        self._alert("given_up", f"the run is not restarted; {cause}")
 
     def close(self) -> None:
         self._end()
@@ -173,7 +174,8 @@ class AlertsTracker(Tracker):
             ):
                 stalled_since = self._seen
                 self._alert(
-                    "stalled", f"nothing has been heard for {self.config.stall_seconds:g} seconds"
+                    "stalled",
+                    f"the run has shown no progress for {self.config.stall_seconds:g} seconds",
                 )
 
     @property
@@ -217,9 +219,11 @@ class AlertsTracker(Tracker):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also kills the command's children
             if process.returncode:
-                raise RuntimeError(f"{self.config.command[0]} ended with {process.returncode}")
+                raise RuntimeError(
+                    f"the alert command {self.config.command[0]} ended with exit code {process.returncode}"
+                )
 
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            self.context.logger.warning(f"tracker alerts: {text}; the run goes on")
+            self.context.logger.warning(f"tracker alerts: {text}; the run continues")

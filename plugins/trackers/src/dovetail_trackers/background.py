@@ -34,7 +34,7 @@ class TrackerError(DovetailError, RuntimeError):
 
 @attrs.frozen(kw_only=True)
 class TrackedRun:
-    """The arguments with which a library opens its run."""
+    """The arguments with which a tracking library opens its run."""
 
     project: str
     """Name of the project, or of MLflow's experiment."""
@@ -142,12 +142,12 @@ class BackgroundTracker(Tracker):
             if number is None:
                 self._report(
                     "type",
-                    f"metric {name} is {type(value).__name__} at step {step}; expected a number: it is left out",
+                    f"metric {name} at step {step} is left out: it is of type {type(value).__name__}; expected a number",
                 )
             elif not math.isfinite(number):
                 self._report(
                     "finite",
-                    f"metric {name} is {number} at step {step}: values that are not finite are left out",
+                    f"metric {name} at step {step} is left out: it is {number}; expected a finite number",
                 )
             else:
                 kept[name] = number
@@ -173,8 +173,8 @@ class BackgroundTracker(Tracker):
         if waiting or self._dropped or self._lost:
             self.context.logger.warning(
                 f"tracker {self.name}: {waiting + self._dropped + self._lost} log calls were not written: "
-                f"{self._dropped} dropped since queue_size={self.config.queue_size} were waiting, {self._lost} failed, "
-                f"{waiting} waiting at the end (close_seconds={self.config.close_seconds:g})"
+                f"{self._dropped} dropped because the queue was full (queue_size={self.config.queue_size}), {self._lost} failed, "
+                f"{waiting} still waiting at the end (close_seconds={self.config.close_seconds:g})"
             )
 
     def _end(self) -> None:
@@ -194,7 +194,9 @@ class BackgroundTracker(Tracker):
                 self._ready.notify_all()
         self._dropped += full
         if monotonic() - self._busy_since > self.config.retry_seconds or full:
-            self._report("failed", f"has {len(self._entries)} log calls waiting; training goes on")
+            self._report(
+                "failed", f"{len(self._entries)} log calls are waiting; training continues"
+            )
 
     def _report(self, kind: str, text: str, error: BaseException | None = None) -> None:
         """Log a warning, once for each kind of problem."""
@@ -229,7 +231,7 @@ class BackgroundTracker(Tracker):
             try:
                 call()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a library may raise anything
-                self._report("failed", f"{what}: {_described(error)}; training goes on", error)
+                self._report("failed", f"{what}: {_described(error)}; training continues", error)
             else:
                 return True
             finally:
@@ -249,7 +251,7 @@ class BackgroundTracker(Tracker):
         if state and state.get("project") != project:
             self._report(
                 "project",
-                f"run id {run_id} belongs to project {state.get('project')!r}, not to {project!r}: a new run is begun there",
+                f"the saved run id {run_id} belongs to project {state.get('project')!r}, not to {project!r}: a new run is started in {project!r}",
             )
             state, run_id = {}, None
         config = directory / "config.yaml"
@@ -266,7 +268,10 @@ class BackgroundTracker(Tracker):
         opened = self.open_run(self._run)
         if run_id not in (None, opened):
             state = {}
-            self._report("project", f"run id {run_id} is not in {project!r}: run {opened} is begun")
+            self._report(
+                "project",
+                f"run id {run_id} is not in project {project!r}: a new run {opened} is started",
+            )
         self._run = attrs.evolve(self._run, run_id=opened)
         if state and not self.rewinds:
             stored = self.logged_steps(self._run)
@@ -282,7 +287,7 @@ class BackgroundTracker(Tracker):
                 return dict(state)
         except (ValueError, AttributeError):
             pass
-        self._report("state", f"{place} is damaged: a new run is begun there")
+        self._report("state", f"the file {place} is damaged: a new run is started")
         return {}
 
     def _write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -307,7 +312,8 @@ class BackgroundTracker(Tracker):
             temporary.replace(folder / f"{self.name}.json")
         except OSError as error:
             self._report(
-                "state", f"{folder} can't be written: {error}; a resumed run may log twice"
+                "state",
+                f"the folder {folder} can't be written: {error}; a resumed run may log steps twice",
             )
 
 

@@ -88,7 +88,9 @@ Event = Literal["completed", "stopped", "failed", "stalled", "warning", "restart
 
 def _someone(config: AlertsConfig, _attribute: object, _value: object) -> None:
     if not config.command and config.webhook_variable is None:
-        raise ValueError("alerts have no destination: set command, webhook_variable, or both")
+        raise ValueError(
+            "tracker `alerts` has no destination; set `command`, `webhook_variable` or both"
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -163,9 +163,9 @@ class OpentelemetryTracker(BackgroundTracker):
         if self._failed:
             said = " ".join(record.getMessage() for record in self._said.buffer[-2:])
             raise TrackerError(
-                f"the collector did not accept the data: {said}",
-                hint="OTEL_EXPORTER_OTLP_ENDPOINT says where it is, http://localhost:4318 where it is not set; OTEL_TRACES_EXPORTER=none "
-                "or OTEL_METRICS_EXPORTER=none leaves out one of the two",
+                f"the OpenTelemetry collector did not accept the data: {said}",
+                hint="set OTEL_EXPORTER_OTLP_ENDPOINT to the collector's address (by default http://localhost:4318); OTEL_TRACES_EXPORTER=none "
+                "turns traces off, OTEL_METRICS_EXPORTER=none metrics",
             )
 
 

@@ -37,8 +37,8 @@ class WandbTracker(BackgroundTracker):
         # Without `prompt=False`, W&B would ask for a login on the terminal and block the tracker.
         if online and not wandb.login(prompt=False):
             raise TrackerError(
-                "W&B has no login on this machine",
-                hint="run `wandb login`, set WANDB_API_KEY, or set mode: offline",
+                "the tracker wandb is not logged in to W&B on this machine",
+                hint="run `wandb login`, set WANDB_API_KEY, or set the tracker's mode=offline",
             )
         self._logged_to = wandb.init(
             project=run.project,

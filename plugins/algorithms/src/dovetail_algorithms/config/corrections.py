@@ -53,15 +53,15 @@ class RejectionSection:
         if not self.by.endswith("k1"):
             if self.lower is not None:
                 raise ValueError(
-                    f"lower is {self.lower:g}, but {self.by} is never negative and has only an upper bound; "
-                    "leave lower out, or reject by k1"
+                    f"lower={self.lower:g} has no meaning for by={self.by}, which is never negative and has only an upper bound; "
+                    "leave `lower` out, or set `by` to a k1 criterion"
                 )
             return
         for bound, wrong in (("upper", self.upper < 1), ("lower", (self.lower or 0) > 1)):
             if wrong:
                 raise ValueError(
-                    f"{bound} is {getattr(self, bound):g}, so {self.by} would reject what does not differ at all: "
-                    "k1 bounds are ratios around 1, such as lower 0.5 and upper 2.0"
+                    f"{bound}={getattr(self, bound):g} would make by={self.by} reject tokens whose rollout and training log-probabilities are equal; "
+                    "expected ratios around 1, such as lower=0.5 and upper=2.0"
                 )
 
 
@@ -87,12 +87,12 @@ class RolloutCorrectionConfig(PluginSection):
     def __attrs_post_init__(self) -> None:
         if self.normalize_weights and self.weights is None:
             raise ValueError(
-                "normalize_weights is true, but there are no weights; set weights to token or sequence"
+                "normalize_weights=true has nothing to normalise, because `weights` is null; set weights=token or weights=sequence"
             )
         if self.normalize_weights and self.mode == "bypass":
             raise ValueError(
-                "normalize_weights is true in mode bypass, where every micro-batch computes its own weights and "
-                "they can't be normalised over the batch; leave it out, or use a decoupled correction"
+                "normalize_weights=true is not possible with mode=bypass, in which each micro-batch computes its own weights; "
+                "leave normalize_weights out, or set mode=decoupled"
             )
 
 

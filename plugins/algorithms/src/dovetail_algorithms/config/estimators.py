@@ -99,10 +99,10 @@ class GrpoPasskConfig(PluginSection):
 def _as_many_as_components(config: Any, _attribute: Any, weights: tuple[float, ...]) -> None:
     """Refuse weights without as many named components: weights go by position, and only `components` fixes the order of components."""
     if weights and len(weights) != len(config.components):
-        names = ", ".join(config.components) or "none named"
+        names = ", ".join(config.components) or "none"
         raise ValueError(
-            f"has {len(weights)} values, but there are {len(config.components)} components "
-            f"({names}): name every component in `components`, and give each one weight"
+            f"`weights` has {len(weights)} value(s), but `components` has {len(config.components)} "
+            f"({names}); name every component in `components`, and give one weight for each"
         )
 
 

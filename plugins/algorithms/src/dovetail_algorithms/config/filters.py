@@ -35,5 +35,5 @@ class ScoreRangeConfig(PluginSection):
     def __attrs_post_init__(self) -> None:
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise ValueError(
-                f"lower = {self.lower} is above upper = {self.upper}, so that nothing is kept; exchange them"
+                f"lower={self.lower} is above upper={self.upper}, so the filter would keep nothing; expected lower ≤ upper"
             )

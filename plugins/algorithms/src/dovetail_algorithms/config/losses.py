@@ -15,12 +15,12 @@ _POSITIVE: Validator = attrs.validators.gt(0)
 
 def _absent_or_above_one(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
     if value is not None and not value > 1:
-        raise ValueError(f"{attribute.name} must be above 1 or null, but is {value}")
+        raise ValueError(f"{attribute.name} is {value}; expected a number above 1, or null")
 
 
 def _above_cov_low(config: Any, _: attrs.Attribute[Any], value: float) -> None:
     if not value > config.cov_low:
-        raise ValueError(f"cov_high must be above cov_low ({config.cov_low}), but is {value}")
+        raise ValueError(f"cov_high is {value}; expected a number above cov_low={config.cov_low}")
 
 
 @attrs.frozen(kw_only=True)

@@ -59,14 +59,20 @@ _MARGIN_LOSSES = ("logistic", "hinge", "exo", "discopop")
 def _fitting(config: Any, _attribute: Any, loss: str) -> None:
     """Refuse settings that the selected loss does not read."""
     if loss == "exo" and not config.label_smoothing:
-        raise ValueError("exo needs label_smoothing above 0; its paper takes 0.001")
+        raise ValueError(
+            "loss 'exo' needs label_smoothing above 0; set label_smoothing=0.001, as in its paper"
+        )
     if config.label_smoothing and loss not in ("logistic", "exo"):
-        raise ValueError(f"{loss} has no label_smoothing; leave it out, or take logistic or exo")
+        raise ValueError(
+            f"loss {loss!r} does not support label_smoothing; leave label_smoothing out, or set loss to logistic or exo"
+        )
     if config.robust and loss != "logistic":
-        raise ValueError(f"{loss} has no robust form; leave robust out, or take logistic")
+        raise ValueError(
+            f"loss {loss!r} does not support robust=true; leave `robust` out, or set loss=logistic"
+        )
     if config.f_divergence != "reverse_kl" and loss not in _MARGIN_LOSSES:
         raise ValueError(
-            f"{loss} is not defined for f_divergence {config.f_divergence}; take one of {', '.join(_MARGIN_LOSSES)}"
+            f"loss {loss!r} is not defined for f_divergence={config.f_divergence}; set loss to one of {', '.join(_MARGIN_LOSSES)}"
         )
 
 

@@ -119,7 +119,7 @@ class RlooPresetConfig(_WithoutOptions):
 
 
 class ReinforcePlusPlusPresetConfig(_WithoutOptions):
-    """Returns whitened over the batch, clipped updates, and a KL penalty in the reward."""
+    """REINFORCE++: advantages are returns whitened over the batch; updates are clipped, and the reward has a KL penalty."""
 
     ALGORITHM = _algorithm("reinforce_plus_plus", _PPO_CLIP, "token_mean", _KL_IN_REWARD)
 

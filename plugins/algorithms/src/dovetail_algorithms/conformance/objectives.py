@@ -48,7 +48,7 @@ class TestPolicyOfReinforce(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute Σ (−A log π + c/2 (log π − log π_ref)²), divided by the number of sequences; outputs and gradients are [T] each."""
+        """Return Σ (−A log π + c/2 (log π − log π_ref)²) / sequences, c the KL penalty's weight, and its gradients, [T] each."""
         mask = mini_batch["response_mask"]
         shown_T, sequences = mask.values, np.count_nonzero(mask.sum())
         advantages_T = mini_batch["advantages"].values.astype(np.float64)
@@ -72,7 +72,7 @@ class TestNegativeLogLikelihood(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute the mean of −log π over the tokens with mask 1; outputs and gradients are [T] each."""
+        """Return the mean of −log π over the tokens with mask 1, and its gradient; outputs and gradients are [T] each."""
         shown_T = mini_batch["response_mask"].values.astype(bool)
         log_probs_T = outputs["log_probs"].astype(np.float64)
         count = shown_T.sum()
@@ -92,7 +92,7 @@ class TestKto(ObjectiveConformance):
     config = KtoConfig(name="kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)
 
     def mini_batch(self, seed: int) -> Batch:
-        """Make samples whose mismatched responses are likelier than under the reference, except for one seed."""
+        """Make samples whose mismatched responses are likelier under the policy than under the reference, except for seed 2."""
         batch = super().mini_batch(seed)
         shift = np.float32(-3.0 if seed == 2 else 1.0)
         return batch.with_columns({"mismatched_log_ratios": batch["mismatched_log_ratios"] + shift})
@@ -100,7 +100,7 @@ class TestKto(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute the loss response by response; outputs and gradients are [T] each."""
+        """Return the loss, computed response by response, and its gradient for each output; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         z = max(0.0, float(np.mean(mini_batch["mismatched_log_ratios"].astype(np.float64))))
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch["ref_log_probs"].values
@@ -123,7 +123,7 @@ class TestBradleyTerry(ObjectiveConformance):
     tolerance = 1e-6
 
     def mini_batch(self, seed: int) -> Batch:
-        """Make samples whose responses each begin with mask 1."""
+        """Make samples with mask 1 only on the first token of each response."""
         batch = super().mini_batch(seed)
         mask = batch["response_mask"]
         first_T = np.zeros(len(mask.values), np.bool_)
@@ -133,7 +133,7 @@ class TestBradleyTerry(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute −log σ(r_w − r_l − m) + c (r_w + r_l)², pair by pair; outputs and gradients are [T] each."""
+        """Return the mean of −log σ(r_w − r_l − m) + c (r_w + r_l)² over pairs (see `BradleyTerry`), and its gradients, [T] each."""
         values_T, mask = outputs["values"].astype(np.float64), mini_batch["response_mask"]
         places_N, chosen_N = np.flatnonzero(mask.values), mini_batch["chosen"]
         loss, gradient_T, pairs = 0.0, np.zeros_like(values_T), len(mask) // 2
@@ -165,7 +165,7 @@ class TestImplicitPrm(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute the loss sample by sample; outputs and gradients are [T] each."""
+        """Return the loss, computed sample by sample, and its gradient for each output; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         log_probs_T, gradient_T = (
             outputs["log_probs"].astype(np.float64),
@@ -197,7 +197,7 @@ class TestSppo(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute the loss sample by sample; outputs and gradients are [T] each."""
+        """Return the loss, computed sample by sample, and its gradient for each output; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         log_probs_T, gradient_T = (
             outputs["log_probs"].astype(np.float64),

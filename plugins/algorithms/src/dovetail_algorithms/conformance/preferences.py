@@ -29,17 +29,20 @@ class PreferenceCases(ObjectiveConformance):
     nll_coef: ClassVar[float] = 0.0
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return a pair's loss, and its derivatives by s, [2]; s, f and n are [2] each, chosen before rejected."""
+        """Return a pair's loss, and its derivatives with respect to s, [2].
+
+        s and f are the sums of log-probabilities under policy and reference, n the numbers of tokens: [2] each, chosen before rejected.
+        """
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Draw log-probabilities [T] below 0."""
+        """Return random log-probabilities below 0, [T], by output."""
         return {name: -np.abs(o) for name, o in super().outputs(mini_batch, seed).items()}
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Compute the loss pair by pair; outputs and gradients are [T] each."""
+        """Return the loss, computed pair by pair, and its gradient for each output; outputs and gradients are [T] each."""
         mask, chosen_N = mini_batch["response_mask"], mini_batch["chosen"]
 
         def sums(values_T: np.ndarray) -> np.ndarray:
@@ -78,7 +81,10 @@ class TestDpo(PreferenceCases):
     nll_coef = 0.3
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)), and its derivatives by s, [2]."""
+        """Return −(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)), and its derivatives with respect to s, [2].
+
+        For s, f and n see `PreferenceCases.pair`. ε is the share of swapped labels.
+        """
         m = 0.5 * float(_SIDES @ (s - f))
         slope = -0.9 * _sigma(-m) + 0.1 * _sigma(m)
         return 0.9 * np.log1p(np.exp(-m)) + 0.1 * np.log1p(np.exp(m)), 0.5 * slope * _SIDES
@@ -91,7 +97,10 @@ class TestRobustDpo(PreferenceCases):
     config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.2, robust=True)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε), and its derivatives by s, [2]."""
+        """Return robust DPO's loss of a pair, (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε), and its derivatives with respect to s, [2].
+
+        m is the margin, as for `TestDpo`, and ε the share of swapped labels; for s, f and n see `PreferenceCases.pair`.
+        """
         m = 0.5 * float(_SIDES @ (s - f))
         loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
         slope = (-0.8 * _sigma(-m) - 0.2 * _sigma(m)) / 0.6
@@ -113,7 +122,7 @@ class LossOfRewards(PreferenceCases):
     settings: ClassVar[Mapping[str, Any]] = {}
 
     def ahead(self, u: np.ndarray) -> np.ndarray:
-        """Compute g(u) of the f-divergence; u and the result are [2] each."""
+        """Return g(u), the reward without β that the f-divergence gives to the log-ratios u; [2] each."""
         return u
 
     def loss(self, a: float, b: float) -> float:
@@ -121,7 +130,10 @@ class LossOfRewards(PreferenceCases):
         raise NotImplementedError
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the loss at the rewards β g(s − f), and its derivatives by s, [2]."""
+        """Return the loss of a pair with the rewards β g(s − f), and its derivatives with respect to s, [2].
+
+        For s, f and n see `PreferenceCases.pair`.
+        """
 
         def at(sums: np.ndarray) -> float:
             a, b = self.beta * self.ahead(sums - f)
@@ -246,7 +258,10 @@ class TestCpo(PreferenceCases):
     nll_coef = 0.7
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −log σ(m), m = β (s_w − s_l), and its derivatives by s, [2]."""
+        """Return −log σ(m), m = β (s_w − s_l), and its derivatives with respect to s, [2].
+
+        For s, f and n see `PreferenceCases.pair`.
+        """
         m = 0.4 * float(_SIDES @ s)
         return float(np.log1p(np.exp(-m))), -0.4 * _sigma(-m) * _SIDES
 
@@ -258,7 +273,10 @@ class TestIpo(PreferenceCases):
     config = IpoConfig(name="ipo", beta=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute ((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))², and its derivatives by s, [2]."""
+        """Return ((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))², and its derivatives with respect to s, [2].
+
+        For s, f and n see `PreferenceCases.pair`.
+        """
         away = float(_SIDES @ ((s - f) / n)) - 1.0
         return away**2, 2 * away * _SIDES / n
 
@@ -270,7 +288,10 @@ class TestSimpo(PreferenceCases):
     config = SimpoConfig(name="simpo", beta=2.0, gamma=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −log σ(β (s_w/n_w − s_l/n_l) − γ), and its derivatives by s, [2]."""
+        """Return −log σ(β (s_w/n_w − s_l/n_l) − γ), and its derivatives with respect to s, [2].
+
+        For s, f and n see `PreferenceCases.pair`.
+        """
         m = 2.0 * float(_SIDES @ (s / n)) - 0.5
         return float(np.log1p(np.exp(-m))), -2.0 * _sigma(-m) * _SIDES / n
 
@@ -291,7 +312,10 @@ class TestOrpo(PreferenceCases):
         return batch.with_columns({"response_mask": mask.with_values(shown_T)})
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute −λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n), and its derivatives by s, [2]."""
+        """Return −λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n), and its derivatives with respect to s, [2].
+
+        For s, f and n see `PreferenceCases.pair`.
+        """
         p = np.exp(s / n)
         m = float(_SIDES @ np.log(p / (1 - p)))
         return 0.4 * np.log1p(np.exp(-m)), -0.4 * _sigma(-m) * _SIDES / (1 - p) / n

@@ -74,9 +74,9 @@ def _all_names(rows: Sequence[Mapping[str, Any] | None]) -> list[str]:
     names = sorted({name for row in rows for name in row or ()})
     if rows and not names:
         raise ColumnError(
-            "advantage estimator 'gdpo' normalises the components of the reward, but no sample "
-            "has any: column 'reward_components' is empty",
-            hint="let the reward function return components beside its score, or choose "
+            "advantage estimator 'gdpo' needs components of the reward, but no sample has any: "
+            "column 'reward_components' is empty",
+            hint="let the reward function return components besides its score, or set "
             "algorithm.advantage=grpo",
         )
     return names
@@ -104,7 +104,7 @@ def _fault(rows: Sequence[Mapping[str, Any] | None], name: str) -> ColumnError:
     near = nearest(name, row)
     return ColumnError(
         f"advantage estimator 'gdpo' needs the reward component {name!r} of every sample as "
-        f"a number, but sample {number} of the batch has {there}",
+        f"a number, but sample {number} of the batch has these components: {there}",
         hint=(f"did you mean {near!r}? " if near and near != name else "")
-        + "Name components that every reward gives in algorithm.advantage.components",
+        + "Name in algorithm.advantage.components only components that every reward returns",
     )

@@ -13,8 +13,9 @@ from dovetail_algorithms.estimators.group_baseline import ScoreBaseline
 class WinRateEstimator(ScoreBaseline):
     """A_i = P̂(y_i ≻ π | x) − ½,  P̂(y_i ≻ π | x) = 1/n Σ_j P(y_i ≻ y_j | x), over the n samples of one prompt (arXiv 2405.00675).
 
-    P is 1 if y_i has the higher score, ½ if both scores are equal, else 0; with `comparison: bradley_terry`, it is σ(r_i − r_j). A sample
-    ties with itself. Advantages are between −½ and ½, and 0 in a group of one; they are the target of the objective `sppo`.
+    P is 1 if y_i has the higher score, ½ if both scores are equal, else 0; with `comparison: bradley_terry`, it is σ(r_i − r_j). y_i
+    are the responses to prompt x, and π is the policy. A sample ties with itself. Advantages are between −½ and ½, and 0 in a group of
+    one; they are the target of the objective `sppo`.
     """
 
     name = "win_rate"

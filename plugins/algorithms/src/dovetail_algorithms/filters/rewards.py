@@ -53,8 +53,8 @@ def _no_component(columns: Batch, lacking: list[int], component: str, who: str) 
     known = sorted(map(str, parts)) if isinstance(parts, Mapping) else []
     close = nearest(component, known)
     return ColumnError(
-        f"{who} looks at the reward component {component!r}, which {len(lacking)} of {len(columns)} samples do not "
-        f"have as a number ({listed}{more}); the first has {', '.join(known) or 'none'}",
+        f"{who} needs the reward component {component!r} as a number, but {len(lacking)} of {len(columns)} samples lack it "
+        f"({listed}{more}); the first of these has the components: {', '.join(known) or 'none'}",
         hint=f"did you mean {close!r}?"
         if close and close != component
         else f"let the reward function return {component!r} for every sample, or leave `component` out",

@@ -25,7 +25,7 @@ PREPARES = frozenset({"advantages", "old_log_probs", "response_mask", "sample_id
 
 @attrs.frozen(kw_only=True, eq=False)
 class Covariances:
-    """The mini-batch's covariances on one rank.
+    """The covariance of advantage and log-probability at each of a mini-batch's tokens on one rank.
 
     Attributes:
         values_T: covariances (A − mean A)(log π_old − mean log π_old), float32 [T], with means over the tokens of all ranks.
@@ -67,7 +67,7 @@ class Covariances:
 
 
 def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) -> Covariances:
-    """Return the covariances of this rank's tokens.
+    """Return the covariance of advantage and log-probability at each of this rank's tokens, for Clip-Cov and KL-Cov.
 
     Args:
         mini_batch: this rank's samples of the mini-batch, with the columns of `PREPARES`; advantages are [N] or ragged [T].

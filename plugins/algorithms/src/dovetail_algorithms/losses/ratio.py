@@ -20,7 +20,7 @@ LOG_RATIO_BOUND = 20.0
 
 
 class RatioLoss(PolicyLoss):
-    """Base of losses of the probability ratio of the policy to the policy before the updates."""
+    """Base of losses that use the probability ratio of the current policy to the policy before the updates."""
 
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})

@@ -112,6 +112,6 @@ def _check_one_token(mask: Ragged) -> None:
     odd = np.flatnonzero(counts_N != 1)
     if len(odd):
         raise ColumnError(
-            f"sample {int(odd[0])} has {int(counts_N[odd[0]])} tokens in response_mask, and a reward model scores one",
+            f"response_mask of sample {int(odd[0])} selects {int(counts_N[odd[0]])} token(s); expected one, whose value is the reward model's score",
             hint="set response_mask to 1 at the token whose value is the score, and to 0 elsewhere",
         )

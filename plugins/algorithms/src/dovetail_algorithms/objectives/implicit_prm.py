@@ -54,9 +54,9 @@ class ImplicitPrm(ResponseObjective):
         wrong = np.flatnonzero((scores_N < 0) | (scores_N > 1))
         if len(wrong):
             raise ColumnError(
-                f"sample {int(wrong[0])} has the score {float(scores_N[wrong[0]]):g}, and objective 'implicit_prm' takes scores as "
-                "outcomes from 0 (wrong) to 1 (right)",
-                hint="choose a reward from 0 to 1",
+                f"sample {int(wrong[0])} has the score {float(scores_N[wrong[0]]):g}; objective 'implicit_prm' expects scores "
+                "from 0 (wrong) to 1 (right)",
+                hint="use a reward function that returns scores from 0 to 1",
             )
         return mini_batch
 

@@ -96,7 +96,7 @@ class PolicyObjective(Objective):
     def parts(
         cls, config: PolicyConfig, context: PluginContext, *, needs: bool = True
     ) -> tuple[PolicyLoss, LossAggregation, RolloutCorrection | None]:
-        """Return the objective's plugins; tests override this method to replace one of them.
+        """Construct the objective's policy loss, loss aggregation and correction, if any; tests override this method to replace one.
 
         Args:
             config: the config that selects the plugins.
@@ -150,8 +150,8 @@ class PolicyObjective(Objective):
         for name, column in made.items():
             if not isinstance(column, Ragged):
                 raise ColumnError(
-                    f"{self._title} prepared {name!r} as {type(column).__name__}",
-                    hint="`prepare` returns ragged columns, one value a response token",
+                    f"{self._title} returned column {name!r} from `prepare` as {type(column).__name__}; expected a Ragged",
+                    hint="return ragged columns from `prepare`, with one value for each response token",
                 )
         return mini_batch.with_columns({PREPARED + name: made[name] for name in made})
 

@@ -46,7 +46,7 @@ from dovetail_stages import (
 
 @attrs.frozen(kw_only=True, eq=False)
 class Responses:
-    """The sums and lengths of N responses from which implicit rewards are computed. Tokens with mask 0 don't count."""
+    """The summed log-probabilities and the lengths of N responses, for their implicit rewards. Tokens with mask 0 don't count."""
 
     log_probs_N: Float[Tensor, "N"]
     """Σ_t log π(y_t | x, y_<t), in nats; carries the gradient."""

@@ -50,7 +50,7 @@ class Sppo(ResponseObjective):
         """
         if isinstance(mini_batch["advantages"], Ragged):
             raise ColumnError(
-                "objective 'sppo' compares whole responses, and the advantages are those of single tokens",
+                "objective 'sppo' needs one advantage for each response, but the advantages are per token",
                 hint="set algorithm.advantage=win_rate",
             )
         return mini_batch

@@ -36,7 +36,7 @@ class BestWorstPairs(Stage):
         """
         if facts.config.rollout.n < 2:
             raise PlanError(
-                "the stage 'best_worst_pairs' makes pairs of the samples of one prompt, but rollout.n is 1",
+                "the stage 'best_worst_pairs' needs at least two samples of each prompt to form a pair, but rollout.n is 1",
                 hint="set rollout.n=2 or more",
             )
         return frozenset({"scores", "group_id", "sample_index"})
@@ -46,8 +46,8 @@ class BestWorstPairs(Stage):
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return the batch of pairs. Metrics: `reward/pairs`; `reward/tied_groups`, dropped groups; and `reward/pair_margin`, the mean
-        difference of a pair's scores.
+        """Return the batch of pairs. Metrics: `reward/pairs` and `reward/tied_groups` count the pairs and the dropped groups;
+        `reward/pair_margin` is the mean difference of a pair's scores.
         """
         scores_N, group_N = batch["scores"].astype(np.float64), batch["group_id"]
         best_G, worst_G = (

@@ -47,7 +47,7 @@ class ImplicitProcessRewards(Stage):
             REFERENCE,
             "float32",
             "ragged",
-            "of the process reward model's reference, full softmax",
+            "log-probability of each token by the process reward model's reference, full softmax",
             "stage",
             "response_ids",
         ),
@@ -62,7 +62,7 @@ class ImplicitProcessRewards(Stage):
 
     @classmethod
     def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return `response_mask`, `scores`, and `ref_log_probs` if the run's reference policy is also the model's."""
+        """Return `response_mask`, `scores`, and `ref_log_probs` if the run's reference policy is also the process reward model's."""
         _check(config, facts)
         own = config.reference is not None or _has_adapter(config, facts)
         return frozenset({"response_mask", "scores"} | (set() if own else {RUNS_OWN}))
@@ -114,13 +114,13 @@ def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
     role, roles = config.role, facts.config.roles
     if role not in roles:
         raise PlanError(
-            f"the stage {ImplicitProcessRewards.name!r} computes with the role {role!r}, and the config has only "
+            f"the stage {ImplicitProcessRewards.name!r} needs the role {role!r}, but the config has only the roles "
             f"{', '.join(facts.config.role_sections)}",
-            hint=f"set roles.{role}.objective=implicit_prm",
+            hint=f"add the role: set roles.{role}.objective=implicit_prm",
         )
     if not hasattr(_objective(config, facts), "beta"):
         raise PlanError(
-            f"roles.{role} is not an implicit process reward model: its objective has no beta",
+            f"roles.{role} is not an implicit process reward model: its objective has no setting `beta`",
             hint=f"set roles.{role}.objective=implicit_prm",
         )
     if config.reference is None and not _has_adapter(config, facts):
@@ -128,9 +128,9 @@ def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
         own, ref = roles[role].path or start, facts.config.ref.path or start
         if own != ref or facts.config.ref.update is not None:
             raise PlanError(
-                f"roles.{role} starts from {own}, and the reference policy "
+                f"the reference policy can't be the reference of roles.{role}, which starts from {own}: the reference policy "
                 + ("follows the actor" if own == ref else f"is {ref}"),
-                hint=f"name a frozen role of the same model: roles.{role}_ref.path={own}, and reference: {role}_ref in the stage "
+                hint=f"add a frozen role of the same model: set roles.{role}_ref.path={own}, and reference: {role}_ref in the stage "
                 f"{ImplicitProcessRewards.name} of algorithm.stages",
             )
 

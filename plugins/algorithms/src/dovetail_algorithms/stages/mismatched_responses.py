@@ -9,7 +9,7 @@ from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 
 
 class MismatchedResponses(Stage):
-    """Scores each prompt with the previous sample's response (the first with the last sample's), before the step's updates."""
+    """Computes the log-ratio of each prompt with the previous sample's response (the first with the last's), before the step's updates."""
 
     name = "mismatched_responses"
     api = ">=1.0,<2"

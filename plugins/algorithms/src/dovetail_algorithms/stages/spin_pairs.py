@@ -44,8 +44,8 @@ class SpinPairs(Stage):
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return the batch of pairs. Metrics: `reward/pairs`; `reward/equal_answers` and `reward/overlong_responses`, samples without a
-        pair.
+        """Return the batch of pairs. Metrics: `reward/pairs` counts the pairs; `reward/equal_answers` and `reward/overlong_responses`
+        count the samples without a pair, because the answer equals the dataset's response or because that response is too long.
 
         Raises:
             DataError: a prompt has no response in the dataset.
@@ -86,7 +86,7 @@ class SpinPairs(Stage):
     def _tokens(self, prompt: Prompt, encoder: TextEncoder) -> list[int]:
         if not prompt.response:
             raise DataError(
-                f"{prompt}: it has no response, and the stage 'spin_pairs' prefers the dataset's to the policy's own",
+                f"{prompt} has no response in the dataset, which the stage 'spin_pairs' pairs with the policy's response",
                 hint="give every row a text in the column `response`",
             )
         [ids] = encoder.ids([encoder.given(prompt.response, "assistant")])

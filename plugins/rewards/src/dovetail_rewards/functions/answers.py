@@ -87,7 +87,7 @@ def complaint(ground_truth: GroundTruth) -> str | None:
     """Return why a ground truth holds no accepted answer, or None."""
     if accepted_texts(ground_truth):
         return None
-    return f"ground truth {_cut(ground_truth)} is not a text, a number or a list of them"
+    return f"ground truth {_cut(ground_truth)} holds no answer; expected a text, a number or a list of them, none blank"
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

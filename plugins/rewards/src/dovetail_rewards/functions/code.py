@@ -49,7 +49,7 @@ class Code(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score` and `passed_share`; if a test failed, also `first_failure` and `stderr`.
+        """Return `score` and `passed_share` (the share of passed tests); if a test failed, also `first_failure` and `stderr`.
 
         Raises:
             ValueError: the ground truth holds no test cases, or tests that can't run in a separate process.
@@ -87,11 +87,11 @@ class Code(RewardFunction):
         try:
             tests = parse_truth(ground_truth)
         except ValueError as error:
-            return f"ground truth {ground_truth!r:.80} holds no test cases: {error}"
+            return f"ground truth {ground_truth!r:.80} can't be scored: {error}"
         if not isinstance(tests, AssertTests) or config.tests == "in_process":
             return None
         if config.service:
-            return "a sandbox service can't run assert tests in a process of their own: set tests=in_process"
+            return "a sandbox service can't run assert tests in a process apart from the response's; set tests=in_process"
         return only_in_process(_first(tests, config.max_tests))
 
     def _source(self, response: str) -> str | None:

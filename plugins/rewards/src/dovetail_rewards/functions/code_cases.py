@@ -181,9 +181,9 @@ def _ended(result: Result) -> Case:
     """Return the result of a case during which the program ended without an answer."""
     why = str(result.verdict)
     if result.verdict is ProgramVerdict.OK:
-        why = "the program ended before the test did"
+        why = "the program exited before the test was finished"
     elif result.verdict is ProgramVerdict.TIMEOUT:
-        why = f"timeout after {result.cpu_s:.1f} s of CPU, {result.wall_s:.1f} s on the clock"
+        why = f"timeout after {result.cpu_s:.1f} s of CPU time and {result.wall_s:.1f} s of wall-clock time"
     elif result.signal is not None:
         why = f"crashed by signal {result.signal}"
     elif result.exit_status:

@@ -6,7 +6,7 @@ import math
 
 
 def same_output(printed: str, expected: str, tolerance: float) -> bool:
-    """Compare output line by line, and the words of a line one by one.
+    """Return whether a program's output equals the expected output, compared line by line and word by word.
 
     The amount of white space between words, and white space at the ends of lines and of the output, are ignored. If both words are numbers
     and at least one has a decimal point or exponent, they may differ by `tolerance`, absolutely or relative to the expected number.
@@ -19,7 +19,7 @@ def same_output(printed: str, expected: str, tolerance: float) -> bool:
 
 
 def same_value(returned: object, expected: object, tolerance: float) -> bool:
-    """Compare JSON values: lists in order, mappings by key, numbers by value; true is not equal to 1.
+    """Return whether two JSON values are equal: lists in order, mappings by key, numbers by value; true is not equal to 1.
 
     A float may differ by `tolerance`, absolutely or relative to the expected number.
     """

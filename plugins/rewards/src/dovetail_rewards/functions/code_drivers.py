@@ -96,7 +96,7 @@ class Told:
     error: str = ""
     """The exception, if the call raised or the assertion failed."""
     fault: str = ""
-    """The reason why these tests can't run in this way, whatever the response."""
+    """The reason why the tests can't run in a separate process, whatever the response; empty if they can."""
 
 
 @attrs.frozen(kw_only=True)
@@ -111,7 +111,7 @@ class Driver:
     """The token that marks an assertion that held; empty for calls."""
 
     def read(self, stdout: bytes) -> dict[int, Told]:
-        """Return results by test case index; cases that did not run are absent."""
+        """Return the report on each test case by its index, from the driver's output; cases that did not run are absent."""
         found: dict[int, Told] = {}
         for line in stdout.splitlines():
             try:

@@ -59,7 +59,7 @@ def modules_used(tests: Iterable[str]) -> list[str]:
 
 
 def only_in_process(tests: Tests) -> str | None:
-    """Return the operations in the tests that fail on copies of the response's values, such as identity, or None."""
+    """Return why the tests must run in the response's process, or None: an operation, such as `is`, fails on copies of its values."""
     if not isinstance(tests, AssertTests):
         return None
     texts = [tests.setup, *tests.tests]
@@ -85,8 +85,8 @@ def only_in_process(tests: Tests) -> str | None:
         )
         if asks:
             return (
-                f"`{ast.unparse(node):.80}` can't be judged in a process other than the response's, which has copies of "
-                "its values: set tests=in_process if the response may decide it"
+                f"the tests' `{ast.unparse(node):.80}` can't be evaluated outside the response's process, where its values "
+                "are only copies; set tests=in_process if the response may influence the result"
             )
     return None
 

@@ -57,12 +57,16 @@ def parse_truth(ground_truth: GroundTruth) -> Tests:
             truth = json.loads(truth)
         except ValueError as error:
             if "assert" not in truth:
-                raise ValueError(f"it is not JSON ({error}) and holds no assert") from error
+                raise ValueError(
+                    f"the ground truth is neither JSON ({error}) nor Python tests with an `assert`"
+                ) from error
             truth = {"tests": truth}
     if isinstance(truth, (list, tuple)):
         truth = _from_list(truth)
     if not isinstance(truth, Mapping):
-        raise ValueError(f"it is of type {type(truth).__name__}, not a mapping")  # noqa: TRY004 - one error for every bad row
+        raise ValueError(  # noqa: TRY004 - one error for every bad row
+            f"the ground truth is of type {type(truth).__name__}; expected a mapping, or its JSON"
+        )
     if any(key in truth for key in ("tests", "test_list", "test")):
         return _assert_tests(truth)
     return _case_tests(truth)
@@ -73,10 +77,15 @@ def _from_list(cases: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
     if cases and all(isinstance(case, str) for case in cases):
         return {"tests": list(cases)}
     if not all(isinstance(case, Mapping) and {"input", "output"} <= set(case) for case in cases):
-        raise ValueError("its list has an entry that is neither a text nor {input, output}")
+        raise ValueError(
+            "the ground truth is a list with an invalid entry; expected only texts, or only mappings with `input` and `output`"
+        )
     names = {case["fn_name"] for case in cases if case.get("fn_name")}
     if len(names) > 1:
-        raise ValueError(f"its list names several functions: {', '.join(sorted(map(str, names)))}")
+        raise ValueError(
+            f"the ground truth's test cases name several functions: {', '.join(sorted(map(str, names)))}; "
+            "expected the same `fn_name` in all"
+        )
     found: dict[str, Any] = {
         key: [case[key[:-1]] for case in cases] for key in ("inputs", "outputs")
     }
@@ -86,18 +95,24 @@ def _from_list(cases: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
 def _case_tests(truth: Mapping[Any, Any]) -> Tests:
     inputs, outputs = truth.get("inputs"), truth.get("outputs")
     if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)):
-        raise ValueError(f"inputs is {inputs!r:.60} and outputs {outputs!r:.60}, not two lists")  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004
+            f"the ground truth has `inputs` {inputs!r:.60} and `outputs` {outputs!r:.60}; expected two lists"
+        )
     if len(inputs) != len(outputs):
-        raise ValueError(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
+        raise ValueError(
+            f"the ground truth has {len(inputs)} `inputs` and {len(outputs)} `outputs`; expected equal numbers"
+        )
     if not inputs:
-        raise ValueError("there are no test cases")
+        raise ValueError("the ground truth has no test cases: `inputs` and `outputs` are empty")
     function = truth.get("fn_name")
     if not function:
         return StdinTests(tuple(map(_text, inputs)), tuple(map(_text, outputs)))
     if not isinstance(function, str) or not all(
         part.isidentifier() for part in function.split(".")
     ):
-        raise ValueError(f"fn_name {function!r:.60} is not the name of a function")
+        raise ValueError(
+            f"`fn_name` {function!r:.60} of the ground truth is not a function's name; expected one such as 'solve' or 'Solution.solve'"
+        )
     return CallTests(
         function.rpartition(".")[2],
         tuple(map(_arguments, inputs)),
@@ -109,20 +124,24 @@ def _assert_tests(truth: Mapping[Any, Any]) -> AssertTests:
     tests = next(truth[key] for key in ("tests", "test_list", "test") if key in truth)
     texts = [tests] if isinstance(tests, str) else tests
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"its tests are {tests!r:.60}, not a text or a list of texts")
+        raise ValueError(
+            f"the ground truth's tests are {tests!r:.60}; expected a text or a list of texts"
+        )
     if truth.get("entry_point"):
         texts = [f"{texts[0]}\n\ncheck({truth['entry_point']})\n"]
     elif len(texts) == 1:
         texts = _split(texts[0])
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise ValueError("there are no tests")
+        raise ValueError("the ground truth has no tests: the texts are empty")
     setup = str(truth.get("test_setup_code") or "")
     for text in (setup, *texts):
         try:
             ast.parse(text)
         except SyntaxError as error:
-            raise ValueError(f"test {text!r:.60} is not Python: {error}") from error
+            raise ValueError(
+                f"test {text!r:.60} of the ground truth is not valid Python: {error}"
+            ) from error
     return AssertTests(setup, tuple(texts))
 
 
@@ -131,7 +150,7 @@ def _split(text: str) -> list[str]:
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
-        raise ValueError(f"its tests are not Python: {error}") from error
+        raise ValueError(f"the ground truth's tests are not valid Python: {error}") from error
     # Split lines as Python's parser does: `str.splitlines` would also split at form feeds and U+2028.
     tests, lines, begin = [], [*io.StringIO(text, newline="")], 0
     for statement in statements:

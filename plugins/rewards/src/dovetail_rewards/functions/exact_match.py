@@ -44,7 +44,7 @@ class ExactMatch(RewardFunction):
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if not truth_texts(ground_truth):
-            return f"ground truth {ground_truth!r} is not a text, a number or a list of them"
+            return f"ground truth {ground_truth!r} holds no answer; expected a text, a number or a list of them"
         return None
 
     def _normal(self, text: str) -> str:

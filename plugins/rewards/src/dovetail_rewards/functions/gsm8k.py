@@ -55,7 +55,7 @@ class Gsm8k(RewardFunction):
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         if _number(ground_truth) is None:
-            return f"ground truth {ground_truth!r} is not a number such as '18' or '1,234'"
+            return f"ground truth {ground_truth!r} is not a number; expected a number such as '18' or '1,234'"
         return None
 
 

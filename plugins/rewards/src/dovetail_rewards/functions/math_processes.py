@@ -53,7 +53,7 @@ class MathProcesses:
         Args:
             truths: accepted answers, as LaTeX or plain text.
             answer: the response's answer.
-            limit: seconds on the clock that the comparison may take; waiting for a free process does not count.
+            limit: wall-clock seconds that the comparison may take; waiting for a free process does not count.
 
         Raises:
             MathTimeoutError: the ground truth alone takes longer than `limit`.
@@ -64,7 +64,7 @@ class MathProcesses:
             reply, alone = {"equal": False}, self._compare(truths, "1", limit)
             if alone.get("error") == "SIGALRM":
                 raise MathTimeoutError(
-                    f"math-verify needs more than {limit:g} s for the ground truth {truths!r:.80}"
+                    f"math-verify could not parse the ground truth {truths!r:.80} within the limit of {limit:g} s"
                 )
             if "equal" not in alone:
                 raise RewardError(
@@ -84,7 +84,9 @@ class MathProcesses:
         except RequestTimeoutError:
             return {"error": "SIGALRM"}
         except ProcessDiedError as error:
-            raise RewardError(f"the process of math-verify {error.message}") from None
+            raise RewardError(
+                f"math-verify failed on an answer: its process {error.message}"
+            ) from None
         except BaseException:
             future.cancel()
             raise
@@ -107,8 +109,8 @@ def shared_processes(count: int) -> MathProcesses:
     """
     if importlib.util.find_spec("math_verify") is None:
         raise PluginNeedsError(
-            "mathematical equality needs the package math-verify, which is not installed",
-            hint="pip install 'dovetail-rewards[math]', or set verify=text to compare notations alone",
+            "a comparison of mathematical values (`verify`) needs the package math-verify, which is not installed",
+            hint="pip install 'dovetail-rewards[math]', or set verify=text, which compares only the notation",
         )
     with _shared_lock:
         if count not in _shared:

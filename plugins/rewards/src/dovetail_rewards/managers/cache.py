@@ -58,5 +58,5 @@ def _plain(value: object) -> Any:
     if isinstance(value, np.generic):
         return [str(value.dtype), value.item()]
     raise TypeError(
-        f"{type(value).__name__} can't be compared by content; expected a NumPy array or scalar"
+        f"a value of type {type(value).__name__} can't be compared by content; expected a NumPy array or scalar"
     )

@@ -125,11 +125,13 @@ class BatchQueue(Generic[Item]):
         try:
             outcomes = await self._run([entry.sample for entry in entries])
             if len(outcomes) != len(entries):
-                raise ValueError(f"{len(outcomes)} outcomes for {len(entries)} samples")  # noqa: TRY301 - answered below
+                raise ValueError(  # noqa: TRY301 - answered below
+                    f"the call returned {len(outcomes)} outcomes for {len(entries)} samples; expected one for each"
+                )
         except asyncio.CancelledError:
             if this is not None and this.cancelling():
                 raise
-            outcomes = [_broken("it was cancelled")] * len(entries)
+            outcomes = [_broken("the call was cancelled")] * len(entries)
         except Exception as error:  # noqa: BLE001 - whatever breaks, every sample gets its failure
             outcomes = [_broken(f"{type(error).__name__}: {error}")] * len(entries)
         for entry, outcome in zip(entries, outcomes, strict=True):
@@ -173,4 +175,4 @@ class _Entry(Generic[Item]):
 
 
 def _broken(why: str) -> Failure:
-    return Failure(kind=FailureKind.CRASH, message=f"the call on its batch broke: {why}")
+    return Failure(kind=FailureKind.CRASH, message=f"the sample's batch could not be scored: {why}")

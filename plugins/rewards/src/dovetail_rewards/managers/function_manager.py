@@ -54,7 +54,7 @@ class FunctionManager(RewardManager):
             return call
         if call.unit == "group":
             message = (
-                f"{call.name} scores whole groups, and reward manager {type(self).name!r} brings single samples; "
+                f"reward function {call.name} scores whole groups, but reward manager {type(self).name!r} passes single samples; "
                 "set reward.manager.name=group"
             )
             return Failure(kind=FailureKind.EXCEPTION, message=message)
@@ -110,7 +110,10 @@ class InProcessCalls:
                 raise
             return failure_from(error, call)  # the function raised it; this task was not cancelled
         except TooManyHungError as error:
-            return Failure(kind=FailureKind.CRASH, message=f"{call.name} was not called: {error}")
+            return Failure(
+                kind=FailureKind.CRASH,
+                message=f"reward function {call.name} was not called: {error}",
+            )
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             return failure_from(error, call)
 
@@ -129,8 +132,8 @@ def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
     functions = context.reward_functions
     if not isinstance(functions, RewardFunctions):
         raise ConfigError(
-            f"reward manager {manager!r} was given no reward functions "
-            f"(context.reward_functions is {functions!r})",
+            f"reward manager {manager!r} has no reward functions: "
+            f"context.reward_functions is {functions!r}; expected a RewardFunctions",
             hint="pass PluginContext(reward_functions=RewardFunctions(default=compute_score))",
         )
     return functions

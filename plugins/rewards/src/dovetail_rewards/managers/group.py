@@ -62,9 +62,7 @@ class GroupManager(FunctionManager):
             return [missing] * len(calls)
         call = calls[0]
         if isinstance(call, Failure) or any(other is not call for other in calls):
-            message = (
-                "the samples of this group have different data sources, and so different functions"
-            )
+            message = "the group can't be scored: its samples have different data sources, which select different reward functions"
             return [Failure(kind=FailureKind.EXCEPTION, message=message)] * len(calls)
         async with self._places.one(time):
             return await self._score_group(call, samples, time)
@@ -87,7 +85,7 @@ class GroupManager(FunctionManager):
     async def _compare(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
         count = len(samples)
         if count == 1:
-            message = f"{call.name} compares responses, and there is one alone"
+            message = f"reward function {call.name} compares responses, but the group has only one; set rollout.n=2 or more"
             return [Failure(kind=FailureKind.INVALID_VALUE, message=message)]
         orders = list(combinations(range(count), 2))
         if self.config.both_orders:
@@ -116,7 +114,7 @@ class GroupManager(FunctionManager):
         if isinstance(outcome, Failure):
             return outcome
         if not 0.0 <= outcome.value <= 1.0:
-            message = f"{call.name} returned {outcome.value:g}; a comparison is from 0 (the second is better) to 1"
+            message = f"reward function {call.name} returned {outcome.value:g}; expected 0 (the second is better) to 1"
             return Failure(kind=FailureKind.INVALID_VALUE, message=message)
         return outcome.value
 

@@ -36,7 +36,7 @@ class PostError(Exception):
 
 
 class HttpPost:
-    """Posts to one address, from any event loop; the connections live on a separate event loop.
+    """Posts requests to one address, from any event loop; the connections live on a separate event loop.
 
     Args:
         url: the address.

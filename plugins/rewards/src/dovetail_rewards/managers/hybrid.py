@@ -101,7 +101,7 @@ class HybridManager(RewardManager):
             self._parts.append(_Part(name, section, inner))
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        assert self._parts, "it is not started"
+        assert self._parts, "the reward manager is not started"
         return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
@@ -147,7 +147,7 @@ class HybridManager(RewardManager):
         if gated and self.config.gated_score is not None:
             return Score(value=self.config.gated_score, components=components, extras=extras)
         if finite_float(value) is None:
-            message = f"the weighted sum of {sample.sample_id} is {value}, no finite number"
+            message = f"the weighted sum of scores of sample {sample.sample_id} is {value}; expected a finite number"
             return Failure(kind=FailureKind.INVALID_VALUE, message=message)
         return Score(
             value=value,

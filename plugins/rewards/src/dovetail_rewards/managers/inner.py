@@ -63,8 +63,8 @@ class InnerManager:
         manager: Any = make_plugin(ref, context)
         if manager.unit != "sample":
             raise ConfigError(
-                f"{key}={type(manager).name} scores whole groups, but {outer!r} needs one that scores single samples",
-                hint="choose another manager there",
+                f"{key}={type(manager).name} scores whole groups, but reward manager {outer!r} needs a manager that scores single samples",
+                hint=f"set {key} to another manager, such as naive",
             )
         try:
             manager.start()
@@ -91,7 +91,9 @@ class InnerManager:
             (outcome.value, *outcome.components.values()) if isinstance(outcome, Score) else ()
         )
         if not figures or any(finite_float(figure) is None for figure in figures):
-            return self._broken(f"gave {outcome!r:.80}, which is not a score")
+            return self._broken(
+                f"returned {outcome!r:.80}; expected a Score of finite numbers or a Failure"
+            )
         return outcome
 
     def _broken(self, what: str) -> Failure:

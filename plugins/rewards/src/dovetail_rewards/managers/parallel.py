@@ -34,8 +34,8 @@ class ParallelManager(FunctionManager):
 
     Each worker is a fresh interpreter that constructs the functions by name or from their file. Functions are called in the worker's main
     thread, so that rules that use signals (math-verify) work. `reward.timeout` counts from the start of a sample's scoring; at the limit
-    the worker is killed. A crash fails only the sample that was being scored, as `crash`, retryable. Workers answer in JSON, which is never
-    unpickled; results of processes that a function forked are ignored. The first MiB of a worker's prints is shown. Workers end with the
+    the worker is killed. A crash fails only the sample that was being scored, as `crash`, retryable. Workers answer in JSON, so that nothing
+    from them is unpickled; results of processes that a function forked are ignored. The first MiB of a worker's prints is shown. Workers end with the
     manager or with this process.
     """
 
@@ -79,12 +79,12 @@ class ParallelManager(FunctionManager):
             self.close()
             raise RewardError(
                 f"reward manager 'parallel': {error.message}",
-                hint="the functions must load by name or from their file in a fresh process; or raise "
-                "reward.manager.start_timeout",
+                hint="check that the reward functions can be imported, by name or from their file, in a new process; "
+                "if they load slowly, raise reward.manager.start_timeout",
             ) from error
 
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
-        assert self._pool is not None, "it is not started"
+        assert self._pool is not None, "the reward manager is not started"
         try:
             pickled = pickle.dumps(arguments_of(sample, call.fields))
         except Exception as error:  # noqa: BLE001 - whatever a row holds
@@ -101,15 +101,13 @@ class ParallelManager(FunctionManager):
                 return unpack_outcome((await asyncio.wrap_future(answered)).get("outcome"))
         except RequestTimeoutError:
             kind = FailureKind.TIMEOUT
-            message = (
-                f"{call.name}: no score within {time.limit:g} s; its worker process was killed"
-            )
+            message = f"reward function {call.name} returned no score within {time.limit:g} s; its worker process was killed"
         except ProcessDiedError as error:
-            message = f"{call.name}: its worker process {error.message} while it was scored"
+            message = f"reward function {call.name} failed: its worker process {error.message} while it scored the sample"
         except StartError as error:
-            message = f"{call.name} was not called: {error.message}"
+            message = f"reward function {call.name} was not called: {error.message}"
         except (InterruptedError, Garbled) as error:
-            message = f"{call.name}: {error}"
+            message = f"reward function {call.name} gave no score: {error}"
         return Failure(kind=kind, message=message, retryable=True)
 
     def close(self) -> None:
@@ -135,8 +133,8 @@ def _setup(functions: RewardFunctions) -> bytes:
         return pickle.dumps((functions.files(), pickle.dumps(functions)))
     except Exception as error:
         raise ConfigError(
-            "reward manager 'parallel' makes the reward functions again in each worker process, and one of them "
-            f"can't be named there: {type(error).__name__}: {error}",
-            hint="put it at the top level of a file and set reward.function={path: my_reward.py, "
+            "reward manager 'parallel' can't send a reward function to its worker processes: "
+            f"{type(error).__name__}: {error}",
+            hint="define the function at the top level of a file and set reward.function={path: my_reward.py, "
             "attribute: compute_score}; or set reward.manager.name=naive",
         ) from error

@@ -182,7 +182,7 @@ class HttpService:
         try:
             return json.dumps(fields, default=_plain, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            message = f"the row of {sample.sample_id} can't be written as JSON: {error}"
+            message = f"the row of sample {sample.sample_id} can't be written as JSON: {error}"
             return Failure(kind=FailureKind.EXCEPTION, message=message)
 
     async def _scored(self, bodies: Sequence[str]) -> list[Outcome]:
@@ -198,17 +198,17 @@ class HttpService:
         try:
             results = json.loads(content)["results"]
         except (ValueError, TypeError, KeyError, RecursionError):
-            what = f"answered with what is no {{'results': […]}}: {content[:80]!r}"
+            what = f"answered with {content[:80]!r}; expected {{'results': […]}}"
             return [self._failure(FailureKind.INVALID_VALUE, what)] * count
         if not isinstance(results, list) or len(results) != count:
             given = f"{len(results)} results" if isinstance(results, list) else repr(results)[:80]
-            what = f"answered with {given} for {count} samples"
+            what = f"answered with {given} for {count} samples; expected one result for each"
             return [self._failure(FailureKind.INVALID_VALUE, what)] * count
         return [self._outcome(result) for result in results]
 
     def _outcome(self, result: object) -> Outcome:
         if isinstance(result, Mapping) and result.get("error") is not None:
-            what = f"could not score it: {str(result['error'])[:300]}"
+            what = f"could not score the sample: {str(result['error'])[:300]}"
             again = result.get("retryable") is True
             return self._failure(FailureKind.EXCEPTION, what, retryable=again)
         return outcome_from(result, without_secrets(self._url))
@@ -226,4 +226,4 @@ class HttpService:
 def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON form")

@@ -36,9 +36,9 @@ class TaskSetup:
     files: tuple[PluginRef, ...]
     """Plugin files that must be loaded before their objects can be unpickled."""
     manager: bytes
-    """A pickled PluginRef."""
+    """The pickled PluginRef of the reward manager."""
     functions: bytes
-    """Pickled RewardFunctions, or pickled None."""
+    """The run's RewardFunctions, pickled; pickled None if the manager uses none."""
     seed: int
 
 
@@ -53,7 +53,7 @@ class Ask:
 
 
 def make_task(given: bytes, logger: Logger) -> ScoringTask:
-    """Return the task of a pickled TaskSetup, which must come from the run's own controller."""
+    """Construct a worker's task from a pickled TaskSetup, which must come from the run's own controller."""
     setup: TaskSetup = pickle.loads(given)  # noqa: S301
     for ref in setup.files:
         load_plugin_class(ref)
@@ -74,7 +74,7 @@ class ScoringTask:
         self._inner = inner
 
     async def call(self, payload: bytes) -> bytes:
-        """Return the outcomes of a pickled Ask, encoded by `packed`."""
+        """Answer one request, a pickled Ask, and return the outcomes, encoded by `packed`."""
         ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
         if ask.what == "sleep":
             await asyncio.to_thread(self._inner.manager.sleep)
@@ -103,5 +103,5 @@ def packed(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def _late(seconds: float) -> Failure:
-    message = f"no outcome from the worker's reward manager within {seconds:g} s"
+    message = f"the worker's reward manager returned no score within {seconds:g} s"
     return Failure(kind=FailureKind.TIMEOUT, message=message, retryable=True)

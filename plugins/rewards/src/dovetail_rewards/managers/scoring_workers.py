@@ -88,8 +88,8 @@ class ScoringWorkers:
         if runtime is None or "task_workers" not in runtime.capabilities:
             where = "outside a run" if runtime is None else f"under runtime {runtime.name!r}"
             raise ConfigError(
-                f"reward.manager.workers={config.workers}: there are no workers {where}",
-                hint="set runtime.name=ray; on one machine reward.manager.name=parallel does the same without it",
+                f"reward.manager.workers={config.workers}: worker processes can't be started {where}",
+                hint="set runtime.name=ray; or set reward.manager.name=parallel, which starts processes on this machine without Ray",
             )
         spec = TaskSpec(
             label="reward",
@@ -178,7 +178,7 @@ class ScoringWorkers:
             try:
                 (outcome,) = await self._ask(place, payload, 1, limit)
             except _LostError as lost:
-                message = f"{sample.sample_id}, scored alone: {lost}"
+                message = f"scoring sample {sample.sample_id} alone failed: {lost}"
                 return Failure(kind=lost.kind, message=message, retryable=True)
             else:
                 return outcome
@@ -209,7 +209,7 @@ class ScoringWorkers:
             if not done:
                 worker.kill()
                 await self._threads.run(lambda: self._replace(place, worker))
-                text = f"{worker.where} gave no sign of life within {quiet:g} s and was killed"
+                text = f"{worker.where} did not answer within {quiet:g} s and was killed"
                 raise _LostError(FailureKind.TIMEOUT, text)
         try:
             outcomes = _unpacked(answer.result(), count)
@@ -219,7 +219,7 @@ class ScoringWorkers:
             await self._threads.run(lambda: self._replace(place, worker))
             raise _LostError(FailureKind.CRASH, error.message) from None
         except Garbled as error:
-            return [_crash(f"{worker.where} sent what are not outcomes: {error}")] * count
+            return [_crash(f"{worker.where} sent an invalid reply: {error}")] * count
         place.deaths = 0
         return outcomes
 
@@ -229,13 +229,13 @@ class ScoringWorkers:
             while place.worker is dead and place.over is None and not self._closed:
                 place.deaths += 1
                 if place.deaths > self._config.restarts:
-                    place.over = f"{dead.lost} (the {place.deaths}. in a row: reward.manager.restarts={self._config.restarts})"
-                    self._context.logger.error(f"{place.over}; it is not started again")
+                    place.over = f"{dead.lost} (loss {place.deaths} in a row; reward.manager.restarts={self._config.restarts})"
+                    self._context.logger.error(f"{place.over}; the worker is not restarted")
                     return
                 try:
                     place.worker = dead.again()
                 except Exception as error:  # noqa: BLE001 - a runtime may raise anything; the samples go elsewhere
-                    self._context.logger.warning(f"{dead.where} can't be started again: {error!r}")
+                    self._context.logger.warning(f"{dead.where} can't be restarted: {error!r}")
 
     def _living(self) -> list[_Place]:
         return [place for place in self._places if place.over is None]
@@ -244,7 +244,7 @@ class ScoringWorkers:
         return [place for place in self._living() if not place.alone]
 
     def _nobody(self) -> Failure:
-        why = "; ".join(str(place.over) for place in self._places) or "they are not started"
+        why = "; ".join(str(place.over) for place in self._places) or "none was started"
         return _crash(f"no reward worker is left: {why}")
 
 
@@ -317,7 +317,7 @@ def _setup(config: RemoteConfig, context: PluginContext) -> bytes:
         )
     except Exception as error:
         raise ConfigError(
-            "reward manager 'remote' makes the reward functions again in each worker process, and one of them "
-            f"can't be named there: {type(error).__name__}: {error}",
-            hint="put it at the top level of a file and set reward.function={path: my_reward.py, attribute: compute_score}",
+            "reward manager 'remote' can't send a reward function to its worker processes: "
+            f"{type(error).__name__}: {error}",
+            hint="define the function at the top level of a file and set reward.function={path: my_reward.py, attribute: compute_score}",
         ) from error

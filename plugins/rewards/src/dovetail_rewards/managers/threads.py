@@ -42,8 +42,8 @@ class HungCalls:
         """Raise TooManyHungError if the limit of hanging calls is reached."""
         if self._count >= self._limit:
             raise TooManyHungError(
-                f"{self._count} reward calls still hang in their threads, and "
-                f"reward.manager.max_hung={self._limit} allows no more; reward.manager=parallel kills such calls"
+                f"the limit of hanging reward calls is reached: {self._count} still run after their time-out "
+                f"(reward.manager.max_hung={self._limit}); set reward.manager=parallel, which kills such calls"
             )
 
 

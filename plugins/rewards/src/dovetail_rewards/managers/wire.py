@@ -54,7 +54,7 @@ def unpack_outcome(text: Any) -> Outcome:
         score = finite_float(value)
         figures = {str(key): finite_float(part) for key, part in components.items()}
         if what != "score" or score is None or None in figures.values():
-            raise Garbled("a score that is not a finite number")
+            raise Garbled("a score is not a finite number")
         return Score(
             value=score,
             token_rewards=None if rewards is None else np.asarray(rewards, np.float32),

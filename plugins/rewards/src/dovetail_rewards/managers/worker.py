@@ -29,7 +29,7 @@ def main(parent: int) -> None:
     """Answer the requests of a ProcessPool until standard input ends.
 
     Args:
-        parent: process id of the pool.
+        parent: process id of the process that owns the pool.
     """
     _end_with(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -80,7 +80,7 @@ def _score(functions: RewardFunctions, pickled: bytes, loop: asyncio.AbstractEve
     try:
         arguments = pickle.loads(pickled)  # noqa: S301
     except Exception as error:  # noqa: BLE001 - whatever a row holds
-        text = f"the row can't be had in a worker process: {type(error).__name__}: {error}"
+        text = f"the row can't be loaded in a worker process: {type(error).__name__}: {error}"
         return Failure(kind=FailureKind.EXCEPTION, message=text)
     call = function_of(functions, arguments["data_source"])
     if isinstance(call, Failure):

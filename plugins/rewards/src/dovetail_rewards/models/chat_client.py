@@ -86,7 +86,7 @@ class ChatClient:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             text = tokens = None
         if not isinstance(text, str):
-            what = f"answered with what is not a chat completion: {content[:80]!r}"
+            what = f"answered with {content[:80]!r}; expected a chat completion"
             return self._refusal(FailureKind.INVALID_VALUE, what, retryable=True)
         return ChatReply(text=text, tokens=tokens if tokens is None or tokens >= 0 else None)
 

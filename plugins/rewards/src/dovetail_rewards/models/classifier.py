@@ -56,7 +56,7 @@ class ScoringModel(ABC, Generic[Found]):
 
     @abstractmethod
     def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[Found]:
-        """Return the results of a forward pass over B texts.
+        """Run a forward pass over B texts, and return one result for each, in order.
 
         Args:
             inputs: the model's inputs by name, int64 [B, L] each, padded on the right to L tokens.
@@ -163,8 +163,8 @@ def _device(config: ScoringModelConfig) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
-            f"device={config.device!r} of reward model {config.model!r} can't be used here: {error}",
-            hint="name a device that this process sees, or leave device out",
+            f"reward model {config.model!r} can't be placed on device={config.device!r}: {error}",
+            hint="set `device` to a device that this process sees, or leave `device` out",
         ) from error
     return device
 
@@ -200,8 +200,8 @@ def load_scoring_model(
         if labels and found not in labels:
             expected = "one" if tuple(labels) == (1,) else " or ".join(map(str, labels))
             raise ConfigError(
-                f"{config.model!r} is a model of {found} labels, and a reward model has {expected}",
-                hint=f"name a checkpoint whose config.json says so (num_labels: {labels[-1]})",
+                f"checkpoint {config.model!r} has num_labels={found}; expected {expected} for a reward model",
+                hint=f"set `model` to a checkpoint whose config.json has num_labels: {labels[-1]}",
             )
         model, report = auto.from_pretrained(
             config.model,
@@ -220,16 +220,16 @@ def load_scoring_model(
     ) as error:
         raise ConfigError(
             f"reward model {config.model!r} can't be loaded: {error}",
-            hint=f"model is a directory in Hugging Face format, or a hub id of a {what} classifier"
+            hint=f"set `model` to a directory in Hugging Face format, or to the hub id of a {what} classifier"
             if labels
-            else "model is a directory in Hugging Face format, or a hub id of a causal language model",
+            else "set `model` to a directory in Hugging Face format, or to the hub id of a causal language model",
         ) from error
     missing = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
     if missing:
         # transformers would initialise missing weights at random, and rewards would be noise.
         raise ConfigError(
-            f"the checkpoint {config.model!r} lacks {len(missing)} weights of a {what} classifier, such as {missing[0]!r}",
-            hint="name a trained reward model; a plain language model has no head that scores",
+            f"checkpoint {config.model!r} lacks weights of a {what} classifier: {len(missing)} missing, such as {missing[0]!r}",
+            hint="set `model` to a trained reward model; a plain language model has no scoring head",
         )
     return model.eval().requires_grad_(False)
 

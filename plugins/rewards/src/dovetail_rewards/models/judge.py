@@ -84,7 +84,7 @@ class JudgeManager(RewardManager):
         self._client = ChatClient(self.config)
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        assert self._client is not None, "it is not started"
+        assert self._client is not None, "the judge is not started"
         return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
@@ -140,7 +140,7 @@ class JudgeManager(RewardManager):
     async def _ask(self, messages: list[dict[str, str]], time: RunningTime) -> ChatReply | Refusal:
         """Send one request, when a slot is free and the budget allows it."""
         client = self._client
-        assert client is not None, "it was closed"
+        assert client is not None, "the judge was closed"
         characters = sum(len(message["content"]) for message in messages)
         estimate = self.config.tokens_per_request + characters / self.config.characters_per_token
         async with self._places.one(time):
@@ -155,7 +155,7 @@ class JudgeManager(RewardManager):
         """Return the failure for an answer without a verdict."""
         return Failure(
             kind=FailureKind.INVALID_VALUE,
-            message=f"judge {self.config.model}: {error}; it ends with {text[-120:]!r}",
+            message=f"judge {self.config.model} gave no valid verdict: {error}; the answer ends with {text[-120:]!r}",
             retryable=self.config.temperature != 0,
         )
 

@@ -69,9 +69,7 @@ class ProcessRewardModelManager(RewardModelManager):
 
         config, probabilities_S, sample = self.config, np.array(logit, np.float64), text.sample
         if not np.isfinite(probabilities_S).all():
-            message = (
-                f"a step of {sample.sample_id} has the probability {math.nan}, no finite number"
-            )
+            message = f"the probability of a step of sample {sample.sample_id} is {math.nan}; expected a finite number"
             return model_failure(FailureKind.INVALID_VALUE, message)
         scores_S = RUNNING[config.aggregate](probabilities_S)
         answer: dict[str, Any] = {
@@ -86,7 +84,7 @@ class ProcessRewardModelManager(RewardModelManager):
             if self.context.tokenizer is None:
                 return model_failure(
                     FailureKind.EXCEPTION,
-                    "rewards=steps needs the policy's tokenizer, which only a manager beside the run has",
+                    "rewards=steps needs the policy's tokenizer, which a manager in a worker process does not have; set rewards=outcome",
                 )
             ends = [last for _, last in steps_of(sample.text, config.step_separator)]
             rewards_S = np.diff(scores_S, prepend=0.0)

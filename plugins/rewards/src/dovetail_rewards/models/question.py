@@ -60,8 +60,8 @@ class Question:
             ]
         except Exception as error:
             raise RewardError(
-                f"the judge's template can't be filled from {sample.sample_id}: {type(error).__name__}: {error}",
-                hint="guard what a row may lack: {{ extra_info.get('rubric', '') }}",
+                f"the judge's template can't be rendered for sample {sample.sample_id}: {type(error).__name__}: {error}",
+                hint="give a default for a value that rows may lack: {{ extra_info.get('rubric', '') }}",
             ) from error
 
 
@@ -77,16 +77,16 @@ def _compiled(text: str, key: str) -> Template:
         template: Template = environment.from_string(text)
     except TemplateError as error:
         raise ConfigError(
-            f"reward manager 'judge': {key} is not a Jinja template: {error}",
-            hint="write {{ prompt }} and {{ response }} where they belong",
+            f"reward manager 'judge': {key} is not a valid Jinja template: {error}",
+            hint="correct the template; {{ prompt }} and {{ response }} stand for the sample's texts",
         ) from error
     unknown = sorted(named - set(VARIABLES))
     if unknown:
         close = nearest(unknown[0], VARIABLES)
         raise ConfigError(
-            f"reward manager 'judge': {key} names {unknown[0]!r}, which no row has"
+            f"reward manager 'judge': {key} uses an unknown variable {unknown[0]!r}"
             + (f"; nearest: {close!r}" if close else ""),
-            hint=f"there are: {', '.join(VARIABLES)}",
+            hint=f"use only these variables: {', '.join(VARIABLES)}",
         )
     return template
 
@@ -99,6 +99,6 @@ def _text_of(text: str, key: str) -> str:
         return Path(text).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"reward manager 'judge': {key}={text!r} can't be read: {error}",
-            hint="give the template's text, or the path of its file",
+            f"reward manager 'judge': the file {key}={text!r} can't be read: {error}",
+            hint=f"set {key} to the template's text, or to the path of its file",
         ) from error

@@ -68,7 +68,9 @@ class Reader:
                 self._pair(sample) if self._config.format == "pair" else self._chat(sample)
             )
         if not ids:
-            raise RewardError(f"sample {sample.sample_id} has no text for the reward model")
+            raise RewardError(
+                f"sample {sample.sample_id} can't be scored: its prompt and response have no tokens for the reward model"
+            )
         limit = self._limit
         if limit is None or len(ids) <= limit:
             return Reading(ids=tuple(ids), segments=segments)
@@ -83,8 +85,8 @@ class Reader:
 
     def _too_long(self, sample: Sample, length: int, more: str = "") -> RewardError:
         return RewardError(
-            f"prompt and response of {sample.sample_id} are {length} tokens, and the reward model takes {self._limit}",
-            hint=f"shorten responses, or raise max_length where the model allows it{more}",
+            f"prompt and response of sample {sample.sample_id} have {length} tokens; the reward model takes at most {self._limit}",
+            hint=f"shorten responses, or raise `max_length` if the model allows it{more}",
         )
 
     def _chat(self, sample: Sample) -> tuple[list[int], None]:
@@ -121,6 +123,6 @@ def template_text(text: str) -> str:
         return Path(text).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"chat_template={text!r} is neither a Jinja template nor a file: {error}",
-            hint="give the template's text, or the path of a file with it",
+            f"chat_template={text!r} is neither a Jinja template nor a readable file: {error}",
+            hint="set chat_template to the template's text, or to the path of its file",
         ) from error

@@ -93,7 +93,7 @@ class RewardModelManager(RewardManager):
         self._reader = Reader(self.config, tokenizer, longest(self._model, tokenizer))
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        assert self._model is not None, "it is not started"
+        assert self._model is not None, "the reward manager is not started"
         return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
@@ -103,7 +103,9 @@ class RewardModelManager(RewardManager):
             return model_failure(FailureKind.EXCEPTION, str(error))
         except Exception as error:  # noqa: BLE001 - a chat template may raise anything
             what = f"{type(error).__name__}: {error}"
-            return model_failure(FailureKind.EXCEPTION, f"{sample.sample_id} can't be read: {what}")
+            return model_failure(
+                FailureKind.EXCEPTION, f"sample {sample.sample_id} can't be tokenized: {what}"
+            )
         text = ModelText(sample=sample, reading=reading)
         return await self._collector.submit(text, time)
 
@@ -113,16 +115,18 @@ class RewardModelManager(RewardManager):
             logits = await self._threads.run(lambda: self._model.score(readings))
         except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
             what = f"{type(error).__name__}: {str(error)[:300]}"
-            return [model_failure(FailureKind.CRASH, f"a forward pass failed: {what}", True)] * len(
-                texts
-            )
+            return [
+                model_failure(FailureKind.CRASH, f"the forward pass failed: {what}", True)
+            ] * len(texts)
         return [self.judge(text, logit) for text, logit in zip(texts, logits, strict=True)]
 
     def judge(self, text: ModelText, logit: Any) -> Outcome:
         """Return the score or failure of a text from the model's logit."""
         config = self.config
         if not math.isfinite(logit):
-            message = f"the logit of {text.sample.sample_id} is {logit}, no finite number"
+            message = (
+                f"the logit of sample {text.sample.sample_id} is {logit}; expected a finite number"
+            )
             return model_failure(FailureKind.INVALID_VALUE, message)
         score = (logit - config.mean) / config.std
         if config.clip is not None:
@@ -157,7 +161,7 @@ def load_tokenizer(config: ScoringModelConfig) -> Any:
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"the tokenizer of reward model {config.model!r} can't be loaded from {path!r}: {error}",
-            hint="set tokenizer_path where it lies elsewhere",
+            hint="if the tokenizer lies elsewhere, set tokenizer_path",
         ) from error
 
 

@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 
 def steps_of(text: str, separator: str) -> list[Span]:
-    """Return the steps of a response, in order; a response of white space only is a single step."""
+    """Return the character range (begin, end) of each step of a response; a response of white space only is a single step."""
     spans, at = [], 0
     for part in text.split(separator):
         if part.strip():
@@ -57,8 +57,8 @@ class StepReader(Reader):
         """Return the tokens of a sample's prompt and response, and the positions of the step tokens.
 
         Raises:
-            RewardError: there are more tokens than the model's limit, or not one step token per step. A response that contains the step
-                token's text is a cause.
+            RewardError: there are more tokens than the model's limit, or the numbers of step tokens and steps differ, for example because
+                the response contains the step token's text.
         """
         config, spans = self._config, steps_of(sample.text, self._config.step_separator)
         marked = Marked(
@@ -76,7 +76,8 @@ class StepReader(Reader):
         places = tuple(place for place, token in enumerate(ids) if token == self._mark)
         if len(places) != len(spans):
             raise RewardError(
-                f"{sample.sample_id} has {len(spans)} steps, but its tokens (prompt and response) contain {config.step_token!r} {len(places)} times",
+                f"the tokens of sample {sample.sample_id} (prompt and response) contain the step token {config.step_token!r} {len(places)} time(s); "
+                f"expected {len(spans)}, one for each step",
                 hint="choose a step_token that is a single token and appears in no prompt or response",
             )
         if self._limit is not None and len(ids) > self._limit:
@@ -158,8 +159,8 @@ def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids or ids[-1] == tokenizer.unk_token_id:
         raise ConfigError(
-            f"{key} = {text!r} is not a token of the process reward model's tokenizer",
-            hint=f"set {key} to what the model was trained with",
+            f"{key}={text!r} is not a token of the process reward model's tokenizer",
+            hint=f"set {key} to the token with which the model was trained",
         )
     return int(ids[-1])
 

@@ -17,7 +17,7 @@ LONGEST = 20_000
 
 
 class NoVerdict(ValueError):
-    """A judge's answer has no verdict; the message quotes the answer."""
+    """A judge's answer has no valid verdict; the message says why."""
 
 
 class Verdicts:
@@ -40,7 +40,7 @@ class Verdicts:
         below = config.low is not None and verdict < config.low
         if below or (config.high is not None and verdict > config.high):
             bounds = f"{_bound(config.low)} … {_bound(config.high)}"
-            raise NoVerdict(f"the verdict {verdict:g} is outside {bounds}")
+            raise NoVerdict(f"the verdict {verdict:g} is outside the bounds {bounds}")
         if config.normalise and config.low is not None and config.high is not None:
             verdict = (verdict - config.low) / (config.high - config.low)
         return verdict
@@ -60,7 +60,7 @@ class Verdicts:
         for match in self._pattern.finditer(text):  # noqa: B007 - the last one counts
             pass
         if match is None:
-            raise NoVerdict(f"nothing matches {self._config.pattern!r}")
+            raise NoVerdict(f"nothing in the answer matches the pattern {self._config.pattern!r}")
         groups = match.groupdict()
         if "score" in groups:
             return groups["score"]
@@ -75,14 +75,16 @@ class Verdicts:
                 continue
             if isinstance(value, dict) and key in value:
                 return value[key]
-        raise NoVerdict(f"no JSON object with the key {key!r}")
+        raise NoVerdict(f"the answer has no JSON object with the key {key!r}")
 
     def _number(self, found: Any) -> float:
         if self._labels:
             worth = self._labels.get(str(found).strip().casefold())
             if worth is None:
                 known = ", ".join(self._config.labels)
-                raise NoVerdict(f"the verdict {str(found)[:80]!r} is none of: {known}")
+                raise NoVerdict(
+                    f"the verdict {str(found)[:80]!r} is unknown; expected one of: {known}"
+                )
             found = worth
         if isinstance(found, str):
             try:

@@ -77,10 +77,12 @@ class HelperProcess:
             answer = self._socket.recv(1 << 12).decode("utf-8", "replace")
             self._socket.settimeout(None)
         except OSError:
-            answer = f"no answer in {_START_S:.0f} s"
+            answer = f"the sandbox's helper did not start within {_START_S:.0f} s"
         if answer != "ready":
             self.close()
-            raise SandboxError(answer or f"its helper ended at once ({python})")
+            raise SandboxError(
+                answer or f"the sandbox's helper, run by {python}, ended without an error message"
+            )
 
     @property
     def pid(self) -> int:
@@ -92,7 +94,7 @@ class HelperProcess:
         return self._process.poll() is None
 
     def send(self, request: Request, descriptors: Sequence[int]) -> None:
-        """Request a run from the helper; the caller closes the descriptors.
+        """Ask the helper to run a program; the caller closes the descriptors.
 
         Raises:
             SandboxUnreachableError: the helper is gone.
@@ -101,7 +103,9 @@ class HelperProcess:
             with self._lock:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
         except OSError as error:
-            raise SandboxUnreachableError(f"the sandbox's helper is gone: {error}") from error
+            raise SandboxUnreachableError(
+                f"the sandbox's helper process has ended: {error}"
+            ) from error
 
     def close(self) -> None:
         """End the helper; a running program ends when its caller closes the status socket."""

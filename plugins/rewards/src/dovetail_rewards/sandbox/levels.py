@@ -57,13 +57,17 @@ def setup_for(
         SandboxError: the level needs a program that is not installed.
     """
     if sys.platform != "linux":
-        raise SandboxError(f"untrusted code can be run on Linux only; this is {sys.platform}")
+        raise SandboxError(
+            f"untrusted code can't be run on {sys.platform}; the sandbox needs Linux"
+        )
     bwrap = shutil.which("bwrap") or ""
     if level == "bubblewrap" and not bwrap:
-        raise SandboxError("bwrap is not installed: apt-get install bubblewrap")
+        raise SandboxError(
+            "level 'bubblewrap' needs bwrap, which is not installed: apt-get install bubblewrap"
+        )
     if level == "subprocess" and folders:
         raise SandboxError(
-            f"level 'subprocess' can't provide root folders such as {', '.join(folders)}"
+            f"level 'subprocess' can't provide the top-level folders {', '.join(folders)}; use 'namespaces' or 'bubblewrap'"
         )
     return SandboxSetup(
         level=level,
@@ -111,9 +115,10 @@ def chosen_level(level: str, python: str | None = None) -> Level:
     others = [f"set level={known}" for known in LEVELS if reports[known].available]
     weaker = " (weaker: it shares process ids and the file system)"
     choices = [f"{other}{weaker if 'subprocess' in other else ''}" for other in others]
-    hint = ", or ".join([*choices, "set service to the address of a sandbox service"])
+    hint = ", or ".join([*choices, "set `service` to the address of a sandbox service"])
     raise SandboxError(
-        f"untrusted code can't be run here at {' or '.join(wanted)}: {reasons}", hint=hint
+        f"this machine can't run untrusted code at level {' or '.join(wanted)}: {reasons}",
+        hint=hint,
     )
 
 
@@ -135,5 +140,5 @@ def _tried(level: Level, python: str | None) -> LevelReport:
         return LevelReport(level=level, available=False, detail=error.message)
     if result.stdout != b"1":
         problem = result.stderr.decode("utf-8", "replace").strip() or f"verdict {result.verdict}"
-        return LevelReport(level=level, available=False, detail=f"a trial failed: {problem}")
+        return LevelReport(level=level, available=False, detail=f"a test program failed: {problem}")
     return LevelReport(level=level, available=True, detail=GUARANTEES[level])

@@ -39,7 +39,7 @@ class Sandbox:
     """Runs untrusted programs on this machine.
 
     The first run starts a helper process, which uses only the standard library and has an empty environment. Each run is a fork of the
-    helper that drops all its privileges before it runs the program. No process or file of a run is left at its end.
+    helper that drops all its privileges before it runs the program. No process or file of a program is left at its end.
 
     Args:
         level: `auto` (`namespaces` or `bubblewrap`), or one of `LEVELS`.
@@ -87,7 +87,9 @@ class Sandbox:
             streams = self._begin(program, request, limits, stack)
             told, cut = streams.read()
             if not told:
-                raise SandboxUnreachableError("the sandbox's helper gave no report")
+                raise SandboxUnreachableError(
+                    "the sandbox's helper sent no report on the program; it may have ended"
+                )
             report = cast("Report", json.loads(told))
             return result_from(report, streams, cut=cut)
 
@@ -192,7 +194,9 @@ def _sealed(data: bytes, stack: ExitStack) -> int:
     try:
         fd = os.memfd_create("dovetail", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        raise SandboxError(f"no memory for a program's input: {error}") from error
+        raise SandboxError(
+            f"the in-memory file of a program's input can't be created: {error}"
+        ) from error
     stack.callback(os.close, fd)
     view = memoryview(data)
     while view:
@@ -221,7 +225,7 @@ def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
         )
     if report["ended"] == "starved":
         raise SandboxUnreachableError(
-            f"a program got no core for most of {report['wall_s']:.0f} s: the machine is overloaded"
+            f"a program could not run for most of {report['wall_s']:.0f} s: all CPU cores were busy"
         )
     status = report["status"]
     verdict = _verdict(status, report, streams.stderr, cut=cut)

@@ -34,7 +34,8 @@ class RemoteSandbox:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SandboxError(
-                f"sandbox service {url!r} is not an address", hint="such as http://sandbox:8080"
+                f"sandbox service {url!r} is not an HTTP address",
+                hint="set `service` to an address such as http://sandbox:8080",
             )
         secure = parts.scheme == "https"
         self._connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -52,7 +53,7 @@ class RemoteSandbox:
         """
         if program.source is None or program.channel is not None:
             raise SandboxError(
-                "a sandbox service runs source, and neither commands nor two programs at once"
+                "a sandbox service can't run this program: it accepts only Python source, neither commands (`argv`) nor a `channel`"
             )
         answer = self._post(
             {
@@ -84,14 +85,14 @@ class RemoteSandbox:
         except (OSError, http.client.HTTPException) as error:
             waited = time.monotonic() - began
             raise SandboxUnreachableError(
-                f"sandbox service {without_secrets(self.url)} gave no answer in {waited:.1f} s: {error!r}",
-                hint="check that it runs and that this machine may reach it",
+                f"sandbox service {without_secrets(self.url)} gave no answer within {waited:.1f} s: {error!r}",
+                hint="check that the service runs and that this machine can reach it",
             ) from error
         finally:
             connection.close()
         if status in _RETRYABLE:
             raise SandboxUnreachableError(
-                f"sandbox service {without_secrets(self.url)} answered {status}: {_shown(data)}"
+                f"sandbox service {without_secrets(self.url)} failed with HTTP status {status}: {_shown(data)}"
             )
         try:
             answer = json.loads(data) if status == http.client.OK else None
@@ -99,7 +100,8 @@ class RemoteSandbox:
             answer = None
         if not isinstance(answer, dict):
             raise SandboxError(
-                f"sandbox service {without_secrets(self.url)} answered {status}: {_shown(data)}"
+                f"sandbox service {without_secrets(self.url)} answered with HTTP status {status} and {_shown(data)}; "
+                "expected status 200 and a JSON object"
             )
         return answer
 
@@ -113,8 +115,8 @@ def _result(answer: dict[str, Any], limits: ProgramLimits, url: str) -> Result:
         )
     if status not in ("Success", "Failed") or not isinstance(run, dict):
         raise SandboxError(
-            f"sandbox service {url} gave status {status!r} and run_result {run!r}; "
-            "known are Success, Failed and SandboxError, with a run_result"
+            f"sandbox service {url} answered with status {status!r} and run_result {run!r}; "
+            "expected status Success or Failed and a mapping as run_result"
         )
     stdout = str(run.get("stdout") or "").encode()
     stderr = str(run.get("stderr") or "").encode()
@@ -136,7 +138,9 @@ def _verdict(
     if run.get("status") == "TimeLimitExceeded":
         return ProgramVerdict.TIMEOUT
     if run.get("status") != "Finished" or not isinstance(code, int):
-        raise SandboxUnreachableError(f"sandbox service {url} could not run a program: {run!r}")
+        raise SandboxUnreachableError(
+            f"sandbox service {url} could not run a program; it answered with run_result {run!r}"
+        )
     if too_much:
         return ProgramVerdict.OUTPUT_LIMIT
     if code == 0:

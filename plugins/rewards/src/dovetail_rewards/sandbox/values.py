@@ -60,11 +60,15 @@ class Program:
 
     def __attrs_post_init__(self) -> None:
         if (self.source is None) == (not self.argv):
-            raise SandboxError("a program is either source or argv: give exactly one of them")
+            raise SandboxError(
+                "a program needs exactly one of `source` and `argv`, but both or neither are set"
+            )
         for name in self.files:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name:
-                raise SandboxError(f"file name {name!r} does not lie below the working directory")
+                raise SandboxError(
+                    f"file name {name!r} lies outside the program's working directory; expected a relative path without '..'"
+                )
 
 
 class ProgramVerdict(StrEnum):

@@ -35,14 +35,18 @@ class Instruction:
             name for name in self.arguments if name not in given and name not in self.optional
         ]
         if lacking:
-            return f"{self.name} lacks {', '.join(lacking)}"
+            return f"instruction {self.name} lacks the argument(s) {', '.join(lacking)}"
         for name, value in given.items():
             if name not in self.arguments:
                 close = nearest(name, self.arguments)
-                return f"{self.name} takes no {name!r}" + (f"; nearest: {close!r}" if close else "")
+                return f"instruction {self.name} has no argument {name!r}" + (
+                    f"; nearest: {close!r}" if close else ""
+                )
             wanted = self.arguments[name]
             if not _is(value, wanted):
-                return f"{self.name}: {name}={value!r:.60} is not {_named(wanted)}"
+                return (
+                    f"instruction {self.name} has {name}={value!r:.60}; expected {_named(wanted)}"
+                )
         return None
 
 
@@ -90,4 +94,4 @@ def _is(value: Any, wanted: Any) -> bool:
 def _named(wanted: Any) -> str:
     if get_origin(wanted) is Literal:
         return " or ".join(map(repr, get_args(wanted)))
-    return {int: "a count", str: "a text"}.get(wanted, "a list of texts")
+    return {int: "a whole number from 0", str: "a text"}.get(wanted, "a list of texts")

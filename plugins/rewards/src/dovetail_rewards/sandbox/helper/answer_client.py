@@ -36,7 +36,8 @@ def refusal(error: BaseException) -> dict[str, str]:
         else str(error)
     )
     return {
-        "refused": f"a value can't be sent between the processes: {why[:200]}; {FIX} if the response may decide it"
+        "refused": f"a value can't be sent between the tests' and the response's process: {why[:200]}; {FIX} if the response may "
+        "influence the result"
     }
 
 
@@ -96,7 +97,9 @@ class AnswerClient:
                 return value
             error = self._error(reply)
         if what == "call" and isinstance(error, StopIteration) and not self.stops:
-            self.refuse("the response raised StopIteration, which would end a loop of the test")
+            self.refuse(
+                "the response raised StopIteration, which would silently end a loop of the test"
+            )
         raise error
 
     def _write_back(self) -> None:
@@ -177,7 +180,7 @@ class AnswerClient:
             try:
                 self._channel.send(request)
             except ValueError as error:
-                why = f"they give the response an argument that is too long ({error}): {FIX}"
+                why = f"the tests pass the response an argument that is too long ({error}); {FIX}"
                 if self._given:  # the response may have caused the length
                     self.refuse(why)
                 raise self._failing(why) from error
@@ -239,7 +242,7 @@ class AnswerClient:
         if not own and callable(value) and getattr(sys.modules.get(home), name, None) is value:
             self._sent[home, name] = value
             return ["import", home, name]
-        why = f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {FIX}"
+        why = f"the tests pass the response a value of type {type(value).__name__}, which can't be sent to its process; {FIX}"
         if isinstance(value, BaseException) or any(
             one is value or one is type(value) for one in self._imported
         ):

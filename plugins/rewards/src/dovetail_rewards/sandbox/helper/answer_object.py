@@ -56,7 +56,7 @@ class AnswerObject:
 
     def __instancecheck__(self, value: object) -> bool:
         if type(value) is not AnswerObject:
-            _refuse(self, "isinstance with a copy and this class")
+            _refuse(self, "isinstance of a copied value and this class")
         return bool(_ask(self, "isinstance", value))
 
     @property  # type: ignore[misc]
@@ -96,8 +96,8 @@ def _refuse(one: AnswerObject, what: str) -> NoReturn:
     kind = object.__getattribute__(one, "_key")[1]
     client: AnswerClient = object.__getattribute__(one, "_client")
     client.refuse(
-        f"the response gave a value of type {kind}, which is not plain data: the tests' process can't evaluate "
-        f"{what} of it; {FIX} if the response may decide it"
+        f"the response returned a value of type {kind}, which is not plain data, so the tests' process can't evaluate "
+        f"{what} of it; {FIX} if the response may influence the result"
     )
 
 

@@ -39,7 +39,9 @@ def private_users() -> int | None:
     if top > 1 << 31:
         return (1 << 30) + (os.getpid() % (1 << 22)) * SLOTS
     if top < SLOTS * 8:
-        raise OSError(f"root here, but only {top} user ids are mapped: none to run programs as")
+        raise OSError(
+            f"programs can't run as users other than root: only {top} user ids are mapped; expected at least {SLOTS * 8}"
+        )
     return top - 2 - SLOTS
 
 

@@ -179,7 +179,7 @@ def _module() -> types.ModuleType:
 
 
 def run_tests(task: Mapping[str, Any]) -> None:
-    """Run `prelude`, then each test in `cases`; print one line of JSON per test, with the token as `held`, or an `error`.
+    """Run `prelude`, then each test in `cases`; print one line of JSON per test: `held` with the token if it passed, else `error`.
 
     The tests can use those objects of the response that `names` lists.
     """
@@ -226,7 +226,7 @@ def _outcome(
         outcome = {"error": f"{type(error).__name__}: {error}"[:300]}
         if isinstance(error, AttributeError):
             outcome["error"] += (
-                f" (of a copy of the response's value? {FIX} if it may decide the test)"
+                f" (if the attribute is missing only in a copy of the response's value, {FIX})"
             )
     if client.refused:
         return {"error": client.refused}

@@ -30,7 +30,7 @@ _BASE = "/tmp"  # noqa: S108 - a mount of our own covers it, in our namespace al
 
 
 def readable(extra: list[str]) -> list[str]:
-    """Return existing paths that the interpreter needs, without duplicates and nested paths; symbolic links are kept."""
+    """Return the existing paths among `extra` and those that the interpreter needs, without nested paths; symbolic links are kept."""
     prefixes = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__)]
     paths = [os.path.realpath(path) for path in (*prefixes, *extra)]
     wanted = sorted(path for path in {*_SYSTEM, *paths} if os.path.lexists(path) and path != "/")

@@ -149,7 +149,9 @@ class MessageSocket:
         """
         data = memoryview(json.dumps(message).encode() + b"\n")
         if len(data) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} can be sent")
+            raise ValueError(
+                f"a message of {len(data)} bytes is too long; expected at most {MAX_MESSAGE_BYTES}"
+            )
         while data:
             data = data[os.write(self._fd, data) :]
 
@@ -164,5 +166,5 @@ class MessageSocket:
             return None
         message = json.loads(line) if line.endswith(b"\n") else None
         if not isinstance(message, dict):
-            raise ValueError("it is not a message")  # noqa: TRY004 - as JSON that is none
+            raise ValueError("the line received is not a message; expected a JSON object")  # noqa: TRY004 - as JSON that is none
         return message

@@ -145,7 +145,11 @@ _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, c
 def supported() -> str | None:
     """Return the reason why the system call filter does not support this machine, or None."""
     machine = platform.machine()
-    return None if machine in _ARCHITECTURES else f"no system call table for {machine}"
+    return (
+        None
+        if machine in _ARCHITECTURES
+        else f"machine type {machine} is not supported; expected {' or '.join(_ARCHITECTURES)}"
+    )
 
 
 def build(*, only_itself: int | None, may_fork: bool, shared_files: bool) -> list[_Instruction]:

@@ -47,7 +47,9 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
             # Programs run under the helper's user id. This flag keeps them from the helper's memory and files in /proc.
             sc.prctl(sc.SET_DUMPABLE, 0)
         if landlock.version() == 0:
-            raise OSError("this kernel has no Landlock (Linux 5.13, or switched off)")
+            raise OSError(
+                "this kernel has no Landlock: it needs Linux 5.13 or newer, with Landlock enabled"
+            )
         watch.remove_stale(setup["base"], procfs)
     # Programs run in forks. Without the freeze, a garbage collection in a fork would write to, and so copy, shared pages.
     gc.collect()

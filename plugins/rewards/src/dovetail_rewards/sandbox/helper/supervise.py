@@ -17,7 +17,7 @@ _FIRST_TICK, _LAST_TICK = 0.01, 0.05
 
 
 class Supervisor:
-    """Runs one request, from its arrival to its report, in a separate process.
+    """Runs one program in a separate process, from the arrival of its request to the report.
 
     Args:
         setup: the helper's set-up.
@@ -136,4 +136,4 @@ def _take(data: bytes, report: Report) -> None:
     elif data:
         report["fault"] = data[1:].decode("utf-8", "replace")
     else:
-        report["fault"] = "the sandbox's first process ended without a word"
+        report["fault"] = "the sandbox's first process ended without a report"

@@ -28,7 +28,7 @@ MOST_FILES = 10_000
 
 
 class Watch:
-    """Measures the resources that a run uses, and compares them with its limits.
+    """Measures the resources that a sandboxed program uses, and compares them with its limits.
 
     Args:
         request: the request, with its limits.

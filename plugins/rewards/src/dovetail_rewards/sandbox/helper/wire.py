@@ -8,7 +8,7 @@ Level = Literal["namespaces", "bubblewrap", "subprocess"]
 
 
 class SandboxSetup(TypedDict):
-    """The confinement that a helper applies to all its runs."""
+    """The confinement that a sandbox's helper process applies to every program."""
 
     level: Level
     readable: list[str]
@@ -51,7 +51,7 @@ class Payload(TypedDict, total=False):
 
 
 class Report(TypedDict):
-    """The report on a finished run."""
+    """The helper's report on one program: how it ended, or why it could not start."""
 
     status: int | None
     """The wait status; None if the program was ended by the sandbox, or never started."""
