@@ -100,12 +100,12 @@ def test_values_within_a_verbatim_mapping_keep_their_types(build, override):
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("rollout.n", "of the form key=value"),
+        ("rollout.n", "the form key=value"),
         ("+rollout.n=4", "write rollout.n=4"),
         ("~rollout.n=4", "null unsets"),
         ("rollout..n=4", "key path"),
         ("=4", "key path"),
-        ("[0]=4", "section's name"),
+        ("[0]=4", "name of a section"),
         ("rollout.stop=[a", "not YAML"),
         ("rollout[0]=a", "plugin's name"),
         ("seed[0]=1", "is not a list"),

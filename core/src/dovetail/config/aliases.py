@@ -44,7 +44,7 @@ def section_advice(path: KeyPath, value: object) -> str | None:
     if value is False:
         return f"write {key}=null for no penalty"
     if value is True:
-        return f"write {key}.coef= and the weight of the penalty"
+        return f"write {key}.coef=WEIGHT, the weight of the penalty"
     if isinstance(value, (int, float)):
         return f"write {key}.coef={value}"
     if isinstance(value, str):

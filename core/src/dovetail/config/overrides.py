@@ -57,7 +57,7 @@ def _split(text: str) -> tuple[str, KeyPath, str]:
         more, equals, raw = raw.partition("=")
         key += "=" + more
     if not equals:
-        raise ValueError("not of the form key=value; write for example rollout.n=4")
+        raise ValueError("an override must have the form key=value, such as rollout.n=4")
     key = key.strip()
     bare = key.lstrip("+~")
     return key.removesuffix(bare), parse_path(bare), raw
