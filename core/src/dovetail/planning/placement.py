@@ -84,11 +84,11 @@ def _mesh(model: ModelRole, pool: Pool) -> Mesh:
         if isinstance(section, EngineSection):
             section.shards(mesh.size)
     except PlanError as error:
-        error.during(f"{model.role} over pool {pool.name!r} ({pool.described()})")
+        error.during(f"the role {model.role} on pool {pool.name!r} ({pool.described()})")
         raise
     except DispatchError as error:
         raise PlanError(
-            f"{model.role} can't be laid out over pool {pool.name!r} ({pool.described()}): {error.message}",
+            f"the role {model.role} can't be placed on pool {pool.name!r} ({pool.described()}): {error.message}",
             hint=error.hint,
         ) from error
     return mesh

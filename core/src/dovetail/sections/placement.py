@@ -96,8 +96,8 @@ class RuntimeSection(PluginSection):
         check_environments(self.environments, roles)
         for role, path in self.environments.items():
             raise PlanError(
-                f"runtime.environments.{role}={path!r} asks for processes with another interpreter, and runtime "
-                f"{self.name!r} runs every role in this one",
+                f"runtime.environments.{role}={path!r} asks for processes with another interpreter, but runtime "
+                f"{self.name!r} runs every role in this process",
                 hint="set runtime.name=ray, or leave runtime.environments out",
             )
         return (Pool(name="this process", roles=tuple(roles)),)
@@ -129,6 +129,6 @@ def check_environments(
         if role not in roles:
             near = nearest(role, roles)
             raise PlanError(
-                f"runtime.{key}.{role} is for a role that this run does not have; its roles are {', '.join(roles)}",
+                f"runtime.{key}.{role} is for a role that this run does not have; the run's roles are {', '.join(roles)}",
                 hint=f"did you mean {near!r}?" if near else f"leave runtime.{key}.{role} out",
             )

@@ -79,13 +79,13 @@ def _whole_mixture(
     for name in mixture:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
             raise ValueError(
-                f"mixture.{name}: expected a name of letters, digits, _, - and . for metrics"
+                f"mixture.{name}: expected a name of letters, digits and the characters '_', '-' and '.', since metrics contain it"
             )
     given = [name for name, each in mixture.items() if each.weight is not None]
     if given and len(given) < len(mixture):
         without = next(name for name in mixture if name not in given)
         raise ValueError(
-            f"mixture.{without} has no weight, and mixture.{given[0]} has one: give each a weight, or none"
+            f"mixture.{without} has no weight, but mixture.{given[0]} has one; give every dataset a weight, or none"
         )
 
 
@@ -298,11 +298,13 @@ def _role_names(
 ) -> None:
     for name in roles:
         if name in _OWN_SECTIONS:
-            raise ValueError(f"roles.{name}: this role has a section of its own, {name}")
+            raise ValueError(
+                f"roles.{name}: this role has its own section at the top level of the config; move the settings to {name}"
+            )
         if name in _METRICS_OF_RUNS or not re.fullmatch("[a-z][a-z0-9_]*", name):
             raise ValueError(
-                f"roles.{name}: expected a name of lower-case letters, digits and _, other than {', '.join(_METRICS_OF_RUNS)}, "
-                "with which other metrics begin"
+                f"roles.{name}: expected a name of lower-case letters, digits and '_'; {', '.join(_METRICS_OF_RUNS)} are reserved, "
+                "since the names of other metrics begin with them"
             )
 
 
