@@ -124,7 +124,7 @@ def test_a_stray_double_of_a_distribution_does_not_conflict(
     ("file", "content", "complaint"),
     [
         ("entry_points.txt", "[dovetail.tracker]\nno equals sign here\n", "can't be read"),
-        ("METADATA", "no header at all\n", "has no Name"),
+        ("METADATA", "no header at all\n", "no field Name"),
     ],
 )
 def test_damaged_metadata_is_reported_and_breaks_no_other_plugin(
@@ -188,7 +188,7 @@ def test_the_name_of_a_preset_in_place_of_a_part_leads_to_the_preset(kind: str, 
         ("tracker", "wandb", "pip install 'dovetail-trackers[wandb]'"),
         ("rollout", "vllm@dovetail", "pip install dovetail-rollout-vllm"),
         ("rollout", "vllm@acme-rollouts", "pip install acme-rollouts"),
-        ("rollout", "vlm", "did you mean 'vllm'? It comes with: pip install dovetail-rollout-vllm"),
+        ("rollout", "vlm", "did you mean 'vllm'? Install it: pip install dovetail-rollout-vllm"),
     ],
 )
 def test_a_first_party_plugin_that_is_not_installed_gets_its_install_command(
@@ -288,8 +288,8 @@ def test_a_plugin_for_another_version_of_a_packages_kind_is_rejected(index_with:
 @pytest.mark.parametrize(
     ("kinds", "declared", "why"),
     [
-        ((), "arena", "its manifest"),
-        (({**ARENA, "name": "rollout"},), "rollout", "kind of that"),
+        ((), "arena", "the manifest"),
+        (({**ARENA, "name": "rollout"},), "rollout", "kind has that"),
         (({"name": "arena"},), "arena", "interface"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_config_of_another_plugin_is_refused(installed: Path) -> None:
     ref = PluginRef(kind="advantage", name="acme_mean", config=RolloutSection())
     with pytest.raises(PluginError, match=r"config.*class RolloutSection") as caught:
         make_plugin(ref, PluginContext())
-    assert caught.value.hint == "it takes acme_good.config.MeanConfig"
+    assert caught.value.hint == "give an instance of acme_good.config.MeanConfig"
 
 
 def test_a_failure_at_import_names_cause_file_and_line(installed: Path) -> None:

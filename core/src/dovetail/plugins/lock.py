@@ -84,7 +84,7 @@ def read_lock(path: Path) -> dict[str, Any]:
     if not isinstance(lock, dict) or lock.get("schema") != SCHEMA:
         found = lock.get("schema") if isinstance(lock, dict) else None
         raise PluginError(
-            f"the plugin lock {place} has schema {found!r}; this dovetail-core reads {SCHEMA}"
+            f"the plugin lock {place} has schema {found!r}; this dovetail-core reads schema {SCHEMA}"
         )
     return lock
 

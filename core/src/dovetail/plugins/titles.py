@@ -55,7 +55,7 @@ def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrok
         title, hint = f"{kind} {section.attribute} of {section.path}", "correct the file"
     else:
         title = default_index().find(kind, section.name).title
-        hint = f"`dovetail plugins check {kind}/{section.name}` finds more; report it to the plugin's author"
+        hint = f"report this to the plugin's author; `dovetail plugins check {kind}/{section.name}` shows more"
     return PluginBrokenError(f"{title}: {problem}", hint=hint)
 
 
