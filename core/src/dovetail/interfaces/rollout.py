@@ -228,7 +228,9 @@ class BaseRollout(Plugin):
         Raises:
             RolloutError: the engine failed, or does not support scoring.
         """
-        raise RolloutError(f"rollout {self.name!r} does not score given tokens")
+        raise RolloutError(
+            f"rollout {self.name!r} can't score given tokens: it lacks the capability 'scores'"
+        )
 
     def metrics(self) -> Mapping[str, Metric]:
         """Return the metrics since the last call, by name (`rollout/prefix_cache_hits`, …), which merge over replicas."""

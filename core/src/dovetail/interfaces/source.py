@@ -301,8 +301,8 @@ class ExperienceSource(SourceDescription):
         if reward is not None:
             rows = cls.rows(config, facts).name
             yield ConfigError(
-                f"a reward function is given, and a run on {rows} of the dataset scores nothing",
-                hint="leave it out",
+                f"a reward function is given, but a run on {rows} of a dataset scores no responses",
+                hint="leave the reward function out",
             )
 
     # -- running ----------------------------------------------------------------------------------------

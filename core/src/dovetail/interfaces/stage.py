@@ -157,8 +157,8 @@ class StepContext:
         """
         if self.collected is None:
             raise PluginBrokenError(
-                f"step {self.number} has no experience",
-                hint="the trainer calls `run.collect(step)` before `run.learn(step)`",
+                f"step {self.number} has no samples: `run.collect(step)` was not called",
+                hint="let the trainer call `run.collect(step)` before `run.learn(step)`",
             )
         return self.collected
 
