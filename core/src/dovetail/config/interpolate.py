@@ -94,7 +94,7 @@ def _environment(*args: Any) -> Any:
 
 
 def share(part: float, whole: int) -> int:
-    """Return the fraction `part` of a count, rounded to an integer of at least 1.
+    """Return the fraction `part` of the count `whole`, rounded to an integer of at least 1.
 
     Raises:
         ValueError: `part` is not a number from 0 to 1, or `whole` is not an integer.

@@ -26,7 +26,7 @@ _SEGMENT = re.compile(
 
 
 def format_path(path: KeyPath) -> str:
-    """Write a key path; a key that holds dots, brackets or spaces is quoted: `functions["a.b"]`."""
+    """Return a key path as text; a key that holds dots, brackets or spaces is quoted: `functions["a.b"]`."""
     text = ""
     for key in path:
         if isinstance(key, int):

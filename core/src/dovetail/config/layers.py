@@ -48,7 +48,7 @@ class ConfigLayer:
         return self.name
 
     def given(self) -> dict[str, Any]:
-        """Return the nested values of the keys that a run's written config lists as given; the other values are derived from these."""
+        """Return the values of the keys that `given` lists in a config that a run has written, nested; all others are derived from these."""
         return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
 
@@ -61,7 +61,7 @@ class Given:
 
 
 def is_mapping(value: object) -> bool:
-    """Return whether a value is a mapping of keys."""
+    """Return whether a value is a mapping of keys, and not overrides of a list's entries (`ByIndex`)."""
     return isinstance(value, Mapping) and not isinstance(value, ByIndex)
 
 

@@ -262,7 +262,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
 def raise_problems(
     source: str, problems: Iterable[ConfigProblem], origins: Mapping[KeyPath, str]
 ) -> None:
-    """Raise one error that lists every problem; return if there is none.
+    """Raise one error that lists every problem of the config named `source`; return if there is none.
 
     Raises:
         ConfigError: there are problems; the error gives the layer of each value.

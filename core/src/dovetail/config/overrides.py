@@ -23,7 +23,7 @@ class NotYaml:
 def read_overrides(
     overrides: Sequence[str], rank: int
 ) -> tuple[list[ConfigLayer], list[ConfigProblem]]:
-    """Return one layer for each override, all of the same rank, and the problems of the overrides.
+    """Return one layer for each override, all with the rank `rank`, and the problems of the overrides.
 
     Values are YAML: `n=4` is a number, `names=[a, b]` a list, `key=null` and `key=` are null.
     """

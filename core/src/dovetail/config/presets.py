@@ -60,7 +60,7 @@ class PresetLayer:
         return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[ConfigProblem]:
-        """Return a problem if the preset's own section resolves differently after its settings became part of the config."""
+        """Return a problem if `section`, the preset's own section as resolved with its settings in the config, differs from the section before."""
         text = "a key of this section refers to a key that the preset sets; give it a value, or refer to another key"
         return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 

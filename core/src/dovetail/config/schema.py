@@ -54,7 +54,7 @@ class Field:
 
 
 def fields_of(cls: type) -> Mapping[str, Field]:
-    """Return the fields that a config can set, by name, inherited fields first."""
+    """Return the fields of a section class that a config can set, by name, inherited fields first."""
     return _fields_of(cls)
 
 

@@ -44,7 +44,7 @@ class StructureFault:
 
 
 def structure(tree: SectionDict) -> tuple[Any, list[StructureFault]]:
-    """Build the config class of a merged tree.
+    """Build the config that a merged tree describes.
 
     Returns:
         The config and no faults, or None and every fault found.

@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield the problems of one structuring fault; an unknown section of another system gives one problem a key."""
+    """Yield the problems of one fault; an unknown section that belongs to another system gives one problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
@@ -184,7 +184,7 @@ def _nearest_key(path: KeyPath, cls: type, tree: SectionDict) -> str:
 
 
 def key_paths(tree: SectionDict, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield every key that the sections of a merged tree could hold."""
+    """Yield the path of every key that the sections of a merged tree could hold; `path` is the path of the tree."""
     for name in fields_of(tree.cls):
         yield (*path, name)
         child = tree.get(name)

@@ -254,7 +254,7 @@ class BaseRollout(Plugin):
 
 
 async def closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
-    """Yield completions from a generator that, when closed, also closes the iterator `completions` that `submit` returned."""
+    """Yield from `completions`, the iterator that `submit` returned; closing this generator also closes the iterator."""
     try:
         async for completion in completions:
             yield completion

@@ -240,7 +240,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return, by role, the bytes that a rank uses for each purpose. The first entry is needed; the others are upper bounds.
+        """Return, by role, the bytes that a rank uses for each purpose. The first purpose is always needed; the others are upper bounds.
 
         Raises:
             ModelError: a model can't be read.

@@ -39,7 +39,7 @@ class RowVerdict:
     where: str
     """Name of the row in messages."""
     text: str
-    """Text with the score, or why there is none, and the answer."""
+    """Text for people: the score, or why there is none, and the answer."""
     score: float | None
     """The score; None if there is none."""
 

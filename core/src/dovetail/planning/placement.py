@@ -25,7 +25,7 @@ class Placement:
     """The runtime's name."""
     in_process: bool
     source: Any
-    """Layout of the experience source's own processes: a SourcePlacement of the source's class."""
+    """Layout of the experience source's own processes: a SourcePlacement, or the source's subclass of it."""
     environments: Mapping[str, str] = attrs.field(factory=dict)
     """Path of the Python environment by role, for roles that have their own environment."""
 

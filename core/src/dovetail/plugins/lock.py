@@ -40,7 +40,7 @@ def lock_for(
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a current lock of an old lock's plugins and environments, and why plugins no longer exist, by `kind/name`."""
+    """Return a current lock of an old lock's plugins and environments, and the reason for each plugin that no longer exists, by `kind/name`."""
     plugins, gone = [], {}
     hashes: dict[str, str] = {}
     for ref in refs_of(old):
