@@ -45,8 +45,8 @@ def test_a_file_that_is_no_config_says_what_it_is(tmp_path, content, complaint):
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        ("a: {b: 1\nc: 2\n", "of line 1"),
-        ("x: 1\na: [1,\nb: 3\n", "of line 2"),
+        ("a: {b: 1\nc: 2\n", "opens on line 1"),
+        ("x: 1\na: [1,\nb: 3\n", "opens on line 2"),
         ("a: {b: 1}}\n", "`}`"),
         ("a: [1]]\n", "`]`"),
         ("a: {x} y\n", "quotes"),
@@ -61,7 +61,7 @@ def test_a_file_that_is_no_config_says_what_it_is(tmp_path, content, complaint):
         ("a: @x\n", "quotes"),
         ("a: *x\n", "quote"),
         ("a: 1\nb\nc: 2\n", "line 2"),
-        ("a: 1\nb: 'x\nc: 1\n", "of line 2"),
+        ("a: 1\nb: 'x\nc: 1\n", "opens on line 2"),
         ("a: 'it's'\n", "single quotes"),
         (r'a: "C:\data"', "single quotes"),
         ("a: | x\n", "line after"),

@@ -109,7 +109,7 @@ def test_values_within_a_verbatim_mapping_keep_their_types(build, override):
         ("rollout.stop=[a", "not YAML"),
         ("rollout[0]=a", "plugin's name"),
         ("seed[0]=1", "is not a list"),
-        (f"odd{'.x' * 2000}=1", "at most 100 levels"),
+        (f"odd{'.x' * 2000}=1", "expected at most 100"),
     ],
 )
 def test_a_bad_override_is_named_with_its_number(problems, override, complaint):

@@ -146,7 +146,7 @@ def test_a_file_that_overrules_the_plugins_of_its_own_preset_is_warned_about(tmp
     assert loaded.config.algorithm.policy_loss.name == "ppo_clip"
     (warning,) = loaded.warnings
     assert warning.startswith(
-        f'algorithm.policy_loss.name = "ppo_clip" ({path}:5): overrules preset \'sharp\' ({path}:3), which has "sequence"'
+        f'algorithm.policy_loss.name = "ppo_clip" ({path}:5): overrides preset \'sharp\' ({path}:3), which sets "sequence"'
     )
     assert load_config(path, [SHARP], resolver=find_class).warnings == ()
     assert load_config(path, ["algorithm.policy_loss=bare"], resolver=find_class).warnings == ()

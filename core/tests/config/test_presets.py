@@ -280,7 +280,7 @@ def test_the_resolved_config_reads_back_the_same_and_stays_so_when_resumed(tmp_p
     path = tmp_path / "config.yaml"
     path.write_text(dump_yaml(config))
     again = load_config(path, resolver=resolver())
-    overruled = [text for text in again.warnings if "overrules preset 'sharp'" not in text]
+    overruled = [text for text in again.warnings if "overrides preset 'sharp'" not in text]
     assert (again.config, overruled) == (config, [])
     resumed = load_config(path, ["actor.epochs=5"], resolver=resolver())
     assert resumed.config == attrs.evolve(config, actor=attrs.evolve(config.actor, epochs=5))

@@ -67,7 +67,7 @@ def test_a_config_of_another_plugin_is_refused(installed: Path) -> None:
 def test_a_failure_at_import_names_cause_file_and_line(installed: Path) -> None:
     with pytest.raises(PluginBrokenError) as caught:
         load_plugin_class(tracker("crash"))
-    assert "tracker/crash (acme-crash 1.0.0) fails at import" in caught.value.message
+    assert "tracker/crash (acme-crash 1.0.0) can't be imported" in caught.value.message
     assert "RuntimeError: the moon" in caught.value.message
     assert "acme_crash/plugin.py:1" in caught.value.message
     assert "author of acme-crash" in caught.value.hint

@@ -48,7 +48,7 @@ class ConfigLayer:
         return self.name
 
     def given(self) -> dict[str, Any]:
-        """Return the values of the keys that `given` lists in a config that a run has written, nested; all others are derived from these."""
+        """Return the values, nested, of the keys that the key `given` lists; a config that a run has written derives all others from these."""
         return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
 

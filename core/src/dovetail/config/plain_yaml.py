@@ -40,7 +40,7 @@ _ALIKE = "give keys of one level, and entries of one list, the same indentation,
 _HINTS = (
     ("another document", "a config is one document: remove the line `---`"),
     ("<document start>", "begin every section at the left margin, and remove a line `...`"),
-    ("while parsing a flow", "close the `{` or `[` of line %d, with commas between its entries; or quote the text"),
+    ("while parsing a flow", "close the `{` or `[` that opens on line %d, with commas between its entries; or quote the text"),
     ("but found '}'", "remove the `}`, or quote the text"),
     ("but found ']'", "remove the `]`, or quote the text"),
     ("but found '<scalar>'", "put quotes around the whole value; in single quotes, write '' for one quote"),

@@ -60,7 +60,7 @@ class PresetLayer:
         return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[ConfigProblem]:
-        """Return a problem if `section`, the preset's own section as resolved with its settings in the config, differs from the section before."""
+        """Return a problem if the preset's own section, resolved again with the preset's settings in the config (`section`), has changed."""
         text = "a key of this section refers to a key that the preset sets; give it a value, or refer to another key"
         return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 
@@ -180,7 +180,7 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
     title = _title(section)
     if not isinstance(section, PresetSection):
         raise ValueError(  # noqa: TRY004 - a fault of the config's content
-            f"the Config of {title} does not extend dovetail.sections.PresetSection; let it do so"
+            f"the Config of {title} must extend dovetail.sections.PresetSection"
         )
     return settings_of(section, title)
 

@@ -84,7 +84,7 @@ def is_section(tp: object) -> bool:
 
 
 def section_class(tp: Any) -> type | None:
-    """Return the class of a config section in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
+    """Return the class of a config section in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`; None if there is none."""
     if is_section(tp):
         section: type = tp
         return section

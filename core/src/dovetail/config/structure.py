@@ -37,7 +37,7 @@ Hook = Callable[[Any, Any], Any]
 
 @attrs.frozen
 class StructureFault:
-    """An exception at a key path, before it is converted to a problem."""
+    """An exception that building a config raised, and the key path where it was raised."""
 
     path: KeyPath
     error: Exception

@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield the problems of one fault; an unknown section that belongs to another system gives one problem for each of its keys."""
+    """Yield the config problems that a fault stands for; an unknown section that belongs to another system gives one problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return

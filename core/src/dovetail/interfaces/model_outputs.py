@@ -67,7 +67,9 @@ def check_outputs(
                 hint='name the column: OUTPUTS["log_probs_at"].sized(8, reads={"teacher_top_ids"})',
             )
         if specs.setdefault(name, spec) != spec:
-            raise ConfigError(f"{who} in two ways at once: as {specs[name]} and as {spec}")
+            raise ConfigError(
+                f"{who} in two ways at once: as {specs[name]} and as {spec}; expected one"
+            )
     top_size(specs.values())
     return tuple(specs.values())
 

@@ -108,7 +108,7 @@ class Runtime(Plugin):
             DovetailError: the target function raised this error.
         """
         raise PlacementError(
-            f"runtime {self.name!r} can't start processes; expected a runtime that can start {spec.count} for {spec.label}",
+            f"runtime {self.name!r} can't start processes, but {spec.label} needs {spec.count} of them",
             hint="set runtime.name=ray",
         )
 

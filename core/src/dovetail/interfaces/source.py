@@ -112,7 +112,7 @@ class Offloading(Protocol):
         """Return a context manager within which these roles are on the accelerator."""
 
     def settle(self) -> None:
-        """Move the roles that are offloaded between their stages off the accelerator."""
+        """Move off the accelerator the roles that the config offloads between their stages."""
 
     def free_caches(self) -> None:
         """Make the roles on the accelerator release unused memory, before a rollout engine wakes on the same accelerator."""

@@ -208,7 +208,7 @@ def _import(entry: PluginEntry) -> object:
                 f"{entry.title} needs {wanted}", hint=entry.install_command
             ) from error
         raise PluginBrokenError(
-            f"{entry.title} fails at import of {entry.target}: {cause_of(error)}",
+            f"the plugin {entry.title} can't be imported from {entry.target}: {cause_of(error)}",
             hint=_import_hint(error, entry),
         ) from error
 

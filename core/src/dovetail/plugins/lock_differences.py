@@ -24,7 +24,7 @@ _MEANS = {
 
 @dataclass(frozen=True)
 class LockDifference:
-    """A difference between two locks."""
+    """A difference between two plugin locks."""
 
     subject: str
     """`kind/name` of a plugin, the name of a package, or `environment ROLE`."""

@@ -60,7 +60,7 @@ def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrok
 
 
 def describe(value: object) -> str:
-    """Describe a value: dtype and shape of an array, the type of another value."""
+    """Return the description of a value: dtype and shape of an array, the type of another value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return type(value).__name__

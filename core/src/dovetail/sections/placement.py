@@ -17,7 +17,7 @@ TRANSPORT_WITHIN_A_PROCESS = "in_process"
 class Pool:
     """Some ranks, and the roles that share them.
 
-    Training roles of one pool run in the same processes, one a rank; rollout replicas have separate processes, on the same accelerators if
+    Training roles of one pool run in the same processes, one for each rank; rollout replicas have separate processes, on the same accelerators if
     they share the pool.
     """
 

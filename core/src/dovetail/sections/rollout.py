@@ -186,7 +186,7 @@ class RolloutSection(PluginSection):
         return None
 
     def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
-        """Return why the engine can't apply such adapters under this config; None if it can, as far as known.
+        """Return why the engine can't apply this adapter under this config; None if it can, as far as known.
 
         Called for engines with the capability `lora`. In the error, the text follows the engine's name. By default only the rank is judged,
         by `adapter_problem`.

@@ -79,7 +79,7 @@ def _whole_mixture(
     for name in mixture:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
             raise ValueError(
-                f"mixture.{name}: expected a name of letters, digits and the characters '_', '-' and '.', since metrics contain it"
+                f"mixture.{name}: expected a name of letters, digits and the characters '_', '-' and '.'; it becomes part of metric names"
             )
     given = [name for name, each in mixture.items() if each.weight is not None]
     if given and len(given) < len(mixture):
