@@ -137,7 +137,7 @@ def test_a_function_that_a_package_makes_a_tool_of_names_the_package_that_is_mis
     path = tmp_path / "add.py"
     path.write_text("def add(a: int) -> int:\n    return a + 1\n")
     monkeypatch.setattr("dovetail.plugins.files.default_index", lambda: PluginIndex([]))
-    with pytest.raises(PluginNotFoundError, match="and dovetail-tools") as error:
+    with pytest.raises(PluginNotFoundError, match="package dovetail-tools") as error:
         load_plugin_class(ref_for("tool", PluginSection(path=str(path), attribute="add")))
     assert error.value.hint == "pip install dovetail-tools"
 

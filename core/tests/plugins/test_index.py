@@ -71,7 +71,7 @@ def test_a_missing_manifest_is_invalid_and_says_what_makes_one(installed: Path) 
     ("name", "distribution", "reason"),
     [
         ("drifted", "acme-drifted", "gives the target acme_drifted.plugin:Old"),
-        ("kindly", "acme-kind", "is of kind 'sampler', its"),
+        ("kindly", "acme-kind", "is of kind 'sampler', but the"),
     ],
 )
 def test_a_manifest_that_disagrees_with_the_entry_point_is_invalid(
@@ -232,7 +232,10 @@ def test_a_distribution_that_lacks_the_plugin_is_refused_with_those_that_have_it
     ("name", "text"),
     [
         ("future", "acme-future 1.0.0 is rejected:"),
-        ("bare", "acme-bare 1.0.0 is invalid: acme-bare has no dovetail-plugin.json"),
+        (
+            "bare",
+            "acme-bare 1.0.0 is invalid: the distribution acme-bare has no dovetail-plugin.json",
+        ),
     ],
 )
 def test_an_unusable_plugin_is_refused_with_its_reason(
