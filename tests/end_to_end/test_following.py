@@ -112,7 +112,7 @@ def test_the_plan_says_who_follows(config: Path, planned) -> None:
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [
-        (["roles.second={update: {}, objective: policy}"], "of its own"),
+        (["roles.second={update: {}, objective: policy}"], "objective trains"),
         (["roles.second={update: {}, head: value}"], "value head"),
         ([KL, "ref={update: {}, engine: {name: fsdp2, lora: {rank: 2}}}"], "adapters"),
         (

@@ -41,7 +41,7 @@ def test_a_misspelt_estimator_still_gets_the_nearest(problems):
     ("value", "advice"),
     [
         ("false", "write algorithm.kl.in_loss=null for no penalty"),
-        ("true", "write algorithm.kl.in_loss.coef= and the weight of the penalty"),
+        ("true", "write algorithm.kl.in_loss.coef=WEIGHT, the weight of the penalty"),
         ("0.01", "write algorithm.kl.in_loss.coef=0.01"),
         ("low_var_kl", "write algorithm.kl.in_loss.estimator=k3"),
         ("k1", "write algorithm.kl.in_loss.estimator=k1"),

@@ -76,9 +76,9 @@ def test_keys_beside_one_that_is_known_from_elsewhere_are_told_too(problems):
     )
     assert found == (
         'reward_model.reward_manager = "naive" (mapping): theirs: reward_model.reward_manager of naive',
-        "reward_model.odd.one = 1 (mapping): unknown key; Dovetail has none of that name",
-        "reward_model.more (mapping): unknown key; Dovetail has none of that name",
-        "reward_model.other = {} (mapping): unknown key; Dovetail has none of that name",
+        "reward_model.odd.one = 1 (mapping): unknown key; Dovetail has no key of that name",
+        "reward_model.more (mapping): unknown key; Dovetail has no key of that name",
+        "reward_model.other = {} (mapping): unknown key; Dovetail has no key of that name",
     )
 
 
@@ -125,7 +125,7 @@ def test_what_a_section_has_is_said_once(problems):
         "unknown key; data has cache_dir",
         "must be >= 1",
         "unknown key; trainer 'on_policy' has async_save",
-        "unknown key; those of trainer 'on_policy' are named above",
+        "unknown key; the keys of trainer 'on_policy' are listed above",
     ]
 
 

@@ -65,7 +65,7 @@ def test_a_file_that_is_no_config_says_what_it_is(tmp_path, content, complaint):
         ("a: 'it's'\n", "single quotes"),
         (r'a: "C:\data"', "single quotes"),
         ("a: | x\n", "line after"),
-        ("a: \x07\n", "character out"),
+        ("a: \x07\n", "remove the character"),
     ],
 )
 def test_bad_yaml_gets_the_fix_of_its_fault(tmp_path, content, hint):

@@ -126,7 +126,7 @@ def test_an_escaped_interpolation_stays_as_it_is(build):
         ("${nothing.there}", "'nothing.there' not found"),
         ("${oc.env:DOVETAIL_NO_SUCH_VARIABLE}", "'DOVETAIL_NO_SUCH_VARIABLE' not found"),
         ("${experiment}", "ecursive"),
-        ("${", "can't be interpolated"),
+        ("${", "can't be resolved"),
     ],
 )
 def test_an_interpolation_that_fails_is_a_problem_among_the_others(problems, value, complaint):

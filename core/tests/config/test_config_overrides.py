@@ -100,16 +100,16 @@ def test_values_within_a_verbatim_mapping_keep_their_types(build, override):
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("rollout.n", "of the form key=value"),
+        ("rollout.n", "the form key=value"),
         ("+rollout.n=4", "write rollout.n=4"),
         ("~rollout.n=4", "null unsets"),
         ("rollout..n=4", "key path"),
         ("=4", "key path"),
-        ("[0]=4", "section's name"),
+        ("[0]=4", "name of a section"),
         ("rollout.stop=[a", "not YAML"),
         ("rollout[0]=a", "plugin's name"),
         ("seed[0]=1", "is not a list"),
-        (f"odd{'.x' * 2000}=1", "at most 100 levels"),
+        (f"odd{'.x' * 2000}=1", "expected at most 100"),
     ],
 )
 def test_a_bad_override_is_named_with_its_number(problems, override, complaint):

@@ -117,8 +117,8 @@ def test_a_file_stands_in_place_of_a_name(build):
     [
         ({"name": "grpo", "path": "a.py"}, "gives both name = 'grpo' (mapping) and path = 'a.py'"),
         ({"path": "a.py"}, "the class in a.py that"),
-        ({"name": "grpo", "attribute": "A"}, "goes with `path`"),
-        ({"name": 3}, 'expected str; write "…" around it'),
+        ({"name": "grpo", "attribute": "A"}, "needs `path`"),
+        ({"name": 3}, "expected text; put the value in quotes"),
         (None, "kind advantage"),
         (["grpo"], "plugin's name"),
         ("grop", "did you mean 'grpo'?"),

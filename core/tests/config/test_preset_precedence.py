@@ -116,7 +116,7 @@ def test_what_was_written_for_another_plugin_than_the_presets_goes_known_or_not(
     assert loaded.config.algorithm == build(None, SHARP).config.algorithm
     (dropped,) = loaded.warnings
     assert dropped.startswith("algorithm.policy_loss.clip_low = 0.1 (mapping): dropped: ")
-    assert dropped.endswith("chosen by preset 'sharp', stands for a combination without it")
+    assert dropped.endswith("chosen by preset 'sharp', is meant to be used without it")
     loaded = build({"algorithm": {"policy_loss": {"kind": 1}}}, SHARP)
     (dropped,) = loaded.warnings
     assert dropped.startswith("algorithm.policy_loss.kind = 1 (mapping): dropped: ")
@@ -146,7 +146,7 @@ def test_a_file_that_overrules_the_plugins_of_its_own_preset_is_warned_about(tmp
     assert loaded.config.algorithm.policy_loss.name == "ppo_clip"
     (warning,) = loaded.warnings
     assert warning.startswith(
-        f'algorithm.policy_loss.name = "ppo_clip" ({path}:5): overrules preset \'sharp\' ({path}:3), which has "sequence"'
+        f'algorithm.policy_loss.name = "ppo_clip" ({path}:5): overrides preset \'sharp\' ({path}:3), which sets "sequence"'
     )
     assert load_config(path, [SHARP], resolver=find_class).warnings == ()
     assert load_config(path, ["algorithm.policy_loss=bare"], resolver=find_class).warnings == ()
@@ -163,7 +163,7 @@ def test_settings_of_the_preset_alone_do_not_name_it_and_say_so_where_they_chang
     assert again.config.algorithm.policy_loss == loss
     (warning,) = again.warnings
     assert warning.startswith("algorithm.preset (override #1 'algorithm.preset.width=0.75')")
-    assert "settings change nothing" in warning
+    assert "settings have no effect" in warning
 
 
 def test_what_stays_of_another_preset_that_was_named_before_is_told(tmp_path):
@@ -172,9 +172,7 @@ def test_what_stays_of_another_preset_that_was_named_before_is_told(tmp_path):
     loaded = load_config(path, [SHARP, "actor.shuffle=false"], resolver=find_class)
     assert [section.name for section in loaded.config.algorithm.sample_filters] == ["equal"]
     (warning,) = loaded.warnings
-    assert warning.startswith(
-        f"preset 'sharp' (override #1 '{SHARP}') takes the place of another preset"
-    )
+    assert warning.startswith(f"preset 'sharp' (override #1 '{SHARP}') replaces another preset")
     assert "does not set algorithm.sample_filters:" in warning
     named_only = build({"algorithm": {"preset": "other"}}, SHARP)
     assert named_only.config.algorithm.sample_filters == ()

@@ -154,7 +154,7 @@ def test_what_is_wrong_in_the_config_of_a_run_is_told_as_in_any_other() -> None:
 @pytest.mark.parametrize(
     ("brings", "message"),
     [
-        ("[1]", "trainer 'ahead' gives [1] for its settings"),
+        ("[1]", "trainer 'ahead' returned [1]"),
         ("{rollout: {m: 2}}", "rollout.m"),
         ("{rollout: {n: many}}", "trainer 'ahead'"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def test_a_key_of_an_installed_plugin_that_is_not_chosen_leads_to_its_name(problems):
     (problem,) = problems(None, "trainer.on_sync=abort")
-    assert problem.endswith("unknown key; another plugin has it: set trainer.name=streaming")
+    assert problem.endswith("unknown key; another plugin has this key: set trainer.name=streaming")
 
 
 def test_a_key_that_a_plugin_of_a_file_lacks_does_not_lead_to_another_plugin(problems, tmp_path):

@@ -168,7 +168,7 @@ def test_dp_takes_what_the_engines_axes_leave() -> None:
 
 
 def test_a_mesh_that_does_not_multiply_out_names_role_and_pool() -> None:
-    with pytest.raises(PlanError, match=r"out over pool 'all'.*cp=3"):
+    with pytest.raises(PlanError, match=r"placed on pool 'all'.*cp=3"):
         placed(Cluster(), actor=3)
 
 

@@ -91,8 +91,8 @@ def test_a_reference_is_no_reference_of_its_own() -> None:
     [
         ("judge", "lm", "values", "set roles.judge.head=value"),
         ("judge", "value", "log_probs", "set roles.judge.head=lm"),
-        ("critic", "value", "log_probs", "of values for critic.objective"),
-        ("actor", "lm", "values", "values come"),
+        ("critic", "value", "log_probs", "set critic.objective to"),
+        ("actor", "lm", "values", "come from the role critic"),
     ],
 )
 def test_a_role_whose_head_does_not_give_an_output_learns_which_key_to_set(

@@ -98,21 +98,21 @@ def test_a_stage_whose_role_has_no_model_is_refused(plan: Callable[..., Plan]) -
 
 
 def test_a_role_that_no_stage_computes_with_is_refused(plan: Callable[..., Plan]) -> None:
-    with pytest.raises(PlanError, match=r"computes with roles\.teacher"):
+    with pytest.raises(PlanError, match=r"roles\.teacher is not used"):
         plan("roles.teacher.path=/models/teacher")
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("roles.actor={}", "own, actor"),
-        ("roles.rollout={}", "other than .*rollout"),
+        ("roles.actor={}", "settings to actor"),
+        ("roles.rollout={}", "rollout.* are reserved"),
         ("roles.reward={}", "other metrics"),
         ("roles={Big Teacher: {}}", "lower-case letters"),
         ("roles.teacher={pth: x}", "pth"),
         ("roles.teacher={mini_batch_size: 7}", "does not divide data.train_batch_size"),
         ("roles.teacher={max_tokens_per_micro_batch: 8}", "too small"),
-        ("profile={tool: torch, roles: techer}", "role to profile"),
+        ("profile={tool: torch, roles: techer}", "can be profiled"),
     ],
 )
 def test_a_section_that_makes_no_sense_is_refused(

@@ -204,7 +204,7 @@ def test_stages_that_the_config_names_say_so(plan):
         ),
         (
             {"Advantage": stage("estimate")},
-            ["'advantages'", "'advantage'", "in place of the stage set's, does not provide it"],
+            ["'advantages'", "'advantage'", "stage of that name, does not provide it"],
         ),
     ],
     ids=[

@@ -137,7 +137,7 @@ def test_a_function_that_a_package_makes_a_tool_of_names_the_package_that_is_mis
     path = tmp_path / "add.py"
     path.write_text("def add(a: int) -> int:\n    return a + 1\n")
     monkeypatch.setattr("dovetail.plugins.files.default_index", lambda: PluginIndex([]))
-    with pytest.raises(PluginNotFoundError, match="and dovetail-tools") as error:
+    with pytest.raises(PluginNotFoundError, match="package dovetail-tools") as error:
         load_plugin_class(ref_for("tool", PluginSection(path=str(path), attribute="add")))
     assert error.value.hint == "pip install dovetail-tools"
 
@@ -214,7 +214,7 @@ def test_name_and_path_together_are_refused() -> None:
 
 
 def test_a_file_needs_an_attribute(file: Path) -> None:
-    with pytest.raises(ConfigError, match="which class"):
+    with pytest.raises(ConfigError, match="does not name the class"):
         ref_for("tracker", PluginSection(path=str(file)))
 
 
@@ -244,10 +244,10 @@ class Sieve(SampleFilter):
 @pytest.mark.parametrize(
     ("kind", "attribute", "words", "fix"),
     [
-        ("advantage", "Bare", "which is 'sample' or 'group' or 'batch'", "scope = 'sample'"),
-        ("advantage", "Scoped", "which is 'sample' or 'token'", "level = 'sample'"),
-        ("advantage", "Misspelt", "has level = 'tokens', which is not 'sample' or 'token'", "level = 'sample'"),
-        ("sample_filter", "Sieve", "which is 'drop' or 'mask'", "action = 'drop'"),
+        ("advantage", "Bare", "expected 'sample' or 'group' or 'batch'", "scope = 'sample'"),
+        ("advantage", "Scoped", "expected 'sample' or 'token'", "level = 'sample'"),
+        ("advantage", "Misspelt", "has level = 'tokens'; expected 'sample' or 'token'", "level = 'sample'"),
+        ("sample_filter", "Sieve", "expected 'drop' or 'mask'", "action = 'drop'"),
     ],
 )  # fmt: skip
 def test_attributes_that_an_interface_asks_for_are_missed_when_the_class_is_loaded(

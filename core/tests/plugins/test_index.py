@@ -71,7 +71,7 @@ def test_a_missing_manifest_is_invalid_and_says_what_makes_one(installed: Path) 
     ("name", "distribution", "reason"),
     [
         ("drifted", "acme-drifted", "gives the target acme_drifted.plugin:Old"),
-        ("kindly", "acme-kind", "is of kind 'sampler', its"),
+        ("kindly", "acme-kind", "is of kind 'sampler', but the"),
     ],
 )
 def test_a_manifest_that_disagrees_with_the_entry_point_is_invalid(
@@ -124,7 +124,7 @@ def test_a_stray_double_of_a_distribution_does_not_conflict(
     ("file", "content", "complaint"),
     [
         ("entry_points.txt", "[dovetail.tracker]\nno equals sign here\n", "can't be read"),
-        ("METADATA", "no header at all\n", "has no Name"),
+        ("METADATA", "no header at all\n", "no field Name"),
     ],
 )
 def test_damaged_metadata_is_reported_and_breaks_no_other_plugin(
@@ -188,7 +188,7 @@ def test_the_name_of_a_preset_in_place_of_a_part_leads_to_the_preset(kind: str, 
         ("tracker", "wandb", "pip install 'dovetail-trackers[wandb]'"),
         ("rollout", "vllm@dovetail", "pip install dovetail-rollout-vllm"),
         ("rollout", "vllm@acme-rollouts", "pip install acme-rollouts"),
-        ("rollout", "vlm", "did you mean 'vllm'? It comes with: pip install dovetail-rollout-vllm"),
+        ("rollout", "vlm", "did you mean 'vllm'? Install it: pip install dovetail-rollout-vllm"),
     ],
 )
 def test_a_first_party_plugin_that_is_not_installed_gets_its_install_command(
@@ -232,7 +232,10 @@ def test_a_distribution_that_lacks_the_plugin_is_refused_with_those_that_have_it
     ("name", "text"),
     [
         ("future", "acme-future 1.0.0 is rejected:"),
-        ("bare", "acme-bare 1.0.0 is invalid: acme-bare has no dovetail-plugin.json"),
+        (
+            "bare",
+            "acme-bare 1.0.0 is invalid: the distribution acme-bare has no dovetail-plugin.json",
+        ),
     ],
 )
 def test_an_unusable_plugin_is_refused_with_its_reason(
@@ -288,8 +291,8 @@ def test_a_plugin_for_another_version_of_a_packages_kind_is_rejected(index_with:
 @pytest.mark.parametrize(
     ("kinds", "declared", "why"),
     [
-        ((), "arena", "its manifest"),
-        (({**ARENA, "name": "rollout"},), "rollout", "kind of that"),
+        ((), "arena", "the manifest"),
+        (({**ARENA, "name": "rollout"},), "rollout", "kind has that"),
         (({"name": "arena"},), "arena", "interface"),
     ],
 )

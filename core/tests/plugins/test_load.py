@@ -59,15 +59,15 @@ def test_a_config_of_another_plugin_is_refused(installed: Path) -> None:
     from dovetail.sections import RolloutSection
 
     ref = PluginRef(kind="advantage", name="acme_mean", config=RolloutSection())
-    with pytest.raises(PluginError, match=r"config.*class RolloutSection") as caught:
+    with pytest.raises(PluginError, match=r"config.*class, RolloutSection") as caught:
         make_plugin(ref, PluginContext())
-    assert caught.value.hint == "it takes acme_good.config.MeanConfig"
+    assert caught.value.hint == "give an instance of acme_good.config.MeanConfig"
 
 
 def test_a_failure_at_import_names_cause_file_and_line(installed: Path) -> None:
     with pytest.raises(PluginBrokenError) as caught:
         load_plugin_class(tracker("crash"))
-    assert "tracker/crash (acme-crash 1.0.0) fails at import" in caught.value.message
+    assert "tracker/crash (acme-crash 1.0.0) can't be imported" in caught.value.message
     assert "RuntimeError: the moon" in caught.value.message
     assert "acme_crash/plugin.py:1" in caught.value.message
     assert "author of acme-crash" in caught.value.hint
@@ -110,7 +110,7 @@ def test_a_missing_dependency_that_is_no_declared_need_is_named(installed: Path)
 def test_missing_methods_are_listed_with_their_signature(installed: Path) -> None:
     with pytest.raises(PluginBrokenError, match="does not implement metrics_logged") as caught:
         load_plugin_class(tracker("partial"))
-    assert "dovetail.interfaces.Tracker says" in (caught.value.hint)
+    assert "dovetail.interfaces.Tracker documents" in (caught.value.hint)
 
 
 def test_a_name_that_disagrees_is_refused_with_both(installed: Path) -> None:

@@ -87,8 +87,8 @@ def test_an_editable_install_is_locked_by_the_hash_of_its_package(
     ("change", "warning", "refusal"),
     [
         ({}, None, None),
-        ({"version": "1.3.0"}, "was version 1.2.0, now 1.3.0", None),
-        ({"sha256": "abc"}, "has changed (SHA-256 none, now abc)", None),
+        ({"version": "1.3.0"}, "was version 1.2.0 and is 1.3.0 now", None),
+        ({"sha256": "abc"}, "has changed (SHA-256 none before, abc now)", None),
         ({"api": ">=1.1,<2"}, None, "for interface >=1.0,<2 and is for >=1.1,<2 now"),
         ({"distribution": "other"}, None, "came from acme-good and comes from other now"),
     ],
@@ -107,7 +107,7 @@ def test_compare_warns_and_refuses(
 
 def test_another_choice_of_plugins_warns(lock: dict) -> None:
     empty = {**lock, "plugins": []}
-    assert compare(lock, empty) == (["advantage/acme_mean was used before and is no longer"], [])
+    assert compare(lock, empty) == (["advantage/acme_mean was used before and is not used now"], [])
     assert compare(empty, lock) == (["advantage/acme_mean is used now and was not before"], [])
 
 
@@ -142,9 +142,9 @@ def test_packages_that_plugins_depend_on_are_in_it() -> None:
     warnings, refusals = compare(other, lock)
     assert not refusals
     assert warnings == [
-        f"Python was 3.0.1, now {lock['python']}",
-        f"the package attrs was 1.2.3, now {lock['packages']['attrs']}",
-        f"the package cattrs was absent, now {lock['packages']['cattrs']}",
+        f"Python was 3.0.1 and is {lock['python']} now",
+        f"the package attrs was 1.2.3 and is {lock['packages']['attrs']} now",
+        f"the package cattrs was absent and is {lock['packages']['cattrs']} now",
     ]
     # Locks of before did not say.
     assert compare({k: v for k, v in lock.items() if k != "packages"}, lock) == ([], [])
@@ -177,14 +177,16 @@ def test_a_plugin_that_is_gone_is_refused(lock: dict) -> None:
     new, gone = now_for(lock)
     (found,) = differences(lock, new, gone)
     assert found.refused
-    assert found.text.startswith("tracker/left of acme-left is no longer there: no tracker plugin")
+    assert found.text.startswith(
+        "tracker/left of acme-left can't be found any more: no tracker plugin"
+    )
 
 
 def test_another_engine_is_named_with_what_that_means() -> None:
     was, now = ({"packages": {"vllm": version, "attrs": version}} for version in ("1.0", "2.0"))
     [attrs, vllm], refused = compare(was, now)
-    assert attrs == "the package attrs was 1.0, now 2.0"
+    assert attrs == "the package attrs was 1.0 and is 2.0 now"
     assert vllm.startswith(
-        "the package vllm was 1.0, now 2.0: responses are drawn by other kernels"
+        "the package vllm was 1.0 and is 2.0 now: responses are drawn by other kernels"
     )
     assert refused == []

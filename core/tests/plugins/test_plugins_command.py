@@ -196,7 +196,7 @@ def test_lock_and_verify(dovetail, tmp_path: Path) -> None:
     path.write_text(json.dumps(lock))
     warned = dovetail("plugins", "verify", ".")
     assert warned.returncode == 0
-    assert "advantage/acme_mean was version 1.0.0, now 1.2.0" in warned.stderr
+    assert "advantage/acme_mean was version 1.0.0 and is 1.2.0 now" in warned.stderr
     assert dovetail("plugins", "verify", ".", "--strict").returncode == 1
     (told,) = json.loads(dovetail("plugins", "verify", ".", "--json").stdout)["differences"]
     assert (told["subject"], told["what"], told["was"], told["now"], told["refused"]) == (

@@ -59,7 +59,7 @@ class TestSection:
         assert WithMode(name="x").joining("http://a:1").mode == "server"
         with pytest.raises(ConfigError, match=r"'a:1' is.*a server"):
             own.joining("a:1")
-        with pytest.raises(ConfigError, match="joins no engines"):
+        with pytest.raises(ConfigError, match="no server can be added"):
             RolloutSection(name="x").joining("http://a:1")
 
     @pytest.mark.parametrize(

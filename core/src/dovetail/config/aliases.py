@@ -35,7 +35,7 @@ def _advisers() -> tuple[Callable[[str, str], str | None], ...]:
 
 
 def section_advice(path: KeyPath, value: object) -> str | None:
-    """Return what to write if a section was given a single value; None if no advice is known."""
+    """Return what to write in place of a single value that was given for the section at `path`; None if no advice is known."""
     if path == ("algorithm",) and isinstance(value, str):
         return f"a preset is chosen by {_PRESET}={value}"
     if path not in _KL:
@@ -44,7 +44,7 @@ def section_advice(path: KeyPath, value: object) -> str | None:
     if value is False:
         return f"write {key}=null for no penalty"
     if value is True:
-        return f"write {key}.coef= and the weight of the penalty"
+        return f"write {key}.coef=WEIGHT, the weight of the penalty"
     if isinstance(value, (int, float)):
         return f"write {key}.coef={value}"
     if isinstance(value, str):

@@ -11,7 +11,7 @@ from dovetail.sections import PluginSection, RuntimeSection
 
 @attrs.frozen(kw_only=True)
 class InlineConfig(RuntimeSection):
-    """Config of the inline runtime: workers in this process, one a group."""
+    """Config of the inline runtime: workers in this process, one for each worker group."""
 
     device: str = "auto"
     """A torch device such as `cpu`; `auto` takes the accelerator if there is one, else the CPU."""

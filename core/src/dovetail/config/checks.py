@@ -75,7 +75,7 @@ def _token_budgets(config: RunConfig) -> Iterator[ConfigProblem]:
             yield ConfigProblem(
                 path=(*role.split("."), "max_tokens_per_micro_batch"),
                 value=budget,
-                text=f"too small for one sequence: {keys} tokens; at least {longest}",
+                text=f"too small for one sequence ({keys} tokens); expected at least {longest}",
                 touches=tuple(
                     ("data", key)
                     for key in ("max_prompt_length", "max_response_length", "max_length")
@@ -94,20 +94,24 @@ def _profile(config: RunConfig) -> Iterator[ConfigProblem]:
                     f"rollout engines have profilers of their own; allowed: {', '.join(known)}"
                 )
             yield ConfigProblem(
-                path=("profile", "roles", index), value=role, text=f"no role to profile; {instead}"
+                path=("profile", "roles", index),
+                value=role,
+                text=f"not a role that can be profiled; {instead}",
             )
     first, last = profile.steps
     if not 1 <= first <= last:
         yield ConfigProblem(
             path=("profile", "steps"),
             value=[first, last],
-            text="must be the first and the last step, of which the run's first is 1, such as [2, 3]",
+            text="expected the first and the last step to profile, counted from 1, such as [2, 3]",
         )
     if profile.tool is not None and not profile.roles:
-        yield ConfigProblem(path=("profile", "roles"), value=[], text="name a role, such as actor")
+        yield ConfigProblem(
+            path=("profile", "roles"), value=[], text="expected at least one role, such as actor"
+        )
     if not profile.ranks or min(profile.ranks) < 0:
         yield ConfigProblem(
             path=("profile", "ranks"),
             value=list(profile.ranks),
-            text="must be ranks, of which the first is 0",
+            text="expected at least one rank, counted from 0",
         )

@@ -51,7 +51,7 @@ def explain(loaded: LoadedConfig, key: str) -> Explanation:
         path = parse_path(key)
     except ValueError as error:
         raise ConfigError(
-            str(error), hint="write for example rollout.n or tracking[0].name"
+            str(error), hint="give a key path such as rollout.n or tracking[0].name"
         ) from None
     value: Any = loaded.config
     owner: type = type(value)
@@ -167,6 +167,6 @@ def _no_such_key(loaded: LoadedConfig, key: str) -> ConfigError:
     last = key.rpartition(".")[2]
     close = [name for name in known if name.rpartition(".")[2] == last]
     close = close or [name for name in [nearest(key, known)] if name]
-    listing = "`dovetail config explain CONFIG` lists all"
+    listing = "`dovetail config explain CONFIG` lists all keys"
     hint = f"did you mean {' or '.join(close)}?" if close else listing
     return ConfigError(f"the config has no key {key!r}", hint=hint)

@@ -54,10 +54,10 @@ class Interpolator:
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"can't be interpolated: {reason}; `\\${{` is a literal `${{`"
+                f"the value's `${{…}}` can't be resolved: {reason}; write `\\${{` for a literal `${{`"
             ) from error
         except RecursionError as error:
-            raise ValueError("can't be interpolated: it refers to itself") from error
+            raise ValueError("the value's `${…}` can't be resolved: it refers to itself") from error
         if _reads:
             self.from_environment[path] = (value, resolved)
         return resolved
@@ -94,14 +94,14 @@ def _environment(*args: Any) -> Any:
 
 
 def share(part: float, whole: int) -> int:
-    """Return the fraction `part` of a count, rounded to an integer of at least 1.
+    """Return the fraction `part` of the count `whole`, rounded to an integer of at least 1.
 
     Raises:
         ValueError: `part` is not a number from 0 to 1, or `whole` is not an integer.
     """
     if type(part) not in (int, float) or not 0 <= part <= 1 or type(whole) is not int:
         raise ValueError(
-            f"share takes a number from 0 to 1 and a whole number, not {part!r} and {whole!r}"
+            f"`share` got {part!r} and {whole!r}; expected a number from 0 to 1 and a whole number"
         )
     return max(1, round(part * whole))
 

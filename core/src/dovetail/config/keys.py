@@ -26,7 +26,7 @@ _SEGMENT = re.compile(
 
 
 def format_path(path: KeyPath) -> str:
-    """Write a key path; a key that holds dots, brackets or spaces is quoted: `functions["a.b"]`."""
+    """Return a key path as text; a key that holds dots, brackets or spaces is quoted: `functions["a.b"]`."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -49,7 +49,9 @@ def parse_path(text: str) -> KeyPath:
     while position < len(text):
         match = _SEGMENT.match(text, position)
         if match is None or (match["plain"] is not None and (match["dot"] == "") != (not path)):
-            raise ValueError(f"{text!r} is not a key path from {text[position:]!r} on")
+            raise ValueError(
+                f"{text!r} is not a key path: the part {text[position:]!r} can't be read"
+            )
         if match["index"] is not None:
             path.append(int(match["index"]))
         elif match["quoted"] is not None:
@@ -58,9 +60,9 @@ def parse_path(text: str) -> KeyPath:
             path.append(match["plain"])
         position = match.end()
     if not path or isinstance(path[0], int):
-        raise ValueError(f"{text!r} is not a key path; expected a section's name first")
+        raise ValueError(f"{text!r} is not a key path: it must begin with the name of a section")
     if len(path) > MAX_DEPTH:
-        raise ValueError(f"a key path has at most {MAX_DEPTH} levels, not {len(path)}")
+        raise ValueError(f"the key path has {len(path)} levels; expected at most {MAX_DEPTH}")
     return tuple(path)
 
 

@@ -48,7 +48,7 @@ class ConfigLayer:
         return self.name
 
     def given(self) -> dict[str, Any]:
-        """Return the nested values of the keys that a run's written config lists as given; the other values are derived from these."""
+        """Return the values, nested, of the keys that the key `given` lists; a config that a run has written derives all others from these."""
         return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
 
@@ -61,7 +61,7 @@ class Given:
 
 
 def is_mapping(value: object) -> bool:
-    """Return whether a value is a mapping of keys."""
+    """Return whether a value is a mapping of keys, and not overrides of a list's entries (`ByIndex`)."""
     return isinstance(value, Mapping) and not isinstance(value, ByIndex)
 
 
@@ -78,12 +78,12 @@ def read_file(path: str | os.PathLike[str], rank: int = 0) -> ConfigLayer:
         raise ConfigError(f"config file {file} does not exist", hint=_similar(file)) from None
     except IsADirectoryError:
         inside = file / "config.yaml"
-        hint = f"it holds a config: {inside}" if inside.is_file() else "give a YAML file"
+        hint = f"give the file in it: {inside}" if inside.is_file() else "give a YAML file"
         raise ConfigError(f"config file {file} is a directory", hint=hint) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"config file {file} is not YAML: byte {error.start} is not UTF-8 text",
-            hint="give a text file in UTF-8",
+            f"config file {file} is not UTF-8 text: byte {error.start} can't be decoded",
+            hint="save the file as UTF-8 text",
         ) from None
     except OSError as error:
         raise ConfigError(f"config file {file} can't be read: {error.strerror}") from error
@@ -98,12 +98,12 @@ def read_file(path: str | os.PathLike[str], rank: int = 0) -> ConfigLayer:
     if tree is None:
         raise ConfigError(
             f"config file {file} is empty",
-            hint="the least that a config needs is `model: {path: <directory or hub id>}`",
+            hint="name at least the model: `model: {path: <directory or hub id>}`",
         )
     if not isinstance(tree, dict):
         held = "a list" if isinstance(tree, list) else f"the single value {tree!r}"
         raise ConfigError(
-            f"config file {file} holds {held} at its top level, not a mapping of sections",
+            f"config file {file} holds {held} at its top level; expected a mapping of sections",
             hint="start with sections such as `model:`, `data:` and `rollout:`",
         )
     return ConfigLayer(rank=rank, name=str(file), tree=tree, lines=lines)

@@ -220,7 +220,7 @@ def _unusable_texts(layers: Iterable[ConfigLayer]) -> Iterator[ConfigProblem]:
                 yield ConfigProblem(
                     path=path,
                     value=text,
-                    text=f"holds {what}, which no path, command or service takes; take it out",
+                    text=f"contains {what}, which no path, command or service accepts; remove it",
                     origin=layer.at(path),
                 )
 
@@ -241,7 +241,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
     except (TypeError, ValueError):
         raise ConfigError(
             f"{GIVEN} = {show_value(keys)} ({layer.at((GIVEN,))}): expected a list of key paths, such as [model.path]",
-            hint=f"restore what the run wrote, or take {GIVEN} out: then every key counts as given",
+            hint=f"restore the value that the run wrote, or remove the key {GIVEN}: every key then counts as given",
         ) from None
     while True:
         reduced = attrs.evolve(layer, tree=selection(tree, paths))
@@ -262,7 +262,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
 def raise_problems(
     source: str, problems: Iterable[ConfigProblem], origins: Mapping[KeyPath, str]
 ) -> None:
-    """Raise one error that lists every problem; return if there is none.
+    """Raise one error that lists every problem of the config named `source`; return if there is none.
 
     Raises:
         ConfigError: there are problems; the error gives the layer of each value.

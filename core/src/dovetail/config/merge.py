@@ -235,7 +235,11 @@ class Merger:
         if ready is None:
             return ABSENT
         if isinstance(ready.value, ByIndex):
-            self._problem(Given(ABSENT, given.layer), path, "is not a list: no index can be set")
+            self._problem(
+                Given(ABSENT, given.layer),
+                path,
+                "the value is not a list, so that no entry can be set by index",
+            )
             return ABSENT
         for key, _ in [(path, None), *leaves(given.value, path)]:
             self.origins[key] = given.layer.at(key)

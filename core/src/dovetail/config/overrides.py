@@ -23,7 +23,7 @@ class NotYaml:
 def read_overrides(
     overrides: Sequence[str], rank: int
 ) -> tuple[list[ConfigLayer], list[ConfigProblem]]:
-    """Return one layer for each override, all of the same rank, and the problems of the overrides.
+    """Return one layer for each override, all with the rank `rank`, and the problems of the overrides.
 
     Values are YAML: `n=4` is a number, `names=[a, b]` a list, `key=null` and `key=` are null.
     """
@@ -57,7 +57,7 @@ def _split(text: str) -> tuple[str, KeyPath, str]:
         more, equals, raw = raw.partition("=")
         key += "=" + more
     if not equals:
-        raise ValueError("not of the form key=value; write for example rollout.n=4")
+        raise ValueError("an override must have the form key=value, such as rollout.n=4")
     key = key.strip()
     bare = key.lstrip("+~")
     return key.removesuffix(bare), parse_path(bare), raw

@@ -35,22 +35,22 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 }
 _MAX_VALUES = 100_000
 """Maximum number of values in a text after its aliases are expanded: ten lines of aliases can stand for billions of values."""
-_QUOTES = "values that hold `: `, `#`, `{` or `[` need quotes"
-_ALIKE = "indent keys of one level, and entries of one list, alike, and write `key: value` in the line before"
+_QUOTES = "values that contain `: `, `#`, `{` or `[` need quotes"
+_ALIKE = "give keys of one level, and entries of one list, the same indentation, and write `key: value` in the line before"
 _HINTS = (
-    ("another document", "a config is one document: take out the line `---`"),
-    ("<document start>", "begin every section at the left margin, and take out a line `...`"),
-    ("while parsing a flow", "close what `{` or `[` opens on line %d, with commas between its entries; or quote the text"),
-    ("but found '}'", "take out the `}`, or quote the text"),
-    ("but found ']'", "take out the `]`, or quote the text"),
-    ("but found '<scalar>'", "put quotes around the whole value; in single quotes '' stands for one"),
+    ("another document", "a config is one document: remove the line `---`"),
+    ("<document start>", "begin every section at the left margin, and remove a line `...`"),
+    ("while parsing a flow", "close the `{` or `[` that opens on line %d, with commas between its entries; or quote the text"),
+    ("but found '}'", "remove the `}`, or quote the text"),
+    ("but found ']'", "remove the `]`, or quote the text"),
+    ("but found '<scalar>'", "put quotes around the whole value; in single quotes, write '' for one quote"),
     ("<block end>", _ALIKE),
     ("end of stream", "close the quote that opens on line %d"),
-    ("escape character", "write it in single quotes, in which a backslash is a character as others"),
+    ("escape character", "put the text in single quotes, in which a backslash has no special meaning"),
     ("undefined alias", "quote the value: `*` begins the name of an alias"),
     ("a block scalar", "begin the text in the line after `|` or `>`, or quote it"),
     ("could not find expected ':'", "line %d has no `:`; write `key: value`"),
-    ("unacceptable character", "take the character out"),
+    ("unacceptable character", "remove the character"),
 )  # fmt: skip
 """A part of PyYAML's message, and the fix; %d is the line where the wrong part of the text begins."""
 
@@ -91,7 +91,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         inside = above | {id(node)}
         if id(node) in above:
             raise YamlTextError(
-                f"{format_path(path)} is an alias that holds itself",
+                f"{format_path(path)} is an alias that contains itself",
                 line,
                 "write out the value in place of the alias",
             )
@@ -99,9 +99,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             raise _too_deep(line)
         if len(self.lines) > _MAX_VALUES:
             raise YamlTextError(
-                f"it holds more than {_MAX_VALUES:,} values once its aliases are expanded",
+                f"the text holds more than {_MAX_VALUES:,} values once its aliases are expanded",
                 line,
-                "write out what is needed in place of aliases of aliases",
+                "replace aliases of aliases by the values that are needed",
             )
         tag = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.MappingNode) and tag == "map":
@@ -113,7 +113,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             try:
                 return _SCALARS[tag](node.value)
             except ValueError as error:
-                raise YamlTextError(f"{format_path(path)} is no {tag}: {error}", line) from None
+                raise YamlTextError(
+                    f"the value of {format_path(path)} is not a valid {tag}: {error}", line
+                ) from None
         shown = node.tag.replace(_TAG, "!!")
         raise YamlTextError(
             f"the tag {shown} is not allowed in a config", line, "write a plain value without a tag"
@@ -131,14 +133,14 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                 where = f" below {format_path(path)}" if path else ""
                 if not scalar:
                     raise YamlTextError(
-                        f"a mapping or a list stands{where} where a key belongs",
+                        f"a key{where} is a mapping or a list; expected text",
                         line,
-                        "quote a text that begins with `{` or `[`",
+                        "put a key that begins with `{` or `[` in quotes",
                     )
                 raise YamlTextError(
-                    f"the key {key_node.value}{where} is not a string: put it in quotes",
+                    f"the key {key_node.value}{where} is not a string",
                     line,
-                    'keys are text, such as `n:` or `"1":`',
+                    'put it in quotes, such as `"1":`',
                 )
             if key_node.value in first_lines:
                 key = format_path((*path, key_node.value))
@@ -146,7 +148,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                 raise YamlTextError(
                     f"the key {key} is given twice, first on line {first}",
                     line,
-                    "keep one of them, with all that belongs below it",
+                    "keep one of the two, with everything below it",
                 )
             first_lines[key_node.value] = line
         self.flatten_mapping(node)
@@ -199,7 +201,7 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         if "found character '\\t'" in str(error.problem):
-            message = "a tab stands where YAML allows spaces alone"
+            message = "a tab is used where YAML allows only spaces"
             raise YamlTextError(message, line, "indent with spaces") from error
         message = " ".join(part for part in (error.context, error.problem) if part)
         raise YamlTextError(message, line, _hint(message, error, text)) from error
@@ -222,7 +224,7 @@ def _too_deep(line: int) -> YamlTextError:
     return YamlTextError(
         f"mappings and lists are nested too deep: more than {MAX_DEPTH} levels",
         line,
-        "take out levels; sections nest a few deep",
+        "remove levels: sections nest only a few levels deep",
     )
 
 

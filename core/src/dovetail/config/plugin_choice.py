@@ -174,7 +174,7 @@ def _selectors_of(
             if isinstance(value, str):
                 selectors[key] = (value, origin)
             elif value is not None:
-                text = 'expected str; write "…" around it'
+                text = "expected text; put the value in quotes"
                 problems.append(ConfigProblem(path=where, value=value, text=text, origin=origin))
     if "name" in selectors and "path" in selectors:
         (name, by_name), (file, by_path) = selectors["name"], selectors.pop("path")
@@ -196,13 +196,13 @@ def _complete(kind: str, selectors: _Selectors, path: KeyPath) -> Iterator[Confi
         yield ConfigProblem(path=path, text=text)
     elif "path" not in selectors and "attribute" in selectors:
         value, origin = selectors["attribute"]
-        text = "goes with `path`, the file that holds it, and is not used with `name`"
+        text = "`attribute` needs `path`, the file that holds it; remove `attribute`, or give `path` in place of `name`"
         yield ConfigProblem(path=attribute, value=value, origin=origin, text=text)
     elif "path" in selectors and "attribute" not in selectors and kind in _DEFAULT_ATTRIBUTES:
         selectors["attribute"] = (_DEFAULT_ATTRIBUTES[kind], DEFAULT_LAYER)
     elif "path" in selectors and "attribute" not in selectors:
         file, origin = selectors["path"]
-        text = f"not given; name the class in {file} that is the {kind} plugin (path came from {origin})"
+        text = f"not given; give the name of the class in {file} that is the {kind} plugin (path came from {origin})"
         yield ConfigProblem(path=attribute, text=text)
 
 
@@ -218,8 +218,8 @@ def _config_class(
     except DovetailError as error:
         return str(error)
     except NameError as error:
-        return f"its Config has an annotation that can't be resolved: {error}"
-    return f"its Config, {cls.__module__}.{cls.__qualname__}, does not extend {base.__qualname__}"
+        return f"the plugin's Config has an annotation that can't be resolved: {error}"
+    return f"the plugin's Config {cls.__module__}.{cls.__qualname__} does not extend {base.__qualname__}"
 
 
 def _in_words(dropped: Mapping[bool, Sequence[ConfigProblem]], choice: str) -> Iterator[str]:
@@ -228,7 +228,7 @@ def _in_words(dropped: Mapping[bool, Sequence[ConfigProblem]], choice: str) -> I
         if keys:
             reason = "has no such key" + ("s" if keys[1:] else "")
             if known:
-                reason = f"stands for a combination without {'them' if keys[1:] else 'it'}"
+                reason = f"is meant to be used without {'them' if keys[1:] else 'it'}"
             named = ", ".join(f"{format_path(key.path)} = {show_value(key.value)}" for key in keys)
             places = ", ".join(dict.fromkeys(str(key.origin) for key in keys))
             yield f"{named} ({places}): {choice} {reason}"

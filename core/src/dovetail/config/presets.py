@@ -60,8 +60,8 @@ class PresetLayer:
         return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[ConfigProblem]:
-        """Return a problem if the preset's own section resolves differently after its settings became part of the config."""
-        text = "its own settings refer to a key that the preset sets; give them values, or refer to another key"
+        """Return a problem if the preset's own section, resolved again with the preset's settings in the config (`section`), has changed."""
+        text = "a key of this section refers to a key that the preset sets; give it a value, or refer to another key"
         return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 
     def warnings(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
@@ -76,15 +76,15 @@ class PresetLayer:
         if self.left_over:
             keys = ", ".join(format_path(key) for key in self.left_over)
             yield (
-                f"{self.layer.name} ({self.named_by.at(PATH)}) takes the place of another preset, but does not set {keys}: "
-                "what earlier layers give there stays; set what is not meant to stay"
+                f"{self.layer.name} ({self.named_by.at(PATH)}) replaces another preset, but does not set {keys}: "
+                "the values of earlier layers stay; set the keys whose values are not meant to stay"
             )
         hidden = bool(self.layer.tree) and self.layer.name not in origins.values()
         if hidden and self.altered_by is not None:
             yield (
-                f"{format_path(PATH)} ({self.altered_by.name}): its settings change nothing, since the layers from "
-                f"{self.named_by.name} on, which names {self.layer.name}, give every key that it sets; "
-                f"name the preset again beside its settings, or give the keys themselves"
+                f"{format_path(PATH)} ({self.altered_by.name}): these settings have no effect, since {self.named_by.name}, "
+                f"which names {self.layer.name}, and later layers give every key that the preset sets; "
+                f"name the preset again beside these settings, or set the keys directly"
             )
 
     def _overruled(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
@@ -97,9 +97,9 @@ class PresetLayer:
                 value, origin = value_at(tree, key), self.named_by.at(key)
                 if preset not in (None, ABSENT, value) and origins.get(key) == origin:
                     yield (
-                        f"{format_path(key)} = {show_value(value)} ({origin}): overrules {self.layer.name} "
-                        f"({self.named_by.at(PATH)}), which has {show_value(preset)}; leave the key out to train with "
-                        "the preset's, or take the preset out if it is not meant"
+                        f"{format_path(key)} = {show_value(value)} ({origin}): overrides {self.layer.name} "
+                        f"({self.named_by.at(PATH)}), which sets {show_value(preset)}; leave the key out to use "
+                        "the preset's value, or remove the preset if it is not meant"
                     )
 
 
@@ -179,7 +179,9 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
     """
     title = _title(section)
     if not isinstance(section, PresetSection):
-        raise ValueError(f"{title} has a Config that does not extend PresetSection")  # noqa: TRY004 - a fault of the config's content
+        raise ValueError(  # noqa: TRY004 - a fault of the config's content
+            f"the Config of {title} must extend dovetail.sections.PresetSection"
+        )
     return settings_of(section, title)
 
 
@@ -198,18 +200,18 @@ def settings_of(
     try:
         settings = section.settings()
     except Exception as error:
-        raise ValueError(
-            f"{title} fails to make its settings: {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"`settings` of {title} raised {type(error).__name__}: {error}") from error
     if not is_mapping(settings):
-        raise ValueError(f"{title} gives {settings!r} for its settings; they must be a mapping")
+        raise ValueError(f"`settings` of {title} returned {settings!r}; expected a mapping")
     plain = (str, int, float, bool, Mapping, list, tuple, type(None))
     odd = next((leaf for leaf in leaves(settings) if not isinstance(leaf[1], plain)), None)
     if odd:
         raise ValueError(
-            f"{title} sets {format_path(odd[0])} to {odd[1]!r}; settings are plain: mappings, lists, text, numbers, "
-            "true, false and null"
+            f"{title} sets {format_path(odd[0])} to {odd[1]!r}; expected mappings, lists, text, numbers, "
+            "true, false or null"
         )
     if value_at(settings, PATH) is not ABSENT:
-        raise ValueError(f"{title} sets {format_path(PATH)} itself; a preset selects no preset")
+        raise ValueError(
+            f"{title} sets {format_path(PATH)}; a plugin's `settings` can't select a preset: remove the key"
+        )
     return dict(plain_value(settings, verbatim=True))

@@ -54,7 +54,7 @@ class Field:
 
 
 def fields_of(cls: type) -> Mapping[str, Field]:
-    """Return the fields that a config can set, by name, inherited fields first."""
+    """Return the fields of a section class that a config can set, by name, inherited fields first."""
     return _fields_of(cls)
 
 
@@ -84,7 +84,7 @@ def is_section(tp: object) -> bool:
 
 
 def section_class(tp: Any) -> type | None:
-    """Return the class of a config section in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
+    """Return the class of a config section in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`; None if there is none."""
     if is_section(tp):
         section: type = tp
         return section

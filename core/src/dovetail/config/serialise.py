@@ -36,9 +36,9 @@ def dump_yaml(
 
     Args:
         config: a config or a section.
-        from_environment: the field of `LoadedConfig`. Values from the environment, which may be secret, are written as interpolations such
-            as `${oc.env:KEY}`.
-        given: the field of `LoadedConfig`. The text lists these keys; all other values are derived again when the text is read.
+        from_environment: the values that contain an environment variable, as in `LoadedConfig`: key path → (text, resolved value). The
+            text, such as `${oc.env:KEY}`, is written in place of the value, which may be secret.
+        given: the key paths that files and overrides give. The text lists them; all other values are derived again when the text is read.
     """
     mapping = to_mapping(config)
     for path, (written, value) in (from_environment or {}).items():

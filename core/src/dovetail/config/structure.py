@@ -37,14 +37,14 @@ Hook = Callable[[Any, Any], Any]
 
 @attrs.frozen
 class StructureFault:
-    """An exception at a key path, before it is converted to a problem."""
+    """An exception that building a config raised, and the key path where it was raised."""
 
     path: KeyPath
     error: Exception
 
 
 def structure(tree: SectionDict) -> tuple[Any, list[StructureFault]]:
-    """Build the config class of a merged tree.
+    """Build the config that a merged tree describes.
 
     Returns:
         The config and no faults, or None and every fault found.

@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield the problems of one structuring fault; an unknown section of another system gives one problem a key."""
+    """Yield the config problems that a fault stands for; an unknown section that belongs to another system gives one problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
@@ -58,12 +58,12 @@ def origin_of(origins: Origins, path: KeyPath) -> str | None:
 def _text(fault: StructureFault, value: object) -> str:
     error = fault.error
     if isinstance(error, KeyError) and value is ABSENT:
-        return "required, but no layer gives it"
+        return "required, but no file or override gives it"
     if isinstance(error, MismatchError):
         advice = value_advice(fault.path, value)
         return f"{str(error).partition('; did you mean')[0]}; {advice}" if advice else str(error)
     if isinstance(error, StructureHandlerNotFoundError):
-        return f"its class declares the type {error.type_!r}, which a config can't hold"
+        return f"the section's class declares the type {error.type_!r}, which a config can't hold"
     if isinstance(error, DovetailError):
         return str(error)
     message = str(error.args[0]) if error.args else type(error).__name__
@@ -84,7 +84,7 @@ def _unknown_keys(
         for problem in _unknown((*section, key), error.cl, tree, origins):
             if problem.text == _UNKNOWN:
                 yield attrs.evolve(problem, text=f"{_UNKNOWN}; {known}")
-                known = f"those of {whose} are named above"
+                known = f"the keys of {whose} are listed above"
             else:
                 yield problem
 
@@ -99,11 +99,11 @@ def _unknown(
     if own := words.get(str(path[-1])):
         text = f"{_UNKNOWN}; {own}"
     elif any(key_advice(key, given) for key, given in leaves(value, path, lists=False)):
-        told, text = list(_unknown_values(value, path)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
+        told, text = list(_unknown_values(value, path)), f"{_UNKNOWN}; Dovetail has no key of that name"  # fmt: skip
     elif _limit_of_loop(path, tree):
-        text = f"{_UNKNOWN}; limits of episodes come with dovetail.sections.EpisodeSection: let the Config of the agent loop extend it"
+        text = f"{_UNKNOWN}; limits of episodes belong to dovetail.sections.EpisodeSection: let the Config of the agent loop extend this class"
     elif owners := _plugins_with(path, tree):
-        text = f"{_UNKNOWN}; another plugin has it: set {format_path(path[:-1])}.name={' or '.join(owners)}"
+        text = f"{_UNKNOWN}; another plugin has this key: set {format_path(path[:-1])}.name={' or '.join(owners)}"
     for key, given in told:
         yield ConfigProblem(
             path=key,
@@ -184,7 +184,7 @@ def _nearest_key(path: KeyPath, cls: type, tree: SectionDict) -> str:
 
 
 def key_paths(tree: SectionDict, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield every key that the sections of a merged tree could hold."""
+    """Yield the path of every key that the sections of a merged tree could hold; `path` is the path of the tree."""
     for name in fields_of(tree.cls):
         yield (*path, name)
         child = tree.get(name)

@@ -40,7 +40,7 @@ class Groups:
     def of(
         cls, ids_N: Shaped[np.ndarray, "N"], trajectory_ids_N: Shaped[np.ndarray, "N"] | None = None
     ) -> Groups:
-        """Number groups and trajectories of arbitrary ids densely, in order of first appearance.
+        """Return the groups of samples with arbitrary ids; groups and trajectories are numbered from 0 in order of first appearance.
 
         Args:
             ids_N: the group id of each sample, [N], of any sortable dtype.

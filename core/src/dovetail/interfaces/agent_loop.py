@@ -36,7 +36,7 @@ class EpisodeEndedError(DovetailError, RuntimeError):
     """The episode has reached a limit and is scored as it is. An agent loop releases its resources and re-raises this error."""
 
     def __init__(self, end: EpisodeEnd) -> None:
-        super().__init__(f"the episode has reached its limit on {end}")
+        super().__init__(f"the episode has reached its limit of {end}")
         self.end = end
 
 
@@ -117,7 +117,9 @@ class Session(ABC):
         `prompt_ids` is None if the sequence begins with the row's prompt. The tokens of a turn are
         `response_ids[turn.start : turn.stop]`. Messages shown after the latest turn are left out.
         """
-        raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} does not show its tokens")
+        raise EpisodeError(
+            FailureKind.HARNESS, f"a session of class {type(self).__name__} can't return its tokens"
+        )
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Session:
         """Begin a new sequence, as `fork` does, and give the new sequence's chat template other tools.
@@ -129,7 +131,9 @@ class Session(ABC):
         Raises:
             EpisodeError: the session can't be forked, see `fork`.
         """
-        raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} can't be forked")
+        raise EpisodeError(
+            FailureKind.HARNESS, f"a session of class {type(self).__name__} can't be forked"
+        )
 
     def fork(self, messages: Sequence[Message] | None = None) -> Session:
         """Begin a new sequence of the same trajectory, with a shorter context or for a part of the task.
@@ -146,7 +150,9 @@ class Session(ABC):
             EpisodeError: the agent loop lacks the capability `forks`, messages are given for a prompt with images, or the chat
                 template does not accept the messages.
         """
-        raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} can't be forked")
+        raise EpisodeError(
+            FailureKind.HARNESS, f"a session of class {type(self).__name__} can't be forked"
+        )
 
     def count(self, name: str, by: float = 1.0) -> None:
         """Add to a counter of the episode. The metric `episode/NAME` is the mean over a step's episodes; a missing counter is 0.

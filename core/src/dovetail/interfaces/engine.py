@@ -79,8 +79,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             ModelError: the model can't be read, or the engine does not support this method.
         """
         raise ModelError(
-            f"engine {cls.name!r} does not say which layers its models have",
-            hint="define its class method `shape`",
+            f"engine {cls.name!r} can't describe a model's layers: it does not define the class method `shape`",
+            hint="define the method, or choose another engine",
         )
 
     @classmethod
@@ -251,7 +251,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             CheckpointError: the state is damaged, or the directory can't be written.
         """
         raise ConfigError(
-            f"the engine {self.name!r} has no adapter separate from its model",
+            f"the engine {self.name!r} can't export an adapter separately from the model",
             hint="leave out --adapter: the whole model is exported then",
         )
 
@@ -266,8 +266,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             ModelError: (from the returned function) models of this kind can't be quantized.
         """
         raise ConfigError(
-            f"the engine {self.name!r} does not quantize what it exports",
-            hint="export without --quantize, and let the server quantize",
+            f"the engine {self.name!r} can't quantize an exported model",
+            hint="export without --quantize, and let the inference server quantize the model",
         )
 
     @classmethod
@@ -282,6 +282,6 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
 def _cannot_follow(engine: TrainEngine) -> ConfigError:
     return ConfigError(
-        f"the engine {engine.name!r} lacks the capability 'follows'",
-        hint="leave out `update` of ref and of roles",
+        f"the engine {engine.name!r} can't make a model follow the actor: it lacks the capability 'follows'",
+        hint="remove the keys ref.update and roles.NAME.update, or choose the engine fsdp2",
     )

@@ -45,8 +45,8 @@ class MediaRef:
         if found != self.digest:
             raise DataError(
                 f"the image {self.path!r} has changed since the prompts were read: its SHA-256 was "
-                f"{self.digest[:12]}…, and is {found[:12]}…",
-                hint="put the old file back, or start the run anew",
+                f"{self.digest[:12]}…, and is {found[:12]}… now",
+                hint="restore the old file, or start a new run",
             )
         return data
 

@@ -14,8 +14,8 @@ from dovetail.interfaces.plugin import PluginConfig
 _ENDS = {"lm": "a language model's head", "value": "a value head"}
 _OTHER: dict[str, Literal["lm", "value"]] = {"lm": "value", "value": "lm"}
 _HINTS = {
-    "ref_log_probs": "it scores as its own reference only with lora in its engine's section",
-    "values": "values come from the role critic",
+    "ref_log_probs": "a model gives `ref_log_probs` only with an adapter: set `lora` in the section of the role's engine",
+    "values": "`values` come from the role critic",
 }
 
 
@@ -58,16 +58,18 @@ def check_outputs(
         spec = found if isinstance(output, str) else output
         if spec.dtype != found.dtype or not _fits(spec.inner, found.inner):
             raise ConfigError(
-                f"{who} as {spec.dtype} {_sizes(spec)} a token; it gives {found.dtype} {_sizes(found)}",
+                f"{who} as {spec.dtype} {_sizes(spec)} for each token; the engine gives {found.dtype} {_sizes(found)}",
                 hint=f'choose the size: OUTPUTS["{name}"].sized(8)' if 0 in spec.inner else None,
             )
         if name == "log_probs_at" and len(spec.reads) != 1:
             raise ConfigError(
                 f"{who} from the columns {sorted(spec.reads)}; expected one column of token ids",
-                hint='name it: OUTPUTS["log_probs_at"].sized(8, reads={"teacher_top_ids"})',
+                hint='name the column: OUTPUTS["log_probs_at"].sized(8, reads={"teacher_top_ids"})',
             )
         if specs.setdefault(name, spec) != spec:
-            raise ConfigError(f"{who} in two ways at once: as {specs[name]} and as {spec}")
+            raise ConfigError(
+                f"{who} in two ways at once: as {specs[name]} and as {spec}; expected one"
+            )
     top_size(specs.values())
     return tuple(specs.values())
 
@@ -98,7 +100,7 @@ def _hint(name: str, role: str, head: Literal["lm", "value"], *, also: bool) -> 
     if role not in ("actor", "critic", "ref"):
         return f"set roles.{role}.head={_OTHER[head]}" if also else _HINTS.get(name)
     if head == "value":
-        return f"choose an objective of values for {role}.objective, or leave it out"
+        return f"set {role}.objective to an objective that reads values, or leave the key out"
     return _HINTS.get(name)
 
 

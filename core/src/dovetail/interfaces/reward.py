@@ -73,7 +73,7 @@ class CountedTime(RunningTime):
     """A time limit that extends an asyncio time-out by the time that samples spend waiting.
 
     Args:
-        seconds: the running time that the attempt may take.
+        seconds: the running time that one call of `RewardManager.score` may take.
         limit: the time-out to extend.
     """
 
@@ -260,7 +260,7 @@ class RewardManager(Plugin):
     def capacity(self) -> int | None:
         """Largest number of concurrent calls of `score`; None for any number.
 
-        The Scorer starts no more calls, so that a time-out counts running time and not waiting time.
+        The scorer starts no more calls than this, so that a time-out counts running time and not waiting time.
         """
         return None
 

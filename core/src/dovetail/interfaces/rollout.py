@@ -228,7 +228,9 @@ class BaseRollout(Plugin):
         Raises:
             RolloutError: the engine failed, or does not support scoring.
         """
-        raise RolloutError(f"rollout {self.name!r} does not score given tokens")
+        raise RolloutError(
+            f"rollout {self.name!r} can't score given tokens: it lacks the capability 'scores'"
+        )
 
     def metrics(self) -> Mapping[str, Metric]:
         """Return the metrics since the last call, by name (`rollout/prefix_cache_hits`, …), which merge over replicas."""
@@ -252,7 +254,7 @@ class BaseRollout(Plugin):
 
 
 async def closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
-    """Yield completions from a generator that, when closed, also closes the iterator `completions` that `submit` returned."""
+    """Yield from `completions`, the iterator that `submit` returned; closing this generator also closes the iterator."""
     try:
         async for completion in completions:
             yield completion

@@ -93,7 +93,7 @@ class Runtime(Plugin):
             RolloutError: the replica can't be restarted.
         """
         raise RolloutError(
-            f"runtime {self.name!r} does not start rollout replicas again",
+            f"runtime {self.name!r} can't restart a rollout replica that failed",
             hint="resume the run from its checkpoint",
         )
 
@@ -108,7 +108,7 @@ class Runtime(Plugin):
             DovetailError: the target function raised this error.
         """
         raise PlacementError(
-            f"runtime {self.name!r} can't start processes, and {spec.label} needs {spec.count}",
+            f"runtime {self.name!r} can't start processes, but {spec.label} needs {spec.count} of them",
             hint="set runtime.name=ray",
         )
 

@@ -112,7 +112,7 @@ class Offloading(Protocol):
         """Return a context manager within which these roles are on the accelerator."""
 
     def settle(self) -> None:
-        """Move the roles that are offloaded between their stages off the accelerator."""
+        """Move off the accelerator the roles that the config offloads between their stages."""
 
     def free_caches(self) -> None:
         """Make the roles on the accelerator release unused memory, before a rollout engine wakes on the same accelerator."""
@@ -240,7 +240,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return, by role, the bytes that a rank uses for each purpose. The first entry is needed; the others are upper bounds.
+        """Return, by role, the bytes that a rank uses for each purpose. The first purpose is always needed; the others are upper bounds.
 
         Raises:
             ModelError: a model can't be read.
@@ -301,8 +301,8 @@ class ExperienceSource(SourceDescription):
         if reward is not None:
             rows = cls.rows(config, facts).name
             yield ConfigError(
-                f"a reward function is given, and a run on {rows} of the dataset scores nothing",
-                hint="leave it out",
+                f"a reward function is given, but a run on {rows} of a dataset scores no responses",
+                hint="leave the reward function out",
             )
 
     # -- running ----------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class RowVerdict:
     where: str
     """Name of the row in messages."""
     text: str
-    """Text with the score, or why there is none, and the answer."""
+    """Text for people: the score, or why there is none, and the answer."""
     score: float | None
     """The score; None if there is none."""
 
@@ -70,7 +70,7 @@ class SourceDescription(Plugin):
             RunDirectoryError: the run directory does not exist.
         """
         raise PlanError(
-            f"{plan.facts.plugins['trainer'].title} takes {plan.counts.of.name} of a dataset: there is no rollout to wait for",
+            f"the time of a step can't be predicted: {plan.facts.plugins['trainer'].title} trains on {plan.counts.of.name} of a dataset, without a rollout",
             hint="leave --from-run out",
         )
 

@@ -70,7 +70,7 @@ class PlanFacts:
 
     @property
     def reference(self) -> tuple[str, str]:
-        """Role and output of the reference policy's log-probabilities: those of `ref`, or of the actor with its adapter disabled."""
+        """Role and output that give the reference policy's log-probabilities: those of `ref`, or of the actor with its adapter disabled."""
         ref, actor = self.config.ref, self.plugins["actor.engine"]
         own = ref.path is not None or ref.engine is not None or ref.update is not None
         if own or "ref_log_probs" not in actor.provides():
@@ -157,8 +157,8 @@ class StepContext:
         """
         if self.collected is None:
             raise PluginBrokenError(
-                f"step {self.number} has no experience",
-                hint="the trainer calls `run.collect(step)` before `run.learn(step)`",
+                f"step {self.number} has no samples: `run.collect(step)` was not called",
+                hint="let the trainer call `run.collect(step)` before `run.learn(step)`",
             )
         return self.collected
 

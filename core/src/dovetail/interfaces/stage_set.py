@@ -72,6 +72,6 @@ class StageSet(Plugin):
             PlanError: the set does not measure objectives.
         """
         raise PlanError(
-            f"the stage set {cls.name!r} measures no objective, which held-out examples need",
-            hint="set data.val_files=[], or give the set a `measure`",
+            f"the stage set {cls.name!r} can't compute the loss on held-out examples: it does not define `measure`",
+            hint="set data.val_files=[], or define `measure` in the stage set",
         )

@@ -27,7 +27,7 @@ class AdapterPlan:
     parameters: int | None
     """Parameters of all adapters; None if the layers are unknown."""
     of: int | None
-    """Parameters of the adapted model."""
+    """Parameters of the adapted model; None if this machine can't read the model."""
 
     def __str__(self) -> str:
         kind = f"rank {self.rank}{' (DoRA)' if self.dora else ''}"
@@ -42,7 +42,7 @@ class AdapterPlan:
 
 
 def adapters_of(plan: Plan) -> Iterator[AdapterPlan]:
-    """Yield the adapters of every role that trains adapters."""
+    """Yield a description for each role of a plan that trains adapters."""
     for role in plan.models:
         planned = role.adapter
         if planned is None or planned.rank is None:

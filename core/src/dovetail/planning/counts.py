@@ -23,7 +23,7 @@ class RunCounts:
     critic_epochs_per_step: int
     """Passes of the critic over each rollout batch."""
     critic_warmup_steps: int = 0
-    """First steps in which the critic alone is trained."""
+    """Number of steps at the start of the run in which only the critic is trained."""
     train_prompts: int | None
     """Training prompts after filtering; None if the data has not been read."""
     steps: int | None

@@ -25,6 +25,6 @@ def check_images(engines: Sequence[SelectedPlugin]) -> None:
             able = [e.title for e in engines if CAPABILITY in e.cls.capabilities]
             beside = f"; {able[0]} has it" if able else ""
             raise PlanError(
-                f"the data has images, and {engine.title} lacks the capability {CAPABILITY!r}{beside}",
-                hint="choose engines that take images (rollout: hf or vllm; actor.engine: fsdp2), or leave those rows out",
+                f"the data has images, but {engine.title} lacks the capability {CAPABILITY!r}{beside}",
+                hint="choose engines that take images (rollout: hf or vllm; actor.engine: fsdp2), or remove the rows with images",
             )

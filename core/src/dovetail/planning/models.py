@@ -80,8 +80,8 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
     users = {role: stage for stage in reversed(listed) for role in stage.roles}
     for role in config.roles.keys() - users.keys():
         raise PlanError(
-            f"no stage of the step computes with roles.{role}",
-            hint=f"give it an objective, name a stage in algorithm.stages that computes with it, or remove roles.{role}",
+            f"roles.{role} is not used: no stage of the step computes with this role",
+            hint=f"set roles.{role}.objective, add a stage that uses the role to algorithm.stages, or remove roles.{role}",
         )
     objectives = {role: spec for stage in listed for role, spec in stage.objectives.items()}
     followers = {role: how for stage in listed for role, how in stage.follows.items()}
@@ -116,12 +116,12 @@ def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
     leave_out = f"remove {key}"
     if role in config.roles and config.roles[role].objective is not None:
         raise PlanError(
-            f"{key} makes a model follow the actor, and roles.{role} is trained on an objective of its own",
-            hint=f"{leave_out}, or roles.{role}.objective",
+            f"{key} makes the model of roles.{role} follow the actor, but roles.{role}.objective trains the model",
+            hint=f"{leave_out}, or remove roles.{role}.objective",
         )
     if head != "lm":
         raise PlanError(
-            f"roles.{role} ends in a value head and can't follow the actor, a language model",
+            f"{key} can't be used: roles.{role} has a value head, but the actor is a language model",
             hint=leave_out,
         )
     engines = [facts.engine("actor"), facts.engine(role)]
@@ -135,11 +135,11 @@ def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
     if actor != own:
         raise PlanError(
             f"{key} copies the actor's weights, but {engines[0].title} and {engines[1].title} differ in their adapters",
-            hint=f"remove {config.role_key(role)}.engine: the actor's is used then",
+            hint=f"remove {config.role_key(role)}.engine: the role then uses the actor's engine",
         )
     if actor is not None and config.model_section(role) != config.model:
         raise PlanError(
-            f"{key} copies the actor's adapter, but their base models differ: {config.model_section(role).path}, the actor's {config.model.path}",
+            f"{key} copies the actor's adapter, but the base models differ: the role's is {config.model_section(role).path}, the actor's is {config.model.path}",
             hint=f"remove {config.role_key(role)}.path and {config.role_key(role)}.override_config",
         )
 
@@ -168,12 +168,12 @@ def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
         name, key = optimizer.ref.name, f"{model.key}.optim.name"
         if allowed is not None and name not in allowed:
             raise PlanError(
-                f"{key} = {name}, and engine {model.engine.name!r} can't step with it; it takes {', '.join(sorted(allowed))}",
+                f"{key} = {name}, but engine {model.engine.name!r} does not support this optimizer; expected one of {', '.join(sorted(allowed))}",
                 hint=f"set {key}={min(allowed)}, or use another engine",
             )
         if model.mesh.size > 1 and "sharded" not in optimizer.cls.capabilities:
             raise PlanError(
-                f"{key} = {name} can't step parameters that are divided over ranks, and {model.role} is on {model.mesh.size} ranks",
+                f"{key} = {name} does not support parameters that are divided over ranks, but {model.role} has {model.mesh.size} ranks",
                 hint=f"set {key}=adamw, or give the role a pool of one rank",
             )
 

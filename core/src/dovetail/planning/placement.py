@@ -25,7 +25,7 @@ class Placement:
     """The runtime's name."""
     in_process: bool
     source: Any
-    """Layout of the experience source's own processes: a SourcePlacement of the source's class."""
+    """Layout of the experience source's own processes: a SourcePlacement, or the source's subclass of it."""
     environments: Mapping[str, str] = attrs.field(factory=dict)
     """Path of the Python environment by role, for roles that have their own environment."""
 
@@ -84,11 +84,11 @@ def _mesh(model: ModelRole, pool: Pool) -> Mesh:
         if isinstance(section, EngineSection):
             section.shards(mesh.size)
     except PlanError as error:
-        error.during(f"{model.role} over pool {pool.name!r} ({pool.described()})")
+        error.during(f"the role {model.role} on pool {pool.name!r} ({pool.described()})")
         raise
     except DispatchError as error:
         raise PlanError(
-            f"{model.role} can't be laid out over pool {pool.name!r} ({pool.described()}): {error.message}",
+            f"the role {model.role} can't be placed on pool {pool.name!r} ({pool.described()}): {error.message}",
             hint=error.hint,
         ) from error
     return mesh

@@ -71,13 +71,13 @@ class Plan:
         return any(stage.name == name for stage in self.stages)
 
     def examined(self, data: Any) -> Iterator[tuple[str, Iterator[str | Finding | DovetailError]]]:
-        """Yield each stage's name with the results of its `Stage.examine`."""
+        """Yield each stage's name with the results of its `Stage.examine`; `data` is the data that the source's `load` returned."""
         for stage in self.stages:
             cls: Any = load_plugin_class(stage.ref)
             yield stage.name, cls.examine(stage.ref.config, self.facts, data)
 
     def device_of(self, role: str) -> str | None:
-        """Return the device type of a role, such as `cpu` or `cuda`; None if this machine can't know."""
+        """Return the device type of a role, such as `cpu` or `cuda`; None if it can't be known on this machine."""
         if not self.placement.in_process:
             return None if self.placement.pool(role).accelerators else "cpu"
         try:
@@ -147,16 +147,16 @@ def make_plan(
     images: bool = False,
     left_out: tuple[str, ...] = (),
 ) -> Plan:
-    """Derive the stages, models and counts of a run from its config.
+    """Return the plan of a run, derived from its config: stages, models, counts and placement.
 
     Args:
         config: the whole config.
         prompts: the number of training prompts after filtering; None if the data has not been read.
         images: whether prompts have images, which every engine must then take.
-        left_out: the field of `Plan`.
+        left_out: the parts of the rows that the chat template leaves out, a sentence each; becomes `Plan.left_out`.
 
     Raises:
-        PlanError: a requirement is unmet, or counts do not fit; the error names both sides.
+        PlanError: a requirement is unmet, or counts do not fit; the error names the parts of the config that conflict.
     """
     chosen = choose(config)
     source = chosen["source"]

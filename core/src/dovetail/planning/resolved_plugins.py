@@ -30,7 +30,7 @@ def source_facts(config: RunConfig) -> PlanFacts:
 
 
 def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
-    """Resolve and import every plugin that the config selects, directly or through another plugin, by key path.
+    """Return every plugin that the config selects, directly or through another plugin, resolved and imported, by key path.
 
     Raises:
         PluginError: a plugin can't be found or loaded.

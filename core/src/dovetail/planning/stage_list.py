@@ -123,7 +123,7 @@ def _candidates(facts: PlanFacts) -> list[Candidate]:
             )
         elif other.plugin.cls is plugin.cls:
             raise PlanError(
-                f"{path} names {whose(other)}, which is added automatically where something requires its columns",
+                f"{path} names {whose(other)}, a stage that is added automatically when a plugin requires its columns",
                 hint=f"remove {path}",
             )
         else:
@@ -201,8 +201,8 @@ def _checked(facts: PlanFacts, stages: Sequence[Candidate]) -> Iterator[PlannedS
         provides, rewrites = stage.provides(facts), stage.rewrites(facts)
         if stage.plugin.cls.phase == "check" and (provides or rewrites):
             raise PlanError(
-                f"{whose(stage)} has the phase 'check' and writes {', '.join(sorted(provides | rewrites))}; a check changes nothing",
-                hint="give it the phase 'transform'",
+                f"{whose(stage)} has the phase 'check' and writes {', '.join(sorted(provides | rewrites))}; a stage of this phase must not write columns",
+                hint="give the stage the phase 'transform'",
             )
         reads = {column: columns.read(column, requires[column], stage) for column in requires}
         for column in sorted(rewrites):
@@ -243,7 +243,7 @@ class _Columns:
         if column in self._providers:
             raise PlanError(
                 f"the column {column!r} has two providers: {self._providers[column]} and {whose(stage)}",
-                hint=f"remove one of them, or declare {column!r} in `rewrites`, not in `provides`, of one that runs later",
+                hint=f"remove one of the two, or let the one that runs later declare {column!r} in `rewrites`, not in `provides`",
             )
         if column not in self._known:
             raise _undeclared(stage, column, self._known)
@@ -256,8 +256,8 @@ class _Columns:
             if phase_of(other) == phase_of(stage) and not ordered(other, stage):
                 raise PlanError(
                     f"{whose(other)} and {whose(stage)} both rewrite {column!r} in the phase {stage.plugin.cls.phase!r}, "
-                    "in no declared order",
-                    hint=f"name {other.name!r} in `after` or `before` of {stage.name}",
+                    "but neither declares which runs first",
+                    hint=f"name {other.name!r} in `after` or `before` of stage {stage.name!r}",
                 )
         self._rewriters[column].append(stage)
         self._versions[column] += 1
@@ -296,7 +296,7 @@ def _undeclared(stage: Candidate, column: str, known: Iterable[str]) -> PlanErro
     return PlanError(
         f"{whose(stage)} provides the column {column!r}, which no plugin declares",
         hint="declare it in the class attribute `columns`, with its dtype and shape"
-        + (f", or did its author mean {near!r}?" if near else ""),
+        + (f". If the stage's author meant the column {near!r}, correct the stage" if near else ""),
     )
 
 
@@ -310,11 +310,13 @@ def _no_provider(
 ) -> PlanError:
     later = [other for other in stages if column in other.provides(facts)]
     if later and stage is not None:
-        fix = f"name {later[0].name!r} in `after` of {stage.name}"
+        fix = f"name {later[0].name!r} in `after` of stage {stage.name!r}"
         if later[0].in_config and stage.in_config:
             fix = f"place {later[0].name!r} before {stage.name!r} in algorithm.stages"
         if phase_of(later[0]) != phase_of(stage):
-            fix = f"give {stage.name} the phase {later[0].plugin.cls.phase!r} or a later one"
+            fix = (
+                f"give stage {stage.name!r} the phase {later[0].plugin.cls.phase!r} or a later one"
+            )
         return PlanError(
             f"{reader} requires the column {column!r}, but {whose(later[0])}, which writes it, runs after {whose(stage)}",
             hint=fix,
@@ -322,14 +324,16 @@ def _no_provider(
     if column not in known and (installed := _declaring(column)):
         titles = ", ".join(entry.title for entry in installed)
         return PlanError(
-            f"{reader} requires the column {column!r}, which no stage of the step provides; {titles} declares it",
-            hint="name the stage that is to write it in algorithm.stages, with the settings under which it does",
+            f"{reader} requires the column {column!r}, which no stage of the step provides; installed stages that declare the column: {titles}",
+            hint="add a stage that writes the column to algorithm.stages, with settings under which it does so",
         )
     if column not in known:
         near = nearest(column, known)
         return PlanError(
             f"{reader} requires the column {column!r}, which no plugin declares",
-            hint=f"did its author mean {near!r}?" if near else None,
+            hint=f"if the plugin's author meant the column {near!r}, correct the plugin"
+            if near
+            else None,
         )
     instead = [
         other
@@ -340,7 +344,7 @@ def _no_provider(
     ]
     why, fix = _why_not(facts, column, known[column].owner)
     if instead:
-        why = f"{whose(instead[0])}, in place of the stage set's, does not provide it"
+        why = f"{whose(instead[0])}, which replaces the stage set's stage of that name, does not provide it"
     return PlanError(
         f"{reader} requires the column {column!r} ({known[column].meaning}), but {why}", hint=fix
     )
@@ -356,7 +360,7 @@ def _why_not(facts: PlanFacts, column: str, owner: str) -> tuple[str, str]:
     why = stage_set.cls.lacks(stage_set.config, facts, column)
     return (
         why or f"nothing that this config selects provides it (owner: {owner})",
-        "choose another plugin on one of the two sides",
+        "choose another plugin that provides the column, or one that does not require it",
     )
 
 

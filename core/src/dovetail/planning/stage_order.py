@@ -46,7 +46,7 @@ class Candidate:
         return reason or self.chosen_because
 
     def requires(self, facts: PlanFacts) -> dict[str, str]:
-        """Return the columns that the stage requires, each with the reason."""
+        """Return the columns that the stage requires, each with the name of its reader."""
         found = self._names("requires", facts)
         if isinstance(found, Mapping):
             return dict(found)
@@ -69,9 +69,13 @@ class Candidate:
             if role not in known:
                 near = nearest(role, known)
                 raise PlanError(
-                    f"{whose(self)} computes with the role {role!r}, and the config has only {', '.join(known)}",
+                    f"{whose(self)} needs the role {role!r}, but the config has only {', '.join(known)}",
                     hint=f"set roles.{role}.path=MODEL"
-                    + (f", or did its author mean {near!r}?" if near else ""),
+                    + (
+                        f". If the stage's author meant the role {near!r}, correct the stage"
+                        if near
+                        else ""
+                    ),
                 )
         return roles
 
@@ -115,9 +119,9 @@ def in_order(stages: Sequence[Candidate]) -> list[Candidate]:
         for name in earlier[stage.name] & by_name.keys():
             if phase_of(by_name[name]) > phase_of(stage):
                 raise PlanError(
-                    f"{whose(by_name[name])} has the phase {by_name[name].plugin.cls.phase!r}, which comes after "
-                    f"{stage.plugin.cls.phase!r}, but is to run before {whose(stage)}",
-                    hint="correct `before` and `after`: they order stages of one phase",
+                    f"{whose(by_name[name])} can't run before {whose(stage)}: its phase {by_name[name].plugin.cls.phase!r} "
+                    f"comes after {stage.plugin.cls.phase!r}",
+                    hint="correct `before` and `after` of the stages: they only order stages of one phase",
                 )
     return [stage for phase in range(len(PHASES)) for stage in _sorted(stages, phase, earlier)]
 
@@ -132,9 +136,9 @@ def _sorted(
         ready = [stage for stage in waiting if not earlier[stage.name] & (names - {stage.name})]
         if not ready:
             raise PlanError(
-                f"`before` and `after` of {' and '.join(map(whose, waiting))} contradict each other: each is to run "
+                f"`before` and `after` of {' and '.join(map(whose, waiting))} contradict each other: each stage is to run "
                 "before the other",
-                hint="correct one of them",
+                hint="correct `before` or `after` of one of these stages",
             )
         done.append(ready[0])
         waiting.remove(ready[0])

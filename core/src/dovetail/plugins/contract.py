@@ -51,7 +51,7 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
     if missing:
         raise PluginBrokenError(
             f"{title} does not implement {', '.join(missing)}",
-            hint=f"{wanted} says what each must do: "
+            hint=f"define them as {wanted} documents: "
             + "; ".join(f"{name}{_signature(interface, name)}" for name in missing),
         )
     for name, allowed in _choices(interface).items():
@@ -80,7 +80,7 @@ def check_api(api: str, kind: Kind, title: str) -> None:
     if not fits:
         raise PluginIncompatibleError(
             f"{title} is made for the {kind.name} interface {api}; this dovetail-core has {kind.api}",
-            hint="upgrade the plugin or dovetail-core, so that the two fit",
+            hint="upgrade the plugin or dovetail-core, so that the versions fit",
         )
 
 
@@ -130,13 +130,13 @@ def _check_choice(cls: type, name: str, allowed: tuple[Any, ...], title: str) ->
     hint = f"write in the class: {name} = {allowed[0]!r} (or {' or '.join(map(repr, allowed[1:]))})"
     if not hasattr(cls, name):
         raise PluginBrokenError(
-            f"{title} does not set the class attribute {name}, which is {wanted}", hint=hint
+            f"{title} does not set the class attribute {name}; expected {wanted}", hint=hint
         )
     # A property computes the value from the config, which only an instance has.
     value = inspect.getattr_static(cls, name)
     if not isinstance(value, property) and getattr(cls, name) not in allowed:
         raise PluginBrokenError(
-            f"{title} has {name} = {getattr(cls, name)!r}, which is not {wanted}", hint=hint
+            f"{title} has {name} = {getattr(cls, name)!r}; expected {wanted}", hint=hint
         )
 
 

@@ -177,21 +177,21 @@ def _check_declaration(kind: str, name: str, target: str, kinds: Mapping[str, Ki
         raise Rejection(
             "invalid",
             f"{GROUP_PREFIX + kind!r} is not an entry-point group that dovetail-core or an installed package knows",
-            f"did its author mean {GROUP_PREFIX + near!r}?"
+            f"if the plugin's author meant the group {GROUP_PREFIX + near!r}, correct pyproject.toml"
             if near
-            else f"the kinds are {', '.join(sorted(kinds))}",
+            else f"the kinds of plugin are {', '.join(sorted(kinds))}",
         )
     if not _NAME.fullmatch(name):
         raise Rejection(
             "invalid",
-            f"{name!r} is not a plugin name",
-            "names are lower-case letters, digits and underscores, beginning with a letter",
+            f"{name!r} is not a valid plugin name",
+            "use lower-case letters, digits and underscores, beginning with a letter",
         )
     if not _TARGET.fullmatch(target):
         raise Rejection(
             "invalid",
-            f"its target {target!r} is not of the form module:Class",
-            "fix pyproject.toml",
+            f"the entry point's target {target!r} is not of the form module:Class",
+            "correct the entry point in pyproject.toml",
         )
 
 
@@ -212,20 +212,20 @@ def _agreeing(
     """Return the manifest's entry for an entry point; raise Rejection if manifest and entry point disagree."""
     if isinstance(manifest, ManifestError):
         raise Rejection("invalid", manifest.message, manifest.hint)
-    remake = f"make the manifest anew in the source folder of {distribution.name}: {COMMAND}"
+    remake = f"write the manifest again in the source folder of {distribution.name}: {COMMAND}"
     plugin = manifest.get(kind, name)
     if plugin is None:
         others = [other.kind for other in manifest.plugins if other.target == target]
         reason = (
-            f"its manifest says that {target} is of kind {others[0]!r}, its entry point says {kind!r}"
+            f"the manifest says that {target} is of kind {others[0]!r}, but the entry point says {kind!r}"
             if others and kind not in others
-            else f"its manifest {manifest.path} does not list it"
+            else f"the manifest {manifest.path} does not list the plugin"
         )
         raise Rejection("invalid", reason, remake)
     if plugin.target != target:
         raise Rejection(
             "invalid",
-            f"its manifest gives the target {plugin.target}, its entry point {target}",
+            f"the manifest gives the target {plugin.target}, but the entry point gives {target}",
             remake,
         )
     return plugin
@@ -240,13 +240,13 @@ def _check_interface(plugin: PluginManifest, distribution: Installed, provided: 
     except InvalidSpecifier:
         raise Rejection(
             "invalid",
-            f"its api {plugin.api!r} is not a version range",
+            f"the plugin's api {plugin.api!r} is not a version range",
             'write a range such as api = ">=1.0,<2"',
         ) from None
     if not accepted.contains(provided, prereleases=True):
         raise Rejection(
             "rejected",
-            f"it is made for the {plugin.kind} interface {plugin.api}; this dovetail-core has {provided}",
+            f"the plugin is made for the {plugin.kind} interface {plugin.api}; this dovetail-core has {provided}",
             f"pip install --upgrade {distribution.name} dovetail-core",
         )
     python = platform.python_version()
@@ -259,7 +259,7 @@ def _check_interface(plugin: PluginManifest, distribution: Installed, provided: 
     if not fits:
         raise Rejection(
             "rejected",
-            f"it needs Python {distribution.requires_python}; this is {python}",
+            f"the plugin needs Python {distribution.requires_python}; this is Python {python}",
             "use another Python, or another version of the plugin",
         )
 
@@ -272,7 +272,7 @@ def _only_in_manifest(plugin: PluginManifest, distribution: Installed) -> Plugin
         version=distribution.version,
         target=plugin.target,
         state="invalid",
-        reason="its manifest lists it, but no installed entry point does",
+        reason="the manifest lists the plugin, but no installed entry point does",
         fix=f"entry points are written at installation: install {distribution.name} again",
         manifest=plugin,
     )

@@ -46,10 +46,12 @@ def _replace() -> None:
 def _refuse(status: int) -> NoReturn:
     process = os.getpid()
     if getattr(_here, "process", None) == process:
-        raise RuntimeError(f"os._exit({status}) while a file is run would end the whole command")
+        raise RuntimeError(
+            f"os._exit({status}) was refused in a plugin's file: it would end the whole command; raise an error instead"
+        )
     if _guarded == process and threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
-            f"os._exit({status}) would end the whole run; return a score or raise an error, "
-            "or run such code in processes of its own (reward.manager=parallel)"
+            f"os._exit({status}) was refused: it would end the whole run; return a score or raise an error, "
+            "or run such code in separate processes (reward.manager=parallel)"
         )
     _exit(status)

@@ -81,7 +81,7 @@ def load_file_attribute(path: str, attribute: str) -> Any:
         own = _own_names(module)
         near = nearest(attribute, own)
         raise PluginNotFoundError(
-            f"{place} has no attribute {attribute!r}; it defines {', '.join(own) or 'nothing'}",
+            f"the plugin file {place} has no attribute {attribute!r}; it defines {', '.join(own) or 'nothing'}",
             hint=f"did you mean {near!r}?" if near else None,
         ) from None
 
@@ -130,7 +130,10 @@ def _run(place: Path) -> types.ModuleType:
     name = f"dovetail_file_{place.stem}_{tag}"
     spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
-        raise PluginBrokenError(f"{place} is not a Python file", hint="a plugin file ends in .py")
+        raise PluginBrokenError(
+            f"the plugin file {place} is not a Python file",
+            hint="give a file whose name ends in .py",
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -145,7 +148,8 @@ def _run(place: Path) -> types.ModuleType:
         if isinstance(error, ModuleNotFoundError):
             hint = f"install the package that provides {error.name!r}, or put the module beside the file"
         raise PluginBrokenError(
-            f"{place}{f':{line}' if line else ''} fails: {type(error).__name__}: {error}", hint=hint
+            f"the plugin file {place}{f':{line}' if line else ''} fails: {type(error).__name__}: {error}",
+            hint=hint,
         ) from error
     for value in vars(module).values():
         if isinstance(value, type) and attrs.has(value) and value.__module__ == name:
@@ -222,7 +226,7 @@ def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> ty
     if make is None:
         if (package := OF_FUNCTIONS.get(kind.name)) is not None:
             raise PluginNotFoundError(
-                f"{attribute} is a function, and {package}, which makes {with_article(kind.name)} of it, is not installed",
+                f"{attribute} is a function; the package {package}, which makes {with_article(kind.name)} plugin of a function, is not installed",
                 hint=f"pip install {package}",
             )
         return None
@@ -257,7 +261,7 @@ def file_and_attribute(
         return path, "compute_score"
     if not isinstance(attribute, str) or not attribute:
         raise ConfigError(
-            f"{with_article(kind)} section gives the file {path!r}, but not which class in it",
+            f"{with_article(kind)} section gives the file {path!r}, but does not name the class in it",
             hint="add `attribute`, the name of the class",
         )
     return path, attribute

@@ -140,16 +140,16 @@ class PluginIndex:
             there = home.partition("[")[0] in installed
             hint = f"pip install {'--upgrade ' if there else ''}{shlex.quote(home)}"
         elif preset and (near is None or near.casefold() != name.casefold()):
-            hint = f"{preset!r} is a preset, which chooses the {kind} and more: algorithm.preset={preset}"
+            hint = f"{preset!r} is a preset, which sets the {kind} and other keys; set algorithm.preset={preset}"
         elif near:
             hint = f"did you mean {near!r}?"
         elif other := nearest_first_party(kind, name):
             command = f"pip install {shlex.quote(str(provider(kind, other)))}"
-            hint = f"did you mean {other!r}? It comes with: {command}"
+            hint = f"did you mean {other!r}? Install it: {command}"
         else:
             hint = (
-                "install the package that provides it, or give a file in its place "
-                "(path: my_plugin.py, attribute: MyClass); `dovetail plugins list` shows what there is"
+                "install the package that provides the plugin, or give a file instead "
+                "(path: my_plugin.py, attribute: MyClass); `dovetail plugins list` lists the installed plugins"
             )
         raise PluginNotFoundError(message, hint=hint)
 
@@ -176,9 +176,9 @@ def _kinds_of(distributions: Sequence[Installed]) -> tuple[dict[str, Kind], list
                 continue
             found = next((kind for kind in declared if kind.name == entry_point.name), None)
             if found is None:
-                complaints.append(f"{title} is left out: its manifest does not list it")
+                complaints.append(f"{title} is left out: the manifest does not list the kind")
             elif found.name in kinds:
-                complaints.append(f"{title} is left out: there is a kind of that name")
+                complaints.append(f"{title} is left out: another kind has that name")
             else:
                 kinds[found.name] = found
     return kinds, complaints
@@ -213,7 +213,7 @@ def _refuse_distribution(
     here = ", ".join(f"{c.distribution} {c.version}" for c in claimants)
     near = nearest(distribution, [c.distribution for c in claimants]) or claimants[0].distribution
     raise PluginNotFoundError(
-        f"{distribution!r} has no {kind} plugin {name!r}; {name!r} comes from {here}",
+        f"the distribution {distribution!r} has no {kind} plugin {name!r}; {name!r} comes from {here}",
         hint=f"write {name}@{near}, or {name} alone",
     )
 
@@ -223,7 +223,7 @@ def _refuse_conflict(kind: str, name: str, claimants: list[PluginEntry]) -> NoRe
     lines = " or ".join(f"name: {c.name}@{c.distribution}" for c in claimants)
     raise PluginConflictError(
         f"{kind} {name!r} is claimed by {len(claimants)} installed distributions: {who}",
-        hint=f"say which one: {lines}",
+        hint=f"write {lines}",
     )
 
 

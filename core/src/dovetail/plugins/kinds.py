@@ -73,14 +73,14 @@ failure of the infrastructure. The function's arguments are the config, the run 
 for the child processes, and the file into which these write why they fail."""
 EXTENSION_GROUPS = {
     KINDS_GROUP: "kinds of plugin",
-    FUNCTIONS_GROUP: "what makes plugins of functions",
+    FUNCTIONS_GROUP: "makers of plugins from functions",
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
     "dovetail.cli.plugins": "further commands below `dovetail plugins`",
-    SUPERVISOR_GROUP: "what starts a run again after a failure (`trainer.run_restarts`)",
+    SUPERVISOR_GROUP: "supervisors that restart a run after a failure (`trainer.run_restarts`)",
     "dovetail.profiler": "profilers of workers (`profile.tool`)",
-    "dovetail.doctor": "what the doctor examines besides plugins",
+    "dovetail.doctor": "further checks of `dovetail doctor`",
     "dovetail.preflight": "rules that judge a config before step 1",
-    "dovetail.key_advice": "what to say of a config's keys that are another system's",
+    "dovetail.key_advice": "advice on config keys of other systems",
 }
 """Groups that are known but hold no selectable plugins."""

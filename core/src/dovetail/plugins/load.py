@@ -87,7 +87,9 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
     kind = default_index().kind(entry.kind)
     cls = check_class(_import(entry), kind, f"{entry.target} of {entry.title}")
     if entry.manifest is None:
-        raise PluginBrokenError(f"{entry.title} has no manifest", hint=COMMAND)
+        raise PluginBrokenError(
+            f"the plugin {entry.title} has no manifest", hint=f"write one: {COMMAND}"
+        )
     for attribute, declared in (("name", entry.name), ("api", entry.manifest.api)):
         actual = getattr(cls, attribute, None)
         if actual != declared:
@@ -95,7 +97,7 @@ def load_entry(entry: PluginEntry) -> type[Plugin]:
             raise PluginBrokenError(
                 f"{entry.target} of {entry.title} has {attribute} = {actual!r}, "
                 f"but {source} says {declared!r}",
-                hint=f"make the two agree, then: {COMMAND}",
+                hint=f"make the two agree, then run: {COMMAND}",
             )
     return cls
 
@@ -148,7 +150,7 @@ def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
     except (Exception, SystemExit) as error:
         raise PluginBrokenError(
             f"the config {target} of {entry.title} can't be imported: {cause_of(error)}",
-            hint=f"report it to the author of {entry.distribution}; its author runs: {COMMAND}",
+            hint=f"report it to the author of {entry.distribution}, who must correct the module and run: {COMMAND}",
         ) from error
     return check_config(found, known, f"the config {target} of {entry.title}")
 
@@ -185,8 +187,8 @@ def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
         given = {field.name: getattr(ref.config, field.name) for field in fields}
         return wanted(**{k: value for k, value in given.items() if value != getattr(plain, k)})
     raise PluginError(
-        f"{ref.kind} {ref.name!r} was given a config of class {type(ref.config).__name__}",
-        hint=f"it takes {public_module(wanted)}.{wanted.__name__}",
+        f"{ref.kind} {ref.name!r} was given a config of the wrong class, {type(ref.config).__name__}",
+        hint=f"give an instance of {public_module(wanted)}.{wanted.__name__}",
     )
 
 
@@ -195,7 +197,7 @@ def _import(entry: PluginEntry) -> object:
     from dovetail.plugins.driver import load_entry_point
 
     if entry.entry_point is None:
-        raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.fix)
+        raise PluginBrokenError(f"the plugin {entry.title} has no entry point", hint=entry.fix)
     try:
         return load_entry_point(entry.entry_point)
     except (Exception, SystemExit) as error:
@@ -206,7 +208,7 @@ def _import(entry: PluginEntry) -> object:
                 f"{entry.title} needs {wanted}", hint=entry.install_command
             ) from error
         raise PluginBrokenError(
-            f"{entry.title} fails at import of {entry.target}: {cause_of(error)}",
+            f"the plugin {entry.title} can't be imported from {entry.target}: {cause_of(error)}",
             hint=_import_hint(error, entry),
         ) from error
 
@@ -229,7 +231,9 @@ def _import_hint(error: BaseException, entry: PluginEntry) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         if error.name.split(".")[0] != package:
             return f"install the package that provides the module {error.name!r}"
-        return f"its entry point names a module that it lacks; reinstall {entry.distribution}"
+        return (
+            f"the entry point names a module that the package lacks; reinstall {entry.distribution}"
+        )
     return f"report it to the author of {entry.distribution}, or install another version of it"
 
 

@@ -40,7 +40,7 @@ def lock_for(
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a current lock of an old lock's plugins and environments, and why plugins no longer exist, by `kind/name`."""
+    """Return a current lock of an old lock's plugins and environments, and the reason for each plugin that no longer exists, by `kind/name`."""
     plugins, gone = [], {}
     hashes: dict[str, str] = {}
     for ref in refs_of(old):
@@ -84,7 +84,7 @@ def read_lock(path: Path) -> dict[str, Any]:
     if not isinstance(lock, dict) or lock.get("schema") != SCHEMA:
         found = lock.get("schema") if isinstance(lock, dict) else None
         raise PluginError(
-            f"the plugin lock {place} has schema {found!r}; this dovetail-core reads {SCHEMA}"
+            f"the plugin lock {place} has schema {found!r}; this dovetail-core reads schema {SCHEMA}"
         )
     return lock
 

@@ -24,7 +24,7 @@ _MEANS = {
 
 @dataclass(frozen=True)
 class LockDifference:
-    """A difference between two locks."""
+    """A difference between two plugin locks."""
 
     subject: str
     """`kind/name` of a plugin, the name of a package, or `environment ROLE`."""
@@ -61,9 +61,11 @@ def differences(
     for key in sorted(before.keys() | after.keys()):
         title = "/".join(key)
         if key not in after:
-            text = f"{title} was used before and is no longer"
+            text = f"{title} was used before and is not used now"
             if title in missing:
-                text = f"{title} of {_source(before[key])} is no longer there: {missing[title]}"
+                text = (
+                    f"{title} of {_source(before[key])} can't be found any more: {missing[title]}"
+                )
             found.append(
                 LockDifference(title, "choice", _source(before[key]), None, text, title in missing)
             )
@@ -97,10 +99,10 @@ def _of_plugin(
         yield LockDifference(title, "interface", was.get("api"), now.get("api"), text, refused=True)
         return
     if was.get("version") != now.get("version"):
-        text = f"{title} was version {was.get('version')}, now {now.get('version')}"
+        text = f"{title} was version {was.get('version')} and is {now.get('version')} now"
         yield LockDifference(title, "version", was.get("version"), now.get("version"), text)
     if was.get("sha256") != now.get("sha256"):
-        text = f"the code of {title} ({_source(now)}) has changed (SHA-256 {_short(was)}, now {_short(now)})"
+        text = f"the code of {title} ({_source(now)}) has changed (SHA-256 {_short(was)} before, {_short(now)} now)"
         yield LockDifference(title, "content", was.get("sha256"), now.get("sha256"), text)
 
 
@@ -111,10 +113,10 @@ def _of_environment(
     paths = [None if place is None else place["path"] for place in (was, now)]
     if paths[0] != paths[1]:
         told = [path or "the run's own environment" for path in paths]
-        text = f"{role} ran in {told[0]}, now in {told[1]}"
+        text = f"{role} ran in {told[0]} and runs in {told[1]} now"
         yield LockDifference(subject, "environment", paths[0], paths[1], text)
     if was and now and "python" in was and "python" not in now:
-        text = f"{role} ran in {was['path']}, which is not here or gives no answer"
+        text = f"{role} ran in {was['path']}, which is not on this machine or does not answer"
         yield LockDifference(subject, "environment", was["path"], None, text)
     elif was and now:
         yield from _of_place(f" in the environment of {role}", was, now)
@@ -125,7 +127,7 @@ def _of_place(
 ) -> Iterator[LockDifference]:
     """Yield the differences in Python and packages of an environment; earlier versions of core did not record these in the lock."""
     if was.get("python") and now.get("python") and was["python"] != now["python"]:
-        text = f"Python{where} was {was['python']}, now {now['python']}"
+        text = f"Python{where} was {was['python']} and is {now['python']} now"
         yield LockDifference(f"python{where}", "python", was["python"], now["python"], text)
     if "packages" not in was or "packages" not in now:
         return
@@ -134,7 +136,7 @@ def _of_place(
         if before.get(name) != after.get(name):
             had, has = before.get(name) or "absent", after.get(name) or "absent"
             means = f": {_MEANS[name]}" if name in _MEANS else ""
-            text = f"the package {name}{where} was {had}, now {has}{means}"
+            text = f"the package {name}{where} was {had} and is {has} now{means}"
             yield LockDifference(
                 f"{name}{where}", "package", before.get(name), after.get(name), text
             )

@@ -117,7 +117,7 @@ def read_manifest(package: str, distribution: str) -> DistributionManifest:
     places = package_directories(package)
     if not places:
         raise ManifestError(
-            f"its entry point names {package!r}, which is not a package that can be found here",
+            f"the entry point of {distribution} names the package {package!r}, which can't be found",
             hint=f"reinstall it: pip install --force-reinstall --no-deps {distribution}",
         )
     for place in places:
@@ -125,9 +125,9 @@ def read_manifest(package: str, distribution: str) -> DistributionManifest:
         if path.is_file():
             return read_manifest_file(path, distribution)
     raise ManifestError(
-        f"{distribution} has no {FILE_NAME} in its package {package!r}",
-        hint=f"its author runs `{COMMAND}` in its source folder (it comes with "
-        "`pip install dovetail-sdk`) and ships the file",
+        f"the distribution {distribution} has no {FILE_NAME} in its package {package!r}",
+        hint=f"the package's author writes the file with `{COMMAND}` in the source folder "
+        "(after `pip install dovetail-sdk`) and ships it",
     )
 
 
@@ -137,33 +137,34 @@ def read_manifest_file(path: Path, distribution: str) -> DistributionManifest:
     Raises:
         ManifestError: the manifest can't be read, or belongs to another distribution.
     """
-    remake = f"make it anew in the source folder of {distribution}: {COMMAND}"
+    remake = f"write it again in the source folder of {distribution}: {COMMAND}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ManifestError(f"{path} can't be read: {error}", hint=remake) from error
+        raise ManifestError(f"the manifest {path} can't be read: {error}", hint=remake) from error
     if not isinstance(data, dict):
-        raise ManifestError(f"{path} holds no JSON object", hint=remake)
+        raise ManifestError(f"the manifest {path} is not a JSON object", hint=remake)
     if data.get("schema") != SCHEMA:
         raise ManifestError(
-            f"{path} has schema {data.get('schema')!r}; this dovetail-core reads {SCHEMA}",
+            f"the manifest {path} has schema {data.get('schema')!r}; this dovetail-core reads schema {SCHEMA}",
             hint=f"upgrade dovetail-core, or {remake}",
         )
     owner = data.get("distribution")
     if not isinstance(owner, str) or normalised(owner) != normalised(distribution):
         raise ManifestError(
-            f"{path} belongs to the distribution {owner!r}, not to {distribution!r}", hint=remake
+            f"the manifest {path} belongs to the distribution {owner!r}, not to {distribution!r}",
+            hint=remake,
         )
     plugins = data.get("plugins")
     if not isinstance(plugins, list):
-        raise ManifestError(f"{path}: `plugins` must be a list", hint=remake)
+        raise ManifestError(f"the manifest {path} is wrong: `plugins` must be a list", hint=remake)
     try:
         kinds = tuple(
             Kind(**{key: str(kind[key]) for key in _OF_KINDS}) for kind in data.get("kinds", [])
         )
         return DistributionManifest(path, owner, tuple(_plugin(item) for item in plugins), kinds)
     except (TypeError, ValueError, KeyError) as error:
-        raise ManifestError(f"{path}: {error}", hint=remake) from error
+        raise ManifestError(f"the manifest {path} is wrong: {error}", hint=remake) from error
 
 
 def _plugin(item: object) -> PluginManifest:

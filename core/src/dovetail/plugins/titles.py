@@ -55,12 +55,12 @@ def broken_plugin(kind: str, section: PluginSection, problem: str) -> PluginBrok
         title, hint = f"{kind} {section.attribute} of {section.path}", "correct the file"
     else:
         title = default_index().find(kind, section.name).title
-        hint = f"`dovetail plugins check {kind}/{section.name}` finds more; report it to the plugin's author"
+        hint = f"report this to the plugin's author; `dovetail plugins check {kind}/{section.name}` shows more"
     return PluginBrokenError(f"{title}: {problem}", hint=hint)
 
 
 def describe(value: object) -> str:
-    """Describe a value: dtype and shape of an array, the type of another value."""
+    """Return the description of a value: dtype and shape of an array, the type of another value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return type(value).__name__

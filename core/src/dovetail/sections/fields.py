@@ -55,7 +55,7 @@ def plugin_field(
     collection: Literal["list", "dict"] | None = None,
     factory: Callable[[], PluginSection] | None = None,
 ) -> Any:
-    """Return a field of a plugin's section, which loads as the Config class of the plugin that `name` selects.
+    """Return an attrs field for a plugin's section, which loads as the Config class of the plugin that `name` selects.
 
     Args:
         kind: the kind of the plugin.

@@ -17,7 +17,7 @@ TRANSPORT_WITHIN_A_PROCESS = "in_process"
 class Pool:
     """Some ranks, and the roles that share them.
 
-    Training roles of one pool run in the same processes, one a rank; rollout replicas have separate processes, on the same accelerators if
+    Training roles of one pool run in the same processes, one for each rank; rollout replicas have separate processes, on the same accelerators if
     they share the pool.
     """
 
@@ -67,7 +67,7 @@ class RuntimeSection(PluginSection):
     def describe_environment(
         cls, role: str, path: str, plugins: Iterable[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return the plugin lock's entry for a role's environment: `path`, and `python` and `packages` if it is on this machine.
+        """Return the plugin lock's entry for a role's environment: `path`; also `python` and `packages` if the environment is on this machine.
 
         Args:
             role: the role whose processes run in the environment.
@@ -79,7 +79,7 @@ class RuntimeSection(PluginSection):
     def unfit_environments(
         self, plugins: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> Iterator[DovetailError]:
-        """Yield an error for each difference that keeps a role's environment from working with this one.
+        """Yield an error for each difference that keeps a role's Python environment from working with this process's.
 
         Args:
             plugins: kind, name and distribution of the plugins that the processes of a role load, by role.
@@ -96,8 +96,8 @@ class RuntimeSection(PluginSection):
         check_environments(self.environments, roles)
         for role, path in self.environments.items():
             raise PlanError(
-                f"runtime.environments.{role}={path!r} asks for processes with another interpreter, and runtime "
-                f"{self.name!r} runs every role in this one",
+                f"runtime.environments.{role}={path!r} asks for processes with another interpreter, but runtime "
+                f"{self.name!r} runs every role in this process",
                 hint="set runtime.name=ray, or leave runtime.environments out",
             )
         return (Pool(name="this process", roles=tuple(roles)),)
@@ -120,7 +120,9 @@ class RuntimeSection(PluginSection):
 def check_environments(
     environments: Mapping[str, object], roles: Sequence[str], *, key: str = "environments"
 ) -> None:
-    """Check that every environment belongs to a role of the run; `key` is the config key for messages.
+    """Check that each process environment (`environments`: role → settings) is for a role that the run has.
+
+    `key` is the key below `runtime` that the error names.
 
     Raises:
         PlanError: an environment's role does not exist; the error names it and the nearest role.
@@ -129,6 +131,6 @@ def check_environments(
         if role not in roles:
             near = nearest(role, roles)
             raise PlanError(
-                f"runtime.{key}.{role} is for a role that this run does not have; its roles are {', '.join(roles)}",
+                f"runtime.{key}.{role} is for a role that this run does not have; the run's roles are {', '.join(roles)}",
                 hint=f"did you mean {near!r}?" if near else f"leave runtime.{key}.{role} out",
             )

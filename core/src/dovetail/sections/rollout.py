@@ -137,7 +137,7 @@ class RolloutSection(PluginSection):
             ConfigError: engines of this kind can't be joined, or the address is not that of an engine.
         """
         raise ConfigError(
-            f"rollout {self.name!r} joins no engines that run already: no server can be added to its pool",
+            f"no server can be added to the pool of rollout {self.name!r}: it can't connect to engines that are already running",
             hint="choose a rollout whose config has `urls`, such as vllm or sglang",
         )
 
@@ -186,7 +186,7 @@ class RolloutSection(PluginSection):
         return None
 
     def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
-        """Return why the engine can't apply such adapters under this config; None if it can, as far as known.
+        """Return why the engine can't apply this adapter under this config; None if it can, as far as known.
 
         Called for engines with the capability `lora`. In the error, the text follows the engine's name. By default only the rank is judged,
         by `adapter_problem`.

@@ -79,13 +79,13 @@ def _whole_mixture(
     for name in mixture:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
             raise ValueError(
-                f"mixture.{name}: expected a name of letters, digits, _, - and . for metrics"
+                f"mixture.{name}: expected a name of letters, digits and the characters '_', '-' and '.'; it becomes part of metric names"
             )
     given = [name for name, each in mixture.items() if each.weight is not None]
     if given and len(given) < len(mixture):
         without = next(name for name in mixture if name not in given)
         raise ValueError(
-            f"mixture.{without} has no weight, and mixture.{given[0]} has one: give each a weight, or none"
+            f"mixture.{without} has no weight, but mixture.{given[0]} has one; give every dataset a weight, or none"
         )
 
 
@@ -240,7 +240,7 @@ class TrainerSection(PluginSection):
     """Address of fsspec, such as `s3://bucket/runs`, to which kept checkpoints are copied in the background. `train` continues from the
     copies if the run directory has no checkpoint."""
     max_failed_saves: int = attrs.field(default=3, validator=COUNT)
-    """Number of consecutive saves before the last step that may find no room on the disk; then the run ends with what is saved."""
+    """Number of consecutive saves, the last step's aside, that may find the disk full; the run then ends with what is saved."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Steps between validations; 0 validates only before and after training."""
     validate_before: bool = True
@@ -256,9 +256,9 @@ class TrainerSection(PluginSection):
     killed, or failed for lost processes, machines or engines, a full disk or the network; not after other errors, nor twice without a new
     step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
-    """Samples of each step written for reading; -1 means all."""
+    """Number of each step's samples that are written to `samples/`, for people to read; -1 means all."""
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))
-    """Samples of each validation written for reading; -1 means all."""
+    """Number of each validation's samples that are written to files, for people to read; -1 means all."""
     kept_samples_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
     """Maximum bytes of further samples of a run, kept with advantages and log-probabilities. These are each step's best, worst and longest
     sample, a failed one, and the one with the largest advantage, each with the other responses to its prompt. Beyond the limit, the samples
@@ -298,11 +298,13 @@ def _role_names(
 ) -> None:
     for name in roles:
         if name in _OWN_SECTIONS:
-            raise ValueError(f"roles.{name}: this role has a section of its own, {name}")
+            raise ValueError(
+                f"roles.{name}: this role has its own section at the top level of the config; move the settings to {name}"
+            )
         if name in _METRICS_OF_RUNS or not re.fullmatch("[a-z][a-z0-9_]*", name):
             raise ValueError(
-                f"roles.{name}: expected a name of lower-case letters, digits and _, other than {', '.join(_METRICS_OF_RUNS)}, "
-                "with which other metrics begin"
+                f"roles.{name}: expected a name of lower-case letters, digits and '_'; {', '.join(_METRICS_OF_RUNS)} are reserved, "
+                "since the names of other metrics begin with them"
             )
 
 

@@ -54,7 +54,7 @@ class EngineSection(PluginSection):
     """Base of every training engine's config."""
 
     def mesh_axes(self) -> Mapping[str, int]:
-        """Return the sizes of the mesh's axes besides dp, in rank order; dp takes the remaining ranks."""
+        """Return the sizes of the mesh's axes besides dp (data parallelism), in rank order; dp takes the remaining ranks."""
         return {}
 
     def weight_kind(self) -> Literal["full", "adapter"]:
@@ -75,7 +75,7 @@ class EngineSection(PluginSection):
         return False
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """List changes of settings that each save accelerator memory on their own, the cheapest first."""
+        """Return changes of the engine's settings, each of which alone saves accelerator memory, the cheapest first."""
         return ()
 
     def shards(self, ranks: int) -> int:
