@@ -67,7 +67,9 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
     found = about.get("finish_reason") or {}
     reason = _REASONS.get(str(found.get("type")))
     if reason is None:
-        raise RolloutError(f"SGLang ended a sample for the reason {found!r}")
+        raise RolloutError(
+            f"SGLang ended a sample with the unknown finish reason {found!r}; expected {' or '.join(_REASONS)}"
+        )
     log_probs_T = None
     if log_probs:
         log_probs_T = values_of(about.get("output_token_logprobs") or [])
@@ -109,7 +111,9 @@ def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
     """
     scores = values_of(answer["meta_info"]["input_token_logprobs"][1:])
     if len(scores) != tokens - 1:
-        raise RolloutError(f"SGLang scored {len(scores)} tokens of a sequence of {tokens}")
+        raise RolloutError(
+            f"SGLang returned {len(scores)} scores for a sequence of {tokens} tokens; expected {tokens - 1}"
+        )
     return scores
 
 

@@ -124,7 +124,9 @@ def settled(
             close = meant(name, known)
             raise ConfigError(
                 f"rollout.engine_args: SGLang has no server argument {name!r}",
-                hint=f"did you mean {close!r}?" if close else "see the fields of its ServerArgs",
+                hint=f"did you mean {close!r}?"
+                if close
+                else "see the fields of SGLang's ServerArgs",
             )
     return {"skip_server_warmup": True, **found} if guarded else found
 
