@@ -73,7 +73,7 @@ class TestVersions:
     ) -> None:
         release(vllm="0.31.1")
         for mode in ("engine", "server"):
-            assert "before version 0.32 (installed: 0.31.1)" in config(mode=mode).cache_problem()
+            assert "from vLLM 0.32 on (installed: 0.31.1)" in config(mode=mode).cache_problem()
         # A server's version is known only when it is joined.
         assert config(mode="server", urls=("http://127.0.0.1:8000",)).cache_problem() is None
         release(vllm="0.32.0")
