@@ -170,9 +170,9 @@ def test_batches_of_different_columns_are_not_concatenated():
         Batch.concat([batch, batch.with_columns({"scores": np.zeros(3)})])
     with pytest.raises(ColumnError, match=r"'scores'.*float32.*object"):
         Batch.concat([batch, batch.with_columns({"scores": [1, 2, 3]})])
-    with pytest.raises(ColumnError, match="batch to concatenate"):
+    with pytest.raises(ColumnError, match="no batches were given"):
         Batch.concat([])
-    with pytest.raises(ColumnError, match=r"sizes .1, 1. add up to 2, but.*has 3"):
+    with pytest.raises(ColumnError, match=r"sizes .1, 1. add up to 2;.*its 3 samples"):
         batch.split([1, 1])
 
 

@@ -104,7 +104,7 @@ def test_one_function_has_one_mode():
         (lambda: nd("train", split=("dp", "dp")), "axis twice"),
         (lambda: nd("train", unit="row"), "unit='row'.* units are sample,.*group"),
         (lambda: register(dispatch_mode="nd"), "'nd'.* is not a dispatch mode\n.*ModeSpec.of"),
-        (lambda: register(dispatch_mode=Dispatch.RANK_ZERO)(3), "not on 3"),
+        (lambda: register(dispatch_mode=Dispatch.RANK_ZERO)(3), "a method, not 3"),
     ],
 )
 def test_declarations_that_make_no_sense_are_refused(make, message):

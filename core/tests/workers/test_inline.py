@@ -118,7 +118,7 @@ def test_a_replica_starts_again_with_its_number(spec):
     assert again.context.rank == 1
     life = sys.modules[type(first).__module__].LIFE
     assert life[-2:] == [("close", "rollout", 1), ("start", "rollout", 1)]
-    with pytest.raises(RolloutError, match="has not started"):
+    with pytest.raises(RolloutError, match="did not start it"):
         runtime.restart_replica(second)
     runtime.close()
 

@@ -152,7 +152,7 @@ def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
         (
             {"plugins": [plugin()]},
             {"plugins": [plugin(version="0.2.0")]},
-            "has version 0.1.0 on the controller and 0.2.0 there",
+            "has version 0.2.0; expected 0.1.0",
         ),
         (
             {"plugins": [plugin()]},

@@ -93,7 +93,8 @@ def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
     """
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(
-            f"{directory} is a file, where the model should go", hint="move the file away"
+            f"the model can't be written to {directory}: that is a file; expected a folder",
+            hint="move the file away",
         )
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -52,8 +52,8 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
             save_file(arrays, directory / ARRAYS, metadata={"scalars": json.dumps(scalars)})
         except SafetensorError as error:
             raise CheckpointError(
-                f"the states of {', '.join(plugins)} hold {len(arrays)} arrays and NumPy scalars, which can't be kept: {error}",
-                hint="keep many numbers in one array",
+                f"the states of {', '.join(plugins)} hold {len(arrays)} arrays and NumPy scalars, which can't be saved: {error}",
+                hint="put many numbers into one array",
             ) from error
     return states
 

@@ -97,7 +97,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             if number < len(lines):
-                _LOGGER.warning("%s: line %d is not JSON and was passed over", path, number)
+                _LOGGER.warning("%s: line %d is not JSON and was skipped", path, number)
             continue
         if isinstance(row, dict):
             rows.append(row)

@@ -69,8 +69,8 @@ class WorkerHost:
         plugin = make_plugin(spec.plugin, context)
         if not isinstance(plugin, interface):
             raise DispatchError(
-                f"{spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
-                f"{type(plugin).__qualname__} is no {interface.__name__}"
+                f"the plugin {spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
+                f"its class {type(plugin).__qualname__} is not a {interface.__name__}"
             )
         # Registered before `start`, so that a failed start is cleaned up, too.
         self._started.callback(plugin.close)
@@ -92,7 +92,9 @@ class WorkerHost:
             DispatchError: this process has no worker of the role.
         """
         if role not in self._workers:
-            raise DispatchError(f"this process holds no {role!r}: {', '.join(self._workers)}")
+            raise DispatchError(
+                f"this process has no worker {role!r}; it has: {', '.join(self._workers)}"
+            )
         return self._workers[role]
 
     def run(self, role: str, method: str, call: Call) -> Any:
