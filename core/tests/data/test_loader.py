@@ -264,5 +264,5 @@ def test_a_sampler_that_gives_no_permutation_is_refused() -> None:
             return np.zeros(size, dtype=np.int64)
 
     broken = Broken(PluginSection(), PluginContext())
-    with pytest.raises(DataError, match=r"sampler 'broken' gave.*of 10 rows for epoch 0"):
+    with pytest.raises(DataError, match=r"sampler 'broken' did not.*of 10 rows for epoch 0"):
         loader(sampler=broken).next_batch()

@@ -226,7 +226,7 @@ class TestFailures:
                     "but you explicitly specified 'torch_native'."
                 ),
                 ConfigError,
-                "deterministic inference, which attention_backend 'torch_native' does not have",
+                "deterministic inference, which attention_backend 'torch_native' does not support",
             ),
         ],
     )

@@ -186,7 +186,7 @@ def test_all_that_does_not_fit_is_said_at_once(fake: Any, context: PluginContext
     }
     error = failure(context, urls=(fake.url,))
     assert "float16" in error.message
-    assert "make 8" in error.message
+    assert "sizes is 8" in error.message
 
 
 def test_a_server_of_another_protocol_is_refused(fake: Any, context: PluginContext) -> None:
