@@ -138,7 +138,7 @@ class Batch:
         return Batch(columns, length=len(index_M))
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Return samples `start` up to, not including, `stop`; arrays are views."""
+        """Return the samples from `start` up to, but not including, `stop`; arrays are views."""
         start, stop, _ = slice(start, stop).indices(self._length)
         stop = max(start, stop)
         if (start, stop) == (0, self._length):

@@ -39,7 +39,7 @@ class Column:
     along: str | None = None
     """For a ragged column: another column whose rows have the same lengths, token by token."""
     inner: tuple[int | None, ...] = ()
-    """Shape of one value: `(3,)` makes [T, 3] of [T], and [N, 3] of [N]. None is a size that differs between runs."""
+    """Shape of one value: `(3,)` turns [T] into [T, 3], and [N] into [N, 3]. None is a size that differs between runs."""
 
     def __post_init__(self) -> None:
         """Check dtype, shape and inner shape.

@@ -15,8 +15,8 @@ from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
 
 DIFFERENCED = 1024
-"""Maximum number of units for the largest differencing method. Of more units, the heaviest are first given to the lightest parts, one by
-one."""
+"""Maximum number of units for the largest differencing method. With more units, the heaviest are first assigned to the lightest parts,
+one by one."""
 
 
 def token_counts(batch: Batch) -> np.ndarray:

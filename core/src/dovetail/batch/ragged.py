@@ -201,7 +201,7 @@ class Ragged:
         return Ragged(self.values[position_T], offsets)
 
     def slice(self, start: int, stop: int) -> Ragged:
-        """Return rows `start` up to, not including, `stop`; their values [M, …] are a view."""
+        """Return the rows from `start` up to, but not including, `stop`; their values [M, …] are a view."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)
         first = self.offsets[start]

@@ -28,7 +28,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether a living process holds the directory's lock, or the directory has just been removed."""
+    """Return whether a living process holds the directory's lock; also true if the directory does not exist any more."""
     try:
         handle = os.open(directory, os.O_RDONLY)
     except FileNotFoundError:

@@ -88,7 +88,7 @@ def _collected(plugins: Mapping[str, Plugin]) -> tuple[dict[str, Any], dict[str,
 
 
 def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
-    """Replace the descriptions in the states by a verified checkpoint's arrays, in place, and return the states.
+    """Replace the descriptions of arrays in the states by the arrays of a verified checkpoint, in place, and return the states.
 
     Args:
         directory: the checkpoint.

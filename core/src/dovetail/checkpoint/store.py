@@ -50,7 +50,7 @@ class CheckpointStore:
         self.best()
 
     def recover(self) -> None:
-        """Complete or remove an unfinished save of a killed process, also between the two renames of the save.
+        """Complete or remove the save that a killed process left unfinished, even between its two renames.
 
         Raises:
             CheckpointError: the folder can't be written.

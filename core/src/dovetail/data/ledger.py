@@ -138,7 +138,7 @@ class Ledger:
     def retry(self, epoch: int, prompt: int, attempt: int) -> int:
         """Record a failed attempt, and return the next attempt's number; the prompt stays in flight.
 
-        `drop` and `issue` in its place could complete the epoch in between.
+        Calling `drop` and then `issue` instead could complete the epoch in between.
 
         Raises:
             LedgerError: the attempt is not in flight.

@@ -32,9 +32,9 @@ class ProfileSpec:
     directory: Path
     """Directory of the written files."""
     first: int
-    """First step."""
+    """First step that is recorded."""
     last: int
-    """Last step."""
+    """Last step that is recorded."""
     ranks: tuple[int, ...] = (0,)
     """Ranks of each role that are recorded; the others do nothing."""
 

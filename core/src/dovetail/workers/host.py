@@ -46,7 +46,7 @@ class WorkerHost:
         rank: int,
         reduction: Reduction | None = None,
     ) -> Plugin:
-        """Make a spec's plugin for a rank, start the plugin, and keep it under its role.
+        """Make a spec's plugin for a rank, start it, keep it under its role, and return it.
 
         Raises:
             DispatchError: the plugin does not implement the interface.
@@ -82,7 +82,7 @@ class WorkerHost:
     def start_worker(
         self, spec: WorkerSpec, mesh: Mesh, rank: int, reduction: Reduction | None = None
     ) -> Plugin:
-        """Start a rank of a worker group. For errors see `start`."""
+        """Start a rank of a worker group, and return its plugin; for errors see `start`."""
         return self.start(spec, Worker, mesh=mesh, rank=rank, reduction=reduction)
 
     def worker(self, role: str) -> Plugin:
