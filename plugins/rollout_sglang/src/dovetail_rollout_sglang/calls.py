@@ -46,7 +46,7 @@ def scoring() -> dict[str, Any]:
 
 
 def likeliest(call: SampleCall, vocab_size: int) -> int:
-    """Return how many of the most likely tokens' log-probabilities a request needs: those from which top-k sampling draws."""
+    """Return for how many of the most likely tokens a request needs log-probabilities: those from which top-k sampling draws."""
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
 
@@ -104,7 +104,7 @@ def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
 
 
 def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
-    """Return the log-probabilities of every token but the first of a scored sequence, float32 [L − 1].
+    """Return the log-probabilities of every token but the first of a scored sequence of L = `tokens` tokens, float32 [L − 1].
 
     Raises:
         RolloutError: SGLang returned another number of log-probabilities.

@@ -64,7 +64,7 @@ def problems_of(
     """Return descriptions of the settings in which a server does not fit the rollout.
 
     Args:
-        found: the server's answer to `describe`.
+        found: the server's answer to the request `describe`.
         config: the rollout's config.
         context: the rollout's context, with the model whose shape the server must have.
     """

@@ -108,7 +108,7 @@ def settled(
     """Return a server's arguments under the names of the installed SGLang version.
 
     Args:
-        arguments: the arguments as given.
+        arguments: the arguments, under their oldest names or the names of this version.
         known: the argument names of this version.
         guarded: whether the server requires a token. If so, SGLang's warm-up is skipped: it sends no token, and its refusal would
             end the server.

@@ -127,7 +127,7 @@ def _versions_of(completion: Any, tokens: int) -> np.ndarray | None:
 
 
 def scores_of(output: Any, tokens: int) -> np.ndarray:
-    """Return the log-probabilities of every token but the first of a scored sequence, float32 [L − 1].
+    """Return the log-probabilities of every token but the first of a scored sequence of L = `tokens` tokens, float32 [L − 1].
 
     Raises:
         RolloutError: vLLM returned another number of log-probabilities.

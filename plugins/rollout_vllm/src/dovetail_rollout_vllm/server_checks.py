@@ -23,7 +23,7 @@ def refuse_unfit(
     """Raise an error if a server's model or settings do not fit the rollout.
 
     Args:
-        found: the server's answer to `describe`.
+        found: the server's answer to the request `describe`.
         config: the rollout's config.
         context: the rollout's context, with the model whose shape the server must have.
         url: the URL of the server, for error messages.
