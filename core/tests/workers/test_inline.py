@@ -175,9 +175,9 @@ def test_a_larger_mesh_needs_another_runtime(spec):
 
 def test_a_plugin_of_another_kind_is_refused(spec):
     runtime = inline()
-    with pytest.raises(DispatchError, match=r"'Replica' can't be actor:.*no Worker"):
+    with pytest.raises(DispatchError, match=r"'Replica' can't be actor:.*not a Worker"):
         runtime.worker_group(spec("rollout", "Replica", "actor"), Mesh())
-    with pytest.raises(DispatchError, match=r"'Engine' can't be rollout:.*no BaseRollout"):
+    with pytest.raises(DispatchError, match=r"'Engine' can't be rollout:.*not a BaseRollout"):
         runtime.rollout_replicas(spec("engine", "Engine", "rollout"), 1)
 
 
