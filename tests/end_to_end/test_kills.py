@@ -175,7 +175,7 @@ def test_every_damaged_file_of_a_checkpoint_is_named_and_the_one_before_is_taken
     assert newest_whole(run, print) == newest
     for file in (path for path in (newest / "state.json", before / "state.json")):
         file.write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* is intact"):
         newest_whole(run, print)
 
 

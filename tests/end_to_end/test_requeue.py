@@ -156,7 +156,7 @@ def test_the_model_of_an_earlier_end_is_kept_apart(config: Path, run: Path) -> N
 
 
 def test_a_new_run_that_has_nothing_left_to_do_is_refused(begun: Path, run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has done 1 steps,.*has 1"):
+    with pytest.raises(ConfigError, match=r"at step 1, .*only 1 steps"):
         train(begun, ["trainer.total_steps=1", "experiment=second", f"trainer.resume={run}"])
 
 

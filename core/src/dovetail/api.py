@@ -207,7 +207,7 @@ def _warn(loaded: LoadedConfig, plan: Plan, _: Path) -> None:
     found = [f for f in rule_findings(loaded.config, plan) if f.severity == "warning"]
     if loaded.config.trainer.run_restarts:
         warnings.warn(
-            "trainer.run_restarts is of the command line: here an error of the infrastructure is raised",
+            "trainer.run_restarts works only on the command line: this call raises an infrastructure error instead of restarting the run",
             stacklevel=2,
         )
     for message in (*loaded.warnings, *map(str, found)):

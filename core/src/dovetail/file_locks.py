@@ -50,7 +50,7 @@ def system_locks() -> ModuleType:
         import fcntl
     except ImportError:
         raise DovetailError(
-            "a run needs Linux or macOS: this system has no locks on files (Python's module fcntl)",
-            hint="`dovetail config`, `check`, `plan` and `plugins` work here, too",
+            "a run needs Linux or macOS: this system can't lock files (it lacks Python's module fcntl)",
+            hint="`dovetail config`, `check`, `plan` and `plugins` work on this system, too",
         ) from None
     return fcntl

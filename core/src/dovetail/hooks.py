@@ -49,7 +49,7 @@ class Observers:
     """The observers of a run.
 
     Attributes:
-        hook: the caller of hooks, from the latest added observer to the first: `observers.hook.step_started(step=1)`.
+        hook: calls a hook of every observer, the latest added first: `observers.hook.step_started(step=1)`.
         failures: the number of failures by observer name.
     """
 

@@ -80,7 +80,7 @@ class Last:
 
 @attrs.frozen
 class Std:
-    """An unbiased standard deviation, kept as count, mean and sum of squared deviations from it.
+    """An unbiased standard deviation, kept as count, mean and sum of squared deviations from the mean.
 
     0 for a single value, NaN for no value.
     """
@@ -110,7 +110,7 @@ class Std:
 
 @attrs.frozen
 class EffectiveShare:
-    """Effective sample size of some weights as a share of their number: (Σ w)² / (n Σ w²).
+    """Effective sample size of n weights w, as a share of n: (Σ w)² / (n Σ w²).
 
     1 if all weights are equal, 1/n if only one is not 0, NaN if all are 0.
     """

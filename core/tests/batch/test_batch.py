@@ -156,7 +156,8 @@ def test_a_missing_column_names_the_nearest_and_who_needs_it():
     with pytest.raises(ColumnError, match=r"no column 'score'.*\n.*did you mean 'scores'"):
         batch["score"]
     with pytest.raises(
-        ColumnError, match=r"the loss needs 'advantages', 'respons_ids', but.*\n.*'response_ids'"
+        ColumnError,
+        match=r"the loss needs 'advantages', 'respons_ids', which the batch lacks.*\n.*'response_ids'",
     ):
         batch.require(["scores", "advantages", "respons_ids"], "the loss")
     batch.require(["scores"], "the loss")
@@ -166,13 +167,13 @@ def test_batches_of_different_columns_are_not_concatenated():
     batch = step()
     with pytest.raises(ColumnError, match=r"0 and 1 can't be concatenated.*'scores'"):
         Batch.concat([batch, batch.drop(["scores"])])
-    with pytest.raises(ColumnError, match=r"'scores' can't.*is float32 and float64"):
+    with pytest.raises(ColumnError, match=r"'scores' can't.*float32 and float64"):
         Batch.concat([batch, batch.with_columns({"scores": np.zeros(3)})])
     with pytest.raises(ColumnError, match=r"'scores'.*float32.*object"):
         Batch.concat([batch, batch.with_columns({"scores": [1, 2, 3]})])
-    with pytest.raises(ColumnError, match="batch to concatenate"):
+    with pytest.raises(ColumnError, match="no batches were given"):
         Batch.concat([])
-    with pytest.raises(ColumnError, match=r"sizes .1, 1. add up to 2, but.*has 3"):
+    with pytest.raises(ColumnError, match=r"sizes .1, 1. add up to 2;.*its 3 samples"):
         batch.split([1, 1])
 
 

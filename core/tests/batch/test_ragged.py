@@ -55,7 +55,7 @@ def test_rows_slices_and_runs_are_views():
     for part in (ragged[2], ragged.slice(1, 3).values, ragged.take(np.array([1, 2, 3])).values):
         assert np.shares_memory(part, ragged.values)
     assert ragged[-1].tolist() == [6]
-    with pytest.raises(IndexError, match=r"row 4 of.*with 4 rows"):
+    with pytest.raises(IndexError, match=r"row 4 is out of range.*with 4 rows"):
         ragged[4]
 
 
@@ -71,7 +71,7 @@ def test_values_change_while_rows_stay():
     other = ragged.with_values(np.array([0.5, 1.5, 2.5], np.float32))
     assert other.to_list() == [[0.5, 1.5], [], [2.5]]
     assert other.dtype == np.float32
-    with pytest.raises(ColumnError, match=r"rise from 0 to the 2 values,.*from 0 to 3"):
+    with pytest.raises(ColumnError, match=r"rise from 0 to 2,.*from 0 to 3"):
         ragged.with_values(np.zeros(2))
 
 
@@ -147,10 +147,10 @@ def test_empty_rows_alone_have_no_dtype():
 @pytest.mark.parametrize(
     ("values", "offsets", "message"),
     [
-        (np.zeros(3), [0, 2], "rise from 0 to the 3 values,.*from 0 to 2"),
+        (np.zeros(3), [0, 2], "rise from 0 to 3,.*from 0 to 2"),
         (np.zeros(3), [1, 3], "go from 1 to 3"),
         (np.zeros(3), [0, 2, 1, 3], "fall in between"),
-        (np.zeros(3), [0.0, 3.0], r"offsets must be int64 \[N \+ 1\], not float64"),
+        (np.zeros(3), [0.0, 3.0], r"offsets must be an integer array \[N \+ 1\], not.*float64"),
         (np.array(["a"]), [0, 1], "can't have dtype <U1"),
         ([1, 2], [0, 2], "not list"),
         (np.array(1), [0, 1], "is the scalar 1"),
@@ -173,7 +173,7 @@ def test_rows_that_are_no_rows_are_refused(rows, message):
 def test_different_dtypes_are_not_concatenated():
     with pytest.raises(ColumnError, match="float32, int64"):
         Ragged.concat([packed([[1]]), Ragged.from_list([[1.0]], np.float32)])
-    with pytest.raises(ColumnError, match="nothing to concatenate"):
+    with pytest.raises(ColumnError, match="no ragged columns were given"):
         Ragged.concat([])
 
 

@@ -62,7 +62,7 @@ def test_only_a_saved_step_with_a_finite_value_can_be_the_best(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(1, write)
     store.mark_best(1, 0.5, METRIC)
-    with pytest.raises(CheckpointError, match=r"step 2 can't.*one: .* no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"step 2 can't.*best: .* not a checkpoint"):
         store.mark_best(2, 0.6, METRIC)
     with pytest.raises(CheckpointError, match=r"step_1 can't.*its val/mean@1 is nan"):
         store.mark_best(1, math.nan, METRIC)
@@ -94,7 +94,7 @@ def test_a_best_checkpoint_that_is_gone_is_none(tmp_path):
 def test_a_damaged_mark_is_reported_when_the_folder_is_opened(tmp_path, text):
     CheckpointStore(tmp_path).save(1, write)
     (tmp_path / "best").write_text(text)
-    with pytest.raises(CheckpointError, match=r"best is damaged: .*\n.*delete it"):
+    with pytest.raises(CheckpointError, match=r"best, .*is damaged: .*\n.*delete the file"):
         CheckpointStore(tmp_path)
 
 

@@ -104,7 +104,7 @@ def damage_missing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_bytes, "actor/model.bin has other contents"),
+        (damage_bytes, "actor/model.bin does not have the contents"),
         (damage_size, "actor/model.bin has 6 bytes instead of 7"),
         (damage_missing, "actor/model.bin is missing"),
     ],
@@ -118,7 +118,9 @@ def test_verify_names_the_damaged_file_and_the_other_checkpoints(tmp_path, damag
         store.verify(path)
     assert message in str(caught.value)
     assert "state.json" not in str(caught.value)
-    assert f"go back to step_1: remove the damaged one (rm -r {path})" in str(caught.value)
+    assert f"to go back to step_1, remove the damaged checkpoint (rm -r {path})" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1, "files": {"a": 3}}'])
@@ -131,7 +133,9 @@ def test_a_damaged_manifest_is_reported_and_never_passed_over_silently(tmp_path,
     assert again.latest() == path
     with pytest.raises(CheckpointError, match=r"manifest\.json is damaged") as caught:
         again.verify(path)
-    assert f"go back to step_1: remove the damaged one (rm -r {path})" in str(caught.value)
+    assert f"to go back to step_1, remove the damaged checkpoint (rm -r {path})" in str(
+        caught.value
+    )
     shutil.rmtree(path)
     assert CheckpointStore(tmp_path).latest() == tmp_path / "step_1"
 
@@ -188,7 +192,7 @@ def test_a_failing_save_of_the_same_step_leaves_the_earlier_one(tmp_path):
 
 def test_links_and_empty_checkpoints_are_refused(tmp_path):
     store = CheckpointStore(tmp_path / "store")
-    with pytest.raises(CheckpointError, match="step 1 holds no file"):
+    with pytest.raises(CheckpointError, match="step 1 has no files"):
         store.save(1, lambda directory: None)
     with pytest.raises(CheckpointError, match="plain file"):
         store.save(1, lambda directory: (directory / "model").symlink_to(tmp_path))

@@ -106,7 +106,7 @@ def test_passes_over_the_data_count_what_came_to_its_end_and_not_what_was_issued
 
 
 def test_a_batch_larger_than_the_data_is_refused_with_the_numbers() -> None:
-    message = "data.train_batch_size=11 prompts, but there are only 10 to train on"
+    message = "data.train_batch_size is 11 prompts, but there are only 10 to train on"
     with pytest.raises(DataError, match=message) as error:
         loader(10, 11)
     assert "set data.train_batch_size=10 or less" in str(error.value)
@@ -248,11 +248,11 @@ def test_a_resume_with_other_data_is_refused() -> None:
         with pytest.raises(DataError, match="training prompts"):
             other.load_state(state)
     saved = Ledger(size=10).state()
-    with pytest.raises(LedgerError, match=r"saved for 10 prompts.*are 11"):
+    with pytest.raises(LedgerError, match=r"counts 10 prompts.*has 11"):
         Ledger(size=11).load_state(saved)
     restored = Ledger()
     restored.load_state(saved)
-    with pytest.raises(LedgerError, match=r"saved for 10 prompts.*are 11"):
+    with pytest.raises(LedgerError, match=r"counts 10 prompts.*has 11"):
         loader(11, ledger=restored)
 
 
@@ -264,5 +264,5 @@ def test_a_sampler_that_gives_no_permutation_is_refused() -> None:
             return np.zeros(size, dtype=np.int64)
 
     broken = Broken(PluginSection(), PluginContext())
-    with pytest.raises(DataError, match=r"sampler 'broken' gave.*of 10 rows for epoch 0"):
+    with pytest.raises(DataError, match=r"sampler 'broken' did not.*of 10 rows for epoch 0"):
         loader(sampler=broken).next_batch()

@@ -89,7 +89,7 @@ def test_bases_that_disagree_do_not_combine():
 
 
 def test_one_function_has_one_mode():
-    with pytest.raises(DispatchError, match=r"registered as rank_zero.. and as one_to_all"):
+    with pytest.raises(DispatchError, match=r"registered twice, as rank_zero.. and as one_to_all"):
 
         class Two(Worker):
             @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -102,9 +102,9 @@ def test_one_function_has_one_mode():
     [
         (lambda: nd("train", split=("dq",)), "no axis 'dq'.*\n.*'dp'"),
         (lambda: nd("train", split=("dp", "dp")), "axis twice"),
-        (lambda: nd("train", unit="row"), "unit='row'.* units are sample,.*group"),
+        (lambda: nd("train", unit="row"), "unit='row'.* one of sample,.*group"),
         (lambda: register(dispatch_mode="nd"), "'nd'.* is not a dispatch mode\n.*ModeSpec.of"),
-        (lambda: register(dispatch_mode=Dispatch.RANK_ZERO)(3), "not on 3"),
+        (lambda: register(dispatch_mode=Dispatch.RANK_ZERO)(3), "a method, not 3"),
     ],
 )
 def test_declarations_that_make_no_sense_are_refused(make, message):

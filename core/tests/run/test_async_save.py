@@ -123,7 +123,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written_and_only_the_end
         with pytest.raises(DiskFullError, match=r"needs about .* 10 B.*in .*step_1 is intact"):
             made.run.save()
         monkeypatch.undo()
-    [warning] = [text for text in made.logger.warnings if "without a checkpoint" in text]
+    [warning] = [text for text in made.logger.warnings if "without this checkpoint" in text]
     assert "checkpoint of step 2" in warning
     assert made.store.latest().name == "step_1"
     assert {path.name for path in Path(made.store.directory).iterdir()} == {"latest", "step_1"}

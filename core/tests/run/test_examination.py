@@ -224,7 +224,7 @@ def test_a_rule_that_fails_is_a_warning_and_breaks_nothing(
     assert [f.message for f in others] == before
     assert finding.severity == "warning"
     name = rule.__name__
-    assert f"the preflight rule {name} of acme could not judge this config" in finding.message
+    assert f"the preflight rule {name} of acme failed on this config" in finding.message
     assert why in finding.message
     assert f"preflight.ignore={name}" in (finding.hint or "")
     config = build(f"preflight.ignore={name}").config

@@ -86,12 +86,12 @@ CASES: dict[str, tuple[type, list[str], str]] = {
     "sampler": (
         faulty(Sampler, order=lambda self, size, epoch: np.zeros(size, np.int64)),
         ["data.sampler=faulty"],
-        "sampler/faulty (temporary-plugins 0) gave int64 [4], no permutation of 4 rows",
+        "sampler/faulty (temporary-plugins 0) returned int64 [4], which is not a permutation of 4 rows",
     ),
     "sampler with a state": (
         faulty(Sampler, order=lambda self, size, epoch: np.roll(np.arange(size), next(_ORDERS))),
         ["data.sampler=faulty"],
-        "sampler/faulty (temporary-plugins 0) gave two different orders",
+        "sampler/faulty (temporary-plugins 0) returned two different orders",
     ),
     "rollout": (
         faulty(ScriptedRollout, submit=_int32),

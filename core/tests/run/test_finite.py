@@ -120,7 +120,7 @@ def test_the_cause_is_named_before_what_follows_from_it(directory):
     )
     error, file = caught(batch, directory)
     assert error.message.startswith("old_log_probs is not finite in 1 of 2 samples")
-    assert "so are values" in error.message
+    assert "also not finite: values" in error.message
     assert "actor.optim.lr" in error.hint
     assert error.sample_ids == ("train.e0.p0.a0.s0", "train.e0.p1.a0.s0")
     assert [fault["column"] for fault in file["samples"][0]["faults"]] == [
@@ -134,7 +134,7 @@ def test_columns_of_plugins_are_looked_at_after_those_of_core(directory):
     bad = column([[np.nan]])
     error, file = caught(make_batch([[True]], bonus=bad, advantages=bad), directory)
     assert error.message.startswith("advantages is not finite")
-    assert "so are bonus" in error.message
+    assert "also not finite: bonus" in error.message
     error, file = caught(make_batch([[True]], bonus=bad), directory)
     assert error.message.startswith("bonus is not finite")
     assert "dovetail plan" in error.hint

@@ -95,7 +95,7 @@ def test_a_stage_of_a_plugin_runs_where_it_belongs(compose):
         (other_column, "wrote the column 'values', which"),
         (fewer_samples, "returned 2 samples for 4"),
         (other_order, "changed the column"),
-        (lost_column, "returned no column 'scores'"),
+        (lost_column, "removed the column 'scores'"),
         (float64, "'bonus' has dtype float64, not float32"),
         (two_dimensions, "'bonus' has shape [4, 1], not [4]"),
         (nothing, "returned NoneType"),

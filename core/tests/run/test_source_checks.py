@@ -103,11 +103,11 @@ CASES = {
     "more groups": (Larger, "gave 3 groups to step 1, which takes 2"),
     "a column that it does not declare": (
         changed(lambda b: b.with_columns({"values": b["token_rewards"]})),
-        "gave the column 'values', which it does not declare",
+        "returned the column 'values', which it does not declare",
     ),
     "no column that it promises": (
         changed(lambda b: b.drop(["reward_components"])),
-        "gave no column 'reward_components', which its `gives` promises",
+        "returned no column 'reward_components', which its `gives` promises",
     ),
     "another dtype": (
         changed(lambda b: b.with_columns({"scores": b["scores"].astype(np.float64)})),

@@ -258,7 +258,7 @@ def publishes_beside_collect(run: Run) -> None:
         (steps_of(steps=0), "returned at step 0 of 3", 0),
         (steps_of("collect", "learn", "save"), "calls `run.save()` inside step 1", 1),
         (steps_of("collect", "validate"), "calls `run.validate()` inside step 1", 0),
-        (forgets_the_with, "under way", 0),
+        (forgets_the_with, "not the current step", 0),
         (publishes_beside_collect, "`run.publish_weights` while `run.collect` is under way", 0),
     ],
 )

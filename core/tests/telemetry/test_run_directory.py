@@ -44,14 +44,14 @@ def test_a_directory_of_another_run_is_refused_with_what_is_there(finished):
 
 def test_foreign_files_are_not_written_among(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"not.*run's: thesis\.tex"):
+    with pytest.raises(RunDirectoryError, match=r"belong to a run: thesis\.tex"):
         RunDirectory.create(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "e").write_text("")
-    with pytest.raises(RunDirectoryError, match="is a file"):
+    with pytest.raises(RunDirectoryError, match="a file has this path"):
         RunDirectory.create(tmp_path / "e")
 
 

@@ -118,7 +118,7 @@ def test_a_replica_starts_again_with_its_number(spec):
     assert again.context.rank == 1
     life = sys.modules[type(first).__module__].LIFE
     assert life[-2:] == [("close", "rollout", 1), ("start", "rollout", 1)]
-    with pytest.raises(RolloutError, match="has not started"):
+    with pytest.raises(RolloutError, match="did not start it"):
         runtime.restart_replica(second)
     runtime.close()
 
@@ -175,9 +175,9 @@ def test_a_larger_mesh_needs_another_runtime(spec):
 
 def test_a_plugin_of_another_kind_is_refused(spec):
     runtime = inline()
-    with pytest.raises(DispatchError, match=r"'Replica' can't be actor:.*no Worker"):
+    with pytest.raises(DispatchError, match=r"'Replica' can't be actor:.*not a Worker"):
         runtime.worker_group(spec("rollout", "Replica", "actor"), Mesh())
-    with pytest.raises(DispatchError, match=r"'Engine' can't be rollout:.*no BaseRollout"):
+    with pytest.raises(DispatchError, match=r"'Engine' can't be rollout:.*not a BaseRollout"):
         runtime.rollout_replicas(spec("engine", "Engine", "rollout"), 1)
 
 

@@ -273,7 +273,10 @@ def test_other_results(how, expected):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (lambda worker, batch: batch.slice(0, 0), "part 0 was given 1 samples, but returned 0"),
+        (
+            lambda worker, batch: batch.slice(0, 0),
+            "part 0 of the batch has 1 samples, but the method returned 0",
+        ),
         (lambda worker, batch: batch if worker.rank else None, "part 0: None, part 1: Batch"),
         (lambda worker, batch: {} if worker.rank else batch, "part 0: Batch, part 1: metrics"),
     ],

@@ -98,7 +98,10 @@ def test_methods_appear_with_their_names_and_docstrings(group):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wher", "has no method 'wher'; registered are: fail, .*\n.*did you mean 'where'"),
+        (
+            "wher",
+            "has no method 'wher'; its registered methods are: fail, .*\n.*did you mean 'where'",
+        ),
         ("helper", "Engine.helper is not registered,.*call it"),
     ],
 )
@@ -119,7 +122,7 @@ def test_a_method_may_not_hide_the_groups_own():
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
         def mesh(self): ...
 
-    with pytest.raises(DispatchError, match=r"Bad\.mesh can't be registered:.*a 'mesh'"):
+    with pytest.raises(DispatchError, match=r"Bad\.mesh can't be registered:.*attribute 'mesh'"):
         SimulatedGroup(lambda config, context: Bad(), Mesh())
 
 

@@ -159,7 +159,7 @@ def test_a_model_without_a_vision_tower_and_a_prompt_without_placeholders_are_re
     with pytest.raises(ModelError, match="takes no images"):
         asyncio.run(drain(start(), attrs.evolve(request_of(prompts[0]), prompt_ids=np.arange(5))))
     text = attrs.evolve(request_of(prompts[2]), media=prompts[0].media)
-    with pytest.raises(RolloutError, match=r"has 1 images,.*no token"):
+    with pytest.raises(RolloutError, match=r"has 1 images,.*lacks"):
         asyncio.run(drain(start(path=directory), text))
 
 

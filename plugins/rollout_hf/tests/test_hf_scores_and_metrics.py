@@ -34,7 +34,7 @@ def test_scores_are_those_of_plain_passes_however_many_sequences_go_together(
 @pytest.mark.parametrize(
     ("sequence", "message"),
     [
-        ([7], "sequence 1 of 2 can't.*has 1 tokens; 2 are the least"),
+        ([7], "sequence 1 of 2 can't.*number of tokens is 1; expected 2"),
         ([7, 300], "token ids outside 0 … 299"),
         ([-1, 7], "token ids outside 0 … 299"),
         ([7] * 4097, "its 4097 tokens.*model's 4096 positions"),

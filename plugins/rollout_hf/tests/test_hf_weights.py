@@ -123,7 +123,7 @@ def test_what_can_not_go_on_under_new_weights_fails_and_the_weights_are_in_force
         await asyncio.to_thread(
             rollout.receive_weights, 3, WeightManifest(version=3, tensors=specs)
         )
-        with pytest.raises(RolloutError, match="under weights 3: MemoryError: no room"):
+        with pytest.raises(RolloutError, match="with weights of version 3: MemoryError: no room"):
             await task
 
     with monkeypatch.context() as patch:

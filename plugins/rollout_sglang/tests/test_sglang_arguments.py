@@ -116,7 +116,7 @@ class TestArguments:
         ({"engine_args": {"dp_size": 2}}, "several copies of the model.*rollout.replicas"),
         ({"engine_args": {"pp_size": 2}}, "stages of a pipeline.*tensor_parallel_size"),
         ({"engine_args": {"nnodes": 2}}, "runs on one machine.*rollout.replicas"),
-        ({"engine_args": {"grpc_port": 9000}}, "grpc_port=9000 .* asks for no token"),
+        ({"engine_args": {"grpc_port": 9000}}, "grpc_port=9000 .* no access token"),
         (
             {
                 "engine_args": {"dp_size": 4, "enable_dp_attention": True},
@@ -132,8 +132,8 @@ class TestArguments:
             },
             "max_adapter_rank does not work with enable_dp_attention.*merged",
         ),
-        ({"engine_args": {"dp_size": 0, "enable_dp_attention": True}}, "dp_size=0 is not a number"),
-        ({"engine_args": {"dp_size": "two"}}, "dp_size='two' is not a number of copies"),
+        ({"engine_args": {"dp_size": 0, "enable_dp_attention": True}}, "dp_size=0 is not allowed"),
+        ({"engine_args": {"dp_size": "two"}}, "dp_size='two' is not allowed"),
     ],
 )
 def test_arguments_that_an_update_or_the_token_contradicts_are_refused_with_the_config(
@@ -226,7 +226,7 @@ class TestFailures:
                     "but you explicitly specified 'torch_native'."
                 ),
                 ConfigError,
-                "deterministic inference, which attention_backend 'torch_native' does not have",
+                "deterministic inference, which attention_backend 'torch_native' does not support",
             ),
         ],
     )

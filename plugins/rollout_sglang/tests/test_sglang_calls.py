@@ -61,9 +61,9 @@ def test_of_a_truncated_sampler_both_log_probabilities_are_given() -> None:
 def test_answers_that_make_no_sense_are_refused() -> None:
     with pytest.raises(RolloutError, match="1 log-probabilities for 2 tokens"):
         result_of(answer([4, 5], entries=[[-0.5, 4, None]]), log_probs=True)
-    with pytest.raises(RolloutError, match="for the reason"):
+    with pytest.raises(RolloutError, match="finish reason"):
         result_of(answer([4], "bored"), log_probs=False)
-    with pytest.raises(RolloutError, match=r"scored 1 tokens.*of 3"):
+    with pytest.raises(RolloutError, match=r"1 scores.*of 3"):
         scores_of({"meta_info": {"input_token_logprobs": [[None, 1], [-1.0, 2]]}}, 3)
 
 

@@ -81,7 +81,7 @@ class TestAdapters(AdapterCases):
         self, fresh: BaseRollout, plain: PlainModel
     ) -> None:
         adapter = self.adapter(plain, EVERY_LAYER).renamed("down_proj", "side_proj")
-        with pytest.raises(WeightSyncError, match=r"adapters of '.*side_proj"):
+        with pytest.raises(WeightSyncError, match=r"adapters of the layer '.*side_proj"):
             self.adapt(fresh, adapter)
 
 

@@ -90,7 +90,7 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(fake, config, context) -
     ("changes", "said"),
     [
         ({"protocol": 99}, "version 99 of Dovetail's protocol"),
-        ({"sglang": "0.5.11"}, "it is SGLang 0.5.11, and 0.5.12 or"),
+        ({"sglang": "0.5.11"}, "it is SGLang 0.5.11; 0.5.12 or"),
         ({"dtype": "bfloat16"}, "its dtype is 'bfloat16', not 'float32'"),
         ({"ranks": 2}, "its tp_size is 2, not 1"),
         ({"copies": 4}, "its dp_size is 4, not 1"),

@@ -51,11 +51,11 @@ def test_each_image_leaves_one_token(ids: list[int], images: int, expected: list
 
 
 def test_prompts_that_do_not_stand_for_their_images_are_refused() -> None:
-    with pytest.raises(RolloutError, match=r"has 2 images, and 1 runs.*token 9"):
+    with pytest.raises(RolloutError, match=r"has 2 images, but 1 runs.*token 9"):
         unexpanded([1, 9, 9, 2], IMAGE, 2)
     pictures = VllmImagePrompts(CONFIG)
     pictures.check(call([1, 9, 9, 2]), [1, 9, 9, 2])
-    with pytest.raises(RolloutError, match=r"a prompt of 3 tokens.*of 4"):
+    with pytest.raises(RolloutError, match=r"a prompt .*to 3 tokens.*expected 4"):
         pictures.check(call([1, 9, 9, 2]), [1, 9, 2])
 
 

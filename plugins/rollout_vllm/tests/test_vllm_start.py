@@ -103,7 +103,7 @@ def test_metrics_that_can_not_be_served_are_refused_before_an_engine_is_made(
             start(taken.getsockname()[1])
     first = MetricsEndpoint(free_port())
     try:
-        with pytest.raises(RolloutError, match=r"one replica a process(?s:.)*runtime=ray"):
+        with pytest.raises(RolloutError, match=r"one replica in a process(?s:.)*runtime=ray"):
             start(free_port())
     finally:
         first.close()

@@ -50,7 +50,7 @@ class Batch:
             ColumnError: there is no batch, or the batches differ in column names, kinds or dtypes.
         """
         if not batches:
-            raise ColumnError("there is no batch to concatenate")
+            raise ColumnError("no batches were given to concatenate; expected at least one")
         if len(batches) == 1:
             return batches[0]
         _check_same_names(batches)
@@ -118,7 +118,7 @@ class Batch:
         missing = [name for name in names if name not in self._columns]
         if missing:
             raise ColumnError(
-                f"{who} needs {', '.join(map(repr, missing))}, but the batch has only {self._known()}",
+                f"{who} needs {', '.join(map(repr, missing))}, which the batch lacks; it has {self._known()}",
                 hint=_did_you_mean(missing, self._columns),
             )
 
@@ -138,7 +138,7 @@ class Batch:
         return Batch(columns, length=len(index_M))
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Return samples `start` up to, not including, `stop`; arrays are views."""
+        """Return the samples from `start` up to, but not including, `stop`; arrays are views."""
         start, stop, _ = slice(start, stop).indices(self._length)
         stop = max(start, stop)
         if (start, stop) == (0, self._length):
@@ -154,7 +154,8 @@ class Batch:
         """
         if sum(sizes) != self._length or any(size < 0 for size in sizes):
             raise ColumnError(
-                f"sizes {list(sizes)} add up to {sum(sizes)}, but the batch has {self._length} samples"
+                f"the batch can't be split: sizes {list(sizes)} add up to {sum(sizes)}; expected sizes ≥ 0 that add up to "
+                f"its {self._length} samples"
             )
         bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
         return [self.slice(a, b) for a, b in pairwise(bounds)]
@@ -222,7 +223,7 @@ def _check_same_names(batches: Sequence[Batch]) -> None:
             raise ColumnError(
                 f"batches 0 and {number} can't be concatenated: only one of them has "
                 + ", ".join(map(repr, sorted(odd))),
-                hint="select the same columns of both first",
+                hint="select the same columns in both batches first",
             )
 
 
@@ -230,7 +231,7 @@ def _concat(name: str, parts: list[Values]) -> Values:
     kinds = {_kind(values) for values in parts}
     if len(kinds) > 1:
         raise ColumnError(
-            f"column {name!r} can't be concatenated: it is {' and '.join(sorted(kinds))}"
+            f"column {name!r} can't be concatenated: its kinds differ between the batches: {' and '.join(sorted(kinds))}"
         )
     if isinstance(parts[0], Ragged):
         return RaggedRows.join(parts)  # type: ignore[arg-type]  # one kind, as checked above

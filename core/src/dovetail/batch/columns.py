@@ -39,7 +39,7 @@ class Column:
     along: str | None = None
     """For a ragged column: another column whose rows have the same lengths, token by token."""
     inner: tuple[int | None, ...] = ()
-    """Shape of one value: `(3,)` makes [T, 3] of [T], and [N, 3] of [N]. None is a size that differs between runs."""
+    """Shape of one value: `(3,)` turns [T] into [T, 3], and [N] into [N, 3]. None is a size that differs between runs."""
 
     def __post_init__(self) -> None:
         """Check dtype, shape and inner shape.
@@ -51,8 +51,12 @@ class Column:
         sizes = all(size is None or (type(size) is int and size > 0) for size in self.inner)
         if not sizes or (self.inner and self.shape == "object"):
             raise ColumnError(
-                f"the column {self.name!r} has inner = {self.inner!r}; expected sizes of 1 or more, or None"
-                + (", and no inner shape of JSON values" if self.shape == "object" else "")
+                f"the column {self.name!r} has inner = {self.inner!r}; expected "
+                + (
+                    "(), because JSON values have no inner shape"
+                    if self.shape == "object"
+                    else "sizes of 1 or more, or None for a size that differs between runs"
+                )
             )
         for what, value, allowed in (
             ("shape", self.shape, get_args(Raggedness)),

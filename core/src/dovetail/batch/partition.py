@@ -15,8 +15,8 @@ from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
 
 DIFFERENCED = 1024
-"""Maximum number of units for the largest differencing method. Of more units, the heaviest are first given to the lightest parts, one by
-one."""
+"""Maximum number of units for the largest differencing method. With more units, the heaviest are first assigned to the lightest parts,
+one by one."""
 
 
 def token_counts(batch: Batch) -> np.ndarray:
@@ -58,7 +58,7 @@ def balanced_partition(
     """
     weights_U, index_N = _units(weights_N, units_N)
     if parts < 1:
-        raise ColumnError(f"a batch can't be divided into {parts} parts")
+        raise ColumnError(f"a batch can't be divided into {parts} parts; expected 1 or more")
     if parts == 1:
         return [np.arange(len(index_N), dtype=np.int64)]
     return _samples_of(_difference(_distinct(weights_U), parts), index_N, parts)
@@ -68,7 +68,9 @@ def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
     """Return each unit's weight, float64 [U], and each sample's unit, int64 [N]; units are numbered by first appearance."""
     weights_N = np.asarray(weights_N, np.float64)
     if weights_N.ndim != 1 or not np.all(np.isfinite(weights_N)) or np.any(weights_N < 0):
-        raise ColumnError(f"weights must be finite, ≥ 0 and [N], but are {weights_N!r}")
+        raise ColumnError(
+            f"weights must be an array [N] of finite numbers ≥ 0, but are {weights_N!r}"
+        )
     if units_N is None:
         return weights_N, np.arange(len(weights_N))
     units_N = np.asarray(units_N)

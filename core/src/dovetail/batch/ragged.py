@@ -70,7 +70,7 @@ class Ragged:
             return cls(np.concatenate(typed, dtype=dtype), offsets)
         if dtype is None:
             raise ColumnError(
-                f"{len(arrays)} empty rows do not tell the dtype of a ragged column",
+                f"the dtype of a ragged column can't be inferred from {len(arrays)} empty rows",
                 hint="pass dtype= to Ragged.from_list",
             )
         return cls(np.empty((0, *(inner or ())), dtype), offsets)
@@ -83,7 +83,7 @@ class Ragged:
             ColumnError: there is no part, or the parts differ in dtype or trailing shape.
         """
         if not parts:
-            raise ColumnError("there is nothing to concatenate")
+            raise ColumnError("no ragged columns were given to concatenate; expected at least one")
         if len(parts) == 1:
             return parts[0]
         found = {(part.dtype, part.inner) for part in parts}
@@ -101,7 +101,7 @@ class Ragged:
         """Row `row` as a view; negative numbers count from the end."""
         count = len(self)
         if not -count <= row < count:
-            raise IndexError(f"row {row} of a ragged column with {count} rows")
+            raise IndexError(f"row {row} is out of range for a ragged column with {count} rows")
         row %= count
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
@@ -201,7 +201,7 @@ class Ragged:
         return Ragged(self.values[position_T], offsets)
 
     def slice(self, start: int, stop: int) -> Ragged:
-        """Return rows `start` up to, not including, `stop`; their values [M, …] are a view."""
+        """Return the rows from `start` up to, but not including, `stop`; their values [M, …] are a view."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)
         first = self.offsets[start]
@@ -235,11 +235,11 @@ def plain_array(values: object, what: str) -> np.ndarray:
         )
     if values.dtype.kind not in PLAIN_KINDS:
         raise ColumnError(
-            f"{what} can't have dtype {values.dtype}: bool, integers and floats are known",
+            f"{what} can't have dtype {values.dtype}; expected bool, integers or floats",
             hint="put anything else into an object column: a list of N JSON values",
         )
     if values.ndim == 0:
-        raise ColumnError(f"{what} must have a first dim, but is the scalar {values}")
+        raise ColumnError(f"{what} must have at least one dimension, but is the scalar {values}")
     return values
 
 
@@ -252,10 +252,14 @@ def normal_indices(indices: object, count: int) -> np.ndarray:
     index = np.asarray(indices)
     if index.dtype == np.bool_:
         if index.shape != (count,):
-            raise ColumnError(f"a mask of shape {index.shape} can't select from {count} rows")
+            raise ColumnError(
+                f"a mask of shape {index.shape} can't select from {count} rows; expected shape ({count},)"
+            )
         return np.flatnonzero(index)
     if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-        raise ColumnError(f"indices must be integers [M], not {index.dtype} of shape {index.shape}")
+        raise ColumnError(
+            f"indices must be an integer array [M], not one of dtype {index.dtype} of shape {index.shape}"
+        )
     index = index.astype(np.int64, copy=False)
     if index.size and (index.min() < -count or index.max() >= count):
         worst = index.max() if index.max() >= count else index.min()
@@ -316,13 +320,13 @@ def _checked_offsets(offsets: object, total: int) -> np.ndarray:
     given = np.asarray(offsets)
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
         raise ColumnError(
-            f"offsets must be int64 [N + 1], not {given.dtype} of shape {given.shape}"
+            f"offsets must be an integer array [N + 1], not one of dtype {given.dtype} and shape {given.shape}"
         )
     checked: np.ndarray = given.astype(np.int64, copy=False)
     falls = bool(np.any(checked[1:] < checked[:-1]))
     if checked[0] != 0 or checked[-1] != total or falls:
         raise ColumnError(
-            f"offsets must rise from 0 to the {total} values, but go from {checked[0]} to {checked[-1]}"
+            f"offsets must rise from 0 to {total}, the number of values, but go from {checked[0]} to {checked[-1]}"
             + (" and fall in between" if falls else "")
         )
     return checked

@@ -152,7 +152,7 @@ class RaggedRows(Ragged):
         return all(source.fetched for source in self.sources)
 
     def finite(self) -> bool:
-        """Return whether every value is finite. Stored arrays are not read: their attribute `finite` counts."""
+        """Return whether every value is finite. Stored arrays are not read: their attribute `finite` is used."""
         known = all(isinstance(source, StoredArray) and source.finite for source in self.sources)
         return known or super().finite()
 
@@ -170,7 +170,7 @@ class RaggedRows(Ragged):
         return self._with(self.source_N[index_M], self.start_N[index_M], offsets)
 
     def slice(self, start: int, stop: int) -> RaggedRows:
-        """Return rows `start` up to, not including, `stop`, without reading values."""
+        """Return the rows from `start` up to, but not including, `stop`, without reading values."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)
         if (start, stop) == (0, len(self)):
@@ -250,7 +250,7 @@ class RaggedRows(Ragged):
         return values
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the source, first value and end (exclusive) of each run of contiguous rows: three int64 arrays [R]."""
+        """Return the source, first value and end (exclusive) of each run of contiguous rows: int64 [R] each, for R runs."""
         filled = np.flatnonzero(self.lengths)
         source_F, start_F = self.source_N[filled], self.start_N[filled]
         stop_F = start_F + self.lengths[filled]

@@ -28,7 +28,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether a living process holds the directory's lock, or the directory has just been removed."""
+    """Return whether a living process holds the directory's lock; also true if the directory does not exist any more."""
     try:
         handle = os.open(directory, os.O_RDONLY)
     except FileNotFoundError:
@@ -93,7 +93,8 @@ def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
     """
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(
-            f"{directory} is a file, where the model should go", hint="move the file away"
+            f"the model can't be written to {directory}: that is a file; expected a folder",
+            hint="move the file away",
         )
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

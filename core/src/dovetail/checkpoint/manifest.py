@@ -55,10 +55,12 @@ class CheckpointManifest:
         """
         files = {path.relative_to(directory).as_posix(): _entry(path) for path in walk(directory)}
         if not files:
-            raise CheckpointError(f"the checkpoint of step {step} holds no file")
+            raise CheckpointError(
+                f"the checkpoint of step {step} has no files; expected at least one"
+            )
         if MANIFEST in files:
             raise CheckpointError(
-                f"{MANIFEST} at the top of a checkpoint is reserved for the store; use another file name"
+                f"the file name {MANIFEST} at the top of a checkpoint is reserved for its list of files; use another name"
             )
         return cls(step=step, sequence=sequence, files=files, mark=mark)
 
@@ -79,7 +81,7 @@ class CheckpointManifest:
             fields = json.loads(path.read_bytes())
             if fields["schema"] != SCHEMA:
                 raise CheckpointError(
-                    f"{path} has schema {fields['schema']!r}, but this version reads {SCHEMA}",
+                    f"the checkpoint manifest {path} has schema {fields['schema']!r}, but this version reads {SCHEMA}",
                     hint="read it with the version of dovetail-core that wrote it",
                 )
             files = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
@@ -92,7 +94,9 @@ class CheckpointManifest:
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint manifest {path} is damaged: {type(error).__name__}: {error}"
+            ) from error
 
     def damages(self, directory: Path) -> Iterator[str]:
         """Yield one sentence for each missing or changed file of a checkpoint."""
@@ -103,7 +107,7 @@ class CheckpointManifest:
                 if size != expected.size:
                     yield f"{name} has {size} bytes instead of {expected.size}"
                 elif _sha256(path) != expected.sha256:
-                    yield f"{name} has other contents than were written (SHA-256 differs)"
+                    yield f"{name} does not have the contents that were written (its SHA-256 differs)"
             except FileNotFoundError:
                 yield f"{name} is missing"
             except OSError as error:
@@ -119,8 +123,8 @@ def walk(directory: Path) -> Iterator[Path]:
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(
-                f"{path.relative_to(directory)} is not a plain file: a checkpoint must not depend on other files",
-                hint="copy what a link points to",
+                f"the checkpoint's entry {path.relative_to(directory)} is not a plain file: a checkpoint must not depend on other files",
+                hint="write a copy of the file instead of a link",
             )
         if path.is_file():
             yield path

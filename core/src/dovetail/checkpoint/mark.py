@@ -58,7 +58,8 @@ class BestCheckpoint:
         """
         if not math.isfinite(self.value):
             raise CheckpointError(
-                f"{self.path.name} can't be the best one: its {self.metric or 'value'} is {self.value}"
+                f"checkpoint {self.path.name} can't be marked as the best: its {self.metric or 'value'} is {self.value}; "
+                "expected a finite number"
             )
         fields = {"checkpoint": self.path.name, "metric": self.metric, "value": self.value}
         return json.dumps(fields) + "\n"
@@ -79,6 +80,6 @@ class BestCheckpoint:
             return None
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(
-                f"{file} is damaged: {type(error).__name__}: {error}",
-                hint="delete it; the next validation then marks the best checkpoint anew",
+                f"the file {file}, which names the best checkpoint, is damaged: {type(error).__name__}: {error}",
+                hint="delete the file; the next validation then marks the best checkpoint again",
             ) from error

@@ -52,8 +52,8 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
             save_file(arrays, directory / ARRAYS, metadata={"scalars": json.dumps(scalars)})
         except SafetensorError as error:
             raise CheckpointError(
-                f"the states of {', '.join(plugins)} hold {len(arrays)} arrays and NumPy scalars, which can't be kept: {error}",
-                hint="keep many numbers in one array",
+                f"the states of {', '.join(plugins)} hold {len(arrays)} arrays and NumPy scalars, which can't be saved: {error}",
+                hint="put many numbers into one array",
             ) from error
     return states
 
@@ -88,7 +88,7 @@ def _collected(plugins: Mapping[str, Plugin]) -> tuple[dict[str, Any], dict[str,
 
 
 def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
-    """Replace the descriptions in the states by a verified checkpoint's arrays, in place, and return the states.
+    """Replace the descriptions of arrays in the states by the arrays of a verified checkpoint, in place, and return the states.
 
     Args:
         directory: the checkpoint.

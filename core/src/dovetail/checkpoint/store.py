@@ -50,7 +50,7 @@ class CheckpointStore:
         self.best()
 
     def recover(self) -> None:
-        """Complete or remove an unfinished save of a killed process, also between the two renames of the save.
+        """Complete or remove the save that a killed process left unfinished, even between its two renames.
 
         Raises:
             CheckpointError: the folder can't be written.
@@ -138,8 +138,8 @@ class CheckpointStore:
         checkpoint = self.path(step)
         if not self.has(step):
             raise CheckpointError(
-                f"step {step} can't be the best one: {checkpoint} holds no checkpoint",
-                hint="save the step before it is marked",
+                f"step {step} can't be marked as the best: {checkpoint} is not a checkpoint",
+                hint="save the step's checkpoint before you mark it",
             )
         with explained(f"can't mark the checkpoint of step {step} as the best"):
             self._mark(BestCheckpoint(path=checkpoint, metric=metric, value=value))
@@ -179,7 +179,7 @@ class CheckpointStore:
         if found is None:
             there = ", ".join(path.name for path in self.saved()) or "none"
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"{self.directory} holds {which}; there are: {there}")
+            raise CheckpointError(f"{self.directory} holds {which}; it has: {there}")
         return found
 
     def retire(self, keep: int) -> list[str]:
@@ -212,8 +212,8 @@ class CheckpointStore:
         """Return a hint that names the checkpoint to go back to from a damaged one."""
         others = [path for path in self.saved() if path != damaged and _sequence(path) >= 0]
         if not others:
-            return "there is no other checkpoint"
-        return f"go back to {others[-1].name}: remove the damaged one (rm -r {damaged}) and resume again"
+            return "restore it from a copy: there is no other checkpoint to go back to"
+        return f"to go back to {others[-1].name}, remove the damaged checkpoint (rm -r {damaged}) and resume again"
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class CheckpointStore:
         names = f"; older checkpoints take {removable}: {', '.join(p.name for p in older)}"
         return DiskFullError(
             f"the disk is full: the checkpoint of step {step} needs {needed}, but {readable(free)} are free "
-            f"in {self.directory}; nothing of it is kept, {kept}",
+            f"in {self.directory}; no part of it is kept; {kept}",
             hint="free some space, or keep fewer checkpoints (trainer.keep_checkpoints)"
             + (names if older else ""),
         )

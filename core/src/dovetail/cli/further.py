@@ -96,7 +96,7 @@ def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.C
     if not isinstance(command, click.Command):
         raise PluginBrokenError(
             f"the command {name!r} of {owner} is {command!r}, not a click command",
-            hint="its author points the entry point at a click command or group",
+            hint=f"report it to the author of {owner.split()[0]}: the entry point must name a click command or group",
         )
     return command
 
@@ -107,11 +107,15 @@ def fail_unknown(ctx: click.Context, name: str, known: Collection[str]) -> NoRet
 
     parent = ctx.command_path.partition(" ")[2]
     if home := COMMANDS.get(f"{parent} {name}".strip()):
-        ctx.fail(f"there is no command {name!r}; it comes with: pip install {home}")
+        ctx.fail(f"there is no command {name!r}; install it with: pip install {home}")
     near = nearest(name, known)
     ctx.fail(
         f"there is no command {name!r}"
-        + (f"; did you mean {near!r}?" if near else f"; `{ctx.command_path} --help` lists them")
+        + (
+            f"; did you mean {near!r}?"
+            if near
+            else f"; `{ctx.command_path} --help` lists the commands"
+        )
     )
 
 

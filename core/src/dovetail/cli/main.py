@@ -35,14 +35,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name → (`module:attribute`, description for `--help`), so that help imports no command."""
 
-_FULL = "free some space; with DOVETAIL_TRACEBACK=1 the error shows what was written"
+_FULL = "free some space; set DOVETAIL_TRACEBACK=1 to see which file was being written"
 _HINTS = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
-    errno.ENAMETOOLONG: "a name in a path has at most 255 bytes: see which argument or key of the config gives it",
-    errno.EISDIR: "remove the folder, which stands where a file belongs, or name another place",
-    errno.EIO: "see that the path is a file's, and that its disk is sound",
-    errno.EACCES: "give yourself the right to it, or name another place",
+    errno.ENAMETOOLONG: "shorten the name to at most 255 bytes, in the argument or config key that gives the path",
+    errno.EISDIR: "a file is expected at this path: remove the folder, or give another path",
+    errno.EIO: "check that the path names a file, and that its disk has no errors",
+    errno.EACCES: "change the permissions of the path, or give another path",
 }
 """The fix for an error of the operating system that ends a command, by errno."""
 

@@ -93,7 +93,7 @@ def config_arguments(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the parameters `config` (a tuple of at most one path) and `overrides` to a command.
 
-    A first argument with `=` is an override, unless a file has this name; all keys then come from the command line.
+    If the first argument contains `=` and no file has this name, it is an override, and no config file is read.
 
     Args:
         metavar: the name of the arguments in the command's help.
@@ -115,7 +115,7 @@ def config_arguments(
 def complete(
     context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete an argument in a shell: the first to a file, the others to `key=` with the keys of that file's config."""
+    """Return shell completions of an argument: files for the first, and `key=` with keys of that file's config for the others."""
     arguments = context.params.get("arguments") or ()
     if not arguments:
         return [CompletionItem(begun, type="file")]

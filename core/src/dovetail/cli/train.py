@@ -79,7 +79,7 @@ def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool
     found = default_index().extensions(SUPERVISOR_GROUP)
     if not found:
         raise PluginNotFoundError(
-            "trainer.run_restarts needs a supervisor, and no installed package has one",
+            f"trainer.run_restarts={config.trainer.run_restarts} needs a supervisor, but no installed package provides one",
             hint="pip install dovetail-console, or set trainer.run_restarts=0",
         )
     supervise = found[0][0].load()

@@ -116,8 +116,8 @@ class EpochOrder:
         order: np.ndarray = np.asarray(self._sampler.order(size, number))
         if not np.array_equal(np.sort(order), np.arange(size)):
             raise DataError(
-                f"sampler {type(self._sampler).name!r} gave no permutation of {size} rows for epoch {number}",
-                hint="its order(size, epoch) must hold each of 0 … size − 1 once",
+                f"sampler {type(self._sampler).name!r} did not return a permutation of {size} rows for epoch {number}",
+                hint="the sampler's order(size, epoch) must hold each of 0 … size − 1 once",
             )
         return order.astype(np.int64)
 

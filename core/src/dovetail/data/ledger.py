@@ -81,13 +81,17 @@ class Ledger:
             LedgerError: the prompt is in flight or already used in this epoch, or the epoch is complete.
         """
         if epoch < self._closed:
-            raise LedgerError(f"prompt {prompt} issued in epoch {epoch}, which is complete")
+            raise LedgerError(
+                f"prompt {prompt} can't be issued in epoch {epoch}: that epoch is complete"
+            )
         record = self._epochs.setdefault(epoch, _Epoch())
         if prompt in record.used:
-            raise LedgerError(f"prompt {prompt} issued in epoch {epoch}, in which it was used")
+            raise LedgerError(
+                f"prompt {prompt} can't be issued in epoch {epoch}: it was already used in that epoch"
+            )
         if prompt in record.open:
             raise LedgerError(
-                f"prompt {prompt} issued in epoch {epoch} while its attempt {record.latest(prompt)} is in flight",
+                f"prompt {prompt} can't be issued in epoch {epoch}: its attempt {record.latest(prompt)} is still in flight",
                 hint="drop that attempt first",
             )
         if record.dropped.pop(prompt, None) is not None:
@@ -105,7 +109,7 @@ class Ledger:
         record = self._in_flight(epoch, prompt, attempt, "taken")
         if record.open[prompt] is not None:
             raise LedgerError(
-                f"{_name(epoch, prompt, attempt)} taken by step {step}, but step {record.open[prompt]} has it"
+                f"{_name(epoch, prompt, attempt)} can't be taken by step {step}: step {record.open[prompt]} has taken it"
             )
         record.open[prompt] = step
 
@@ -124,7 +128,9 @@ class Ledger:
         """
         record = self._in_flight(epoch, prompt, attempt, "used")
         if record.open[prompt] is None:
-            raise LedgerError(f"{_name(epoch, prompt, attempt)} used before a step took it")
+            raise LedgerError(
+                f"{_name(epoch, prompt, attempt)} was marked as used, but no step had taken it"
+            )
         del record.open[prompt]
         record.used.add(prompt)
         self._close_behind()
@@ -132,7 +138,7 @@ class Ledger:
     def retry(self, epoch: int, prompt: int, attempt: int) -> int:
         """Record a failed attempt, and return the next attempt's number; the prompt stays in flight.
 
-        `drop` and `issue` in its place could complete the epoch in between.
+        Calling `drop` and then `issue` instead could complete the epoch in between.
 
         Raises:
             LedgerError: the attempt is not in flight.
@@ -216,19 +222,23 @@ class Ledger:
                 record.used | record.dropped.keys()
             )
             if both:
-                raise LedgerError(f"epoch {epoch}: prompts {_some(both)} are accounted for twice")
+                raise LedgerError(
+                    f"in epoch {epoch}, the ledger counts these prompts twice (as used, dropped or in flight): {_some(both)}"
+                )
             if self.size is not None and (
                 record.issued > self.size or (epoch < newest and record.issued < self.size)
             ):
                 raise LedgerError(
-                    f"epoch {epoch}: {record.issued} of {self.size} prompts were issued, and epoch {newest} has begun"
+                    f"epoch {epoch} issued {record.issued} prompts; expected {self.size} (the newest epoch is {newest})"
                 )
         skipped = set(range(self._closed, newest)) - self._epochs.keys()
         if skipped:
-            raise LedgerError(f"no prompt of epochs {_some(skipped)} was issued")
+            raise LedgerError(
+                f"no prompt was issued in these epochs before epoch {newest}: {_some(skipped)}"
+            )
         if not in_flight and (lost := self.open()):
             names = "; ".join(_name(*key) for key in lost[:5])
-            raise LedgerError(f"{len(lost)} attempts were neither used nor dropped: {names}")
+            raise LedgerError(f"attempts were neither used nor dropped ({len(lost)}): {names}")
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -253,7 +263,7 @@ class Ledger:
         """
         if state.get("version") != STATE_VERSION:
             raise LedgerError(
-                f"the ledger's state has version {state.get('version')!r}; this version reads {STATE_VERSION}"
+                f"the checkpoint's prompt ledger has version {state.get('version')!r}; this dovetail-core reads version {STATE_VERSION}"
             )
         if state["size"] is not None and self.size is not None and self.size != state["size"]:
             raise _other_size(state["size"], self.size)
@@ -271,12 +281,12 @@ class Ledger:
             return record
         name = _name(epoch, prompt, attempt)
         if epoch < self._closed:
-            raise LedgerError(f"{name} {verb}, but epoch {epoch} is complete")
+            raise LedgerError(f"{name} can't be {verb}: epoch {epoch} is complete")
         if not self.knows(epoch, prompt) or attempt > record.latest(prompt):
-            raise LedgerError(f"{name} {verb}, but it was never issued")
+            raise LedgerError(f"{name} can't be {verb}: it was never issued")
         if prompt in record.used and attempt == record.latest(prompt):
-            raise LedgerError(f"{name} {verb}, but it was used before")
-        raise LedgerError(f"{name} {verb}, but it was dropped before")
+            raise LedgerError(f"{name} can't be {verb}: it was used before")
+        raise LedgerError(f"{name} can't be {verb}: it was dropped before")
 
     def _close_behind(self) -> None:
         """Reduce the oldest epochs to counts, up to the first one that is incomplete or the newest."""
@@ -317,8 +327,8 @@ def _unpacked(state: Mapping[str, Any]) -> _Epoch:
 
 def _other_size(before: int | None, now: int) -> LedgerError:
     return LedgerError(
-        f"the ledger was saved for {before} prompts an epoch; now there are {now}",
-        hint="resume with the same files and limits",
+        f"the checkpoint's prompt ledger counts {before} prompts an epoch, but the data has {now}",
+        hint="resume with the same data files and length limits",
     )
 
 

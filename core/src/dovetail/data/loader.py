@@ -57,7 +57,7 @@ class PromptLoader:
     ) -> None:
         if batch_size > len(prompts):
             raise DataError(
-                f"data.train_batch_size={batch_size} prompts, but there are only {len(prompts)} to train on",
+                f"data.train_batch_size is {batch_size} prompts, but there are only {len(prompts)} to train on",
                 hint=f"set data.train_batch_size={max(len(prompts), 1)} or less, or add data",
             )
         self._prompts = prompts
@@ -141,9 +141,9 @@ class PromptLoader:
         """
         streamed = self._streamed is not None
         if state["streamed"] != streamed:
-            have, are = ("", " not") if state["streamed"] else (" not", "")
             raise DataError(
-                f"the rows of the checkpoint's run were{have} streamed, and these are{are}, so that their order differs",
+                f"this run has data.streaming={str(streamed).lower()}, but the checkpoint's run had "
+                f"data.streaming={str(state['streamed']).lower()}: the order of its rows differs",
                 hint=f"resume with data.streaming={str(state['streamed']).lower()}",
             )
         if state["data"] != self._fingerprint():
@@ -197,7 +197,7 @@ class PromptLoader:
             self._ledger.drop(self._epoch, name, attempt, BAD if prompt else OVERLONG)
             left_out += 1
         raise DataError(
-            f"all {left_out} rows of an epoch are longer than their limits",
+            f"no row of the epoch can be trained on: all {left_out} are longer than their limits, or bad",
             hint="raise data.max_length, or data.max_prompt_length and data.max_response_length",
         )
 

@@ -70,7 +70,7 @@ class Mesh:
         """
         if self.size != workers:
             raise DispatchError(
-                f"mesh {self.described()} = {self.size} does not multiply out to {workers} workers",
+                f"mesh {self.described()} = {self.size} ranks does not fit {workers} workers",
                 hint=f"start {self.size} workers, or change an axis so that the product is {workers}",
             )
         return self

@@ -32,9 +32,9 @@ class ProfileSpec:
     directory: Path
     """Directory of the written files."""
     first: int
-    """First step."""
+    """First step that is recorded."""
     last: int
-    """Last step."""
+    """Last step that is recorded."""
     ranks: tuple[int, ...] = (0,)
     """Ranks of each role that are recorded; the others do nothing."""
 
@@ -162,8 +162,8 @@ def recorder(tool: str, device: str) -> Recorder:
     found = entry_points(group=PROFILER_GROUP)
     if tool not in found.names:
         raise ConfigError(
-            f"profile.tool is {tool!r}; expected {' or '.join(sorted(found.names)) or 'a tool of a package'}",
-            hint="choose one, or install the package that brings it; dovetail-torch-engines brings torch, memory and nsys",
+            f"profile.tool is {tool!r}; expected {' or '.join(sorted(found.names)) or 'a tool from an installed package, but none is installed'}",
+            hint="set an installed tool, or install the package that provides this one; dovetail-torch-engines provides torch, memory and nsys",
         )
     made: Recorder = found[tool].load()(device)
     return made

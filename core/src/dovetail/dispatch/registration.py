@@ -66,7 +66,9 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
     if len(set(axes)) != len(axes):
         raise DispatchError(f"nd(split={split!r}) names an axis twice")
     if unit not in UNITS:
-        raise DispatchError(f"nd(unit={unit!r}) is unknown; units are {', '.join(UNITS)}")
+        raise DispatchError(
+            f"nd(unit={unit!r}) names an unknown unit; expected one of {', '.join(UNITS)}"
+        )
     return ModeSpec.of("nd", mesh=mesh_name, split=axes, unit=unit)
 
 
@@ -83,11 +85,11 @@ def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
 
     def mark(function: Function) -> Function:
         if not callable(function) or isinstance(function, type):
-            raise DispatchError(f"@register goes on a method, not on {function!r}")
+            raise DispatchError(f"@register can only decorate a method, not {function!r}")
         other = getattr(function, _MARK, None)
         if other not in {None, dispatch_mode}:
             raise DispatchError(
-                f"{function.__qualname__} is registered as {other} and as {dispatch_mode}"
+                f"{function.__qualname__} is registered twice, as {other} and as {dispatch_mode}; keep one"
             )
         setattr(function, _MARK, dispatch_mode)
         return function

@@ -43,7 +43,7 @@ class Worker:
         context = getattr(self, "context", None)
         if context is None:
             raise DispatchError(
-                f"{type(self).__qualname__} has no context, so that its rank is unknown",
+                f"{type(self).__qualname__} has no context, so its rank is unknown",
                 hint="call super().__init__(config, context) in its constructor",
             )
         return context

@@ -53,7 +53,7 @@ def build(
     reward: Callable[..., Any] | None = None,
     stop: StopSwitch | None = None,
 ) -> TrainingRun:
-    """Make and start every part of a run; started parts are closed again if a later part fails.
+    """Make and start every part of a run, and return the run; started parts are closed again if a later part fails.
 
     Args:
         config: the config of the run.

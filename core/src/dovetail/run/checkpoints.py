@@ -174,12 +174,12 @@ class RunCheckpoints:
         document: dict[str, Any] = json.loads((path / "state.json").read_text())
         if document.get("schema") != STATE_SCHEMA:
             raise CheckpointError(
-                f"{path} has state schema {document.get('schema')!r}; this version reads {STATE_SCHEMA}"
+                f"the checkpoint {path} has state schema {document.get('schema')!r}; this version reads {STATE_SCHEMA}"
             )
         for role, group in self._groups.items():
             if not (path / role).is_dir():
                 raise CheckpointError(
-                    f"{path} holds no {role}: the run that wrote it had none",
+                    f"the checkpoint {path} has no state of the role {role}: the run that wrote it had no such role",
                     hint="resume with the algorithm of the run, or start a new run",
                 )
             group.load(path / role).result()

@@ -23,11 +23,11 @@ def check_sampler(sampler: Sampler, size: int) -> None:
     title = title_of("sampler", sampler)
     if first.dtype.kind not in "iu" or not np.array_equal(np.sort(first), np.arange(size)):
         raise PluginBrokenError(
-            f"{title} gave {first.dtype} {list(first.shape)}, no permutation of {size} rows",
-            hint="its order(size, epoch) must hold each of 0 … size − 1 once",
+            f"{title} returned {first.dtype} {list(first.shape)}, which is not a permutation of {size} rows",
+            hint="the sampler's order(size, epoch) must hold each of 0 … size − 1 once",
         )
     if not np.array_equal(first, again):
         raise PluginBrokenError(
-            f"{title} gave two different orders for one epoch: a resumed run would skip and repeat prompts",
-            hint="its order(size, epoch) must follow from seed and epoch alone, without a state of its own",
+            f"{title} returned two different orders for one epoch: a resumed run would skip and repeat prompts",
+            hint="the sampler's order(size, epoch) must depend on the seed and the epoch alone, not on a state of its own",
         )

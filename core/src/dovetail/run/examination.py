@@ -109,7 +109,7 @@ def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
                 findings.append(attrs.evolve(finding, rule=rule.name))  # noqa: PERF401 - those before a failure count
         except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is not a fault of the config
             broken = Finding.warning(
-                f"the preflight rule {rule.name} of {rule.distribution} could not judge this config: "
+                f"the preflight rule {rule.name} of {rule.distribution} failed on this config: "
                 f"{type(error).__name__}: {error}",
                 hint=f"report it to the author of {rule.distribution}, or set preflight.ignore={rule.name}",
             )
@@ -124,7 +124,7 @@ def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Findin
             yield Finding(
                 rule="preflight.ignore",
                 severity="error",
-                message=f"preflight.ignore names {rule!r}, and no installed rule has that id",
+                message=f"preflight.ignore names {rule!r}, but no installed rule has that id",
                 hint=f"did you mean {close!r}?"
                 if close
                 else f"the ids are: {', '.join(sorted(known))}",

@@ -42,9 +42,7 @@ _MODEL = (
     "or try model.dtype=float32"
 )
 _REWARD = "correct the reward: a score that is finite in float64 may still overflow in float32"
-_ESTIMATOR = (
-    "rewards and values are finite, so the estimator made it: try another algorithm.advantage"
-)
+_ESTIMATOR = "rewards and values are finite, so the advantage estimator caused it: try another algorithm.advantage"
 
 HINTS: Mapping[str, str] = {
     "rollout_log_probs": _ENGINE,
@@ -113,12 +111,12 @@ def check_finite(
     path = _write(directory, step, ids, rows)
     first = found[0]
     named = [batch["sample_id"][row] for row in first.samples_M]
-    also = f"; so are {', '.join(part.column for part in found[1:])}" if found[1:] else ""
+    also = f"; also not finite: {', '.join(part.column for part in found[1:])}" if found[1:] else ""
     unchanged = "" if any(step.updates.values()) else "No weight was changed. "
     raise NumericsError(
         f"{first.column} is not finite in {len(named)} of {len(batch)} samples of step {step.number}: "
         f"{listed(named)}{also}. {unchanged}The samples and values are in {path}",
-        hint=f"correct {writer()}, which wrote it"
+        hint=f"correct {writer()}, which wrote this column"
         if writer
         else HINTS.get(
             first.column, "correct the stage that writes it (`dovetail plan` shows which)"
@@ -133,7 +131,7 @@ def with_fault_file(
     """Write a fault file for the samples in an engine's error, and return an error that also names the file."""
     path = _write(directory, step, list(error.sample_ids), [])
     return NumericsError(
-        f"{error.message}; its samples are in {path}",
+        f"{error.message}; the samples are in {path}",
         hint=error.hint,
         sample_ids=error.sample_ids,
     )

@@ -57,7 +57,7 @@ class StopSwitch:
         name = signal.Signals(number).name
         if self._requested is not None:
             if number == signal.SIGINT:
-                raise KeyboardInterrupt(f"{name} again: stopping at once, nothing saved since")
+                raise KeyboardInterrupt(f"{name} again: the run stops at once and saves nothing")
             return
         self.request(name)
         # The handler may interrupt a print, which is not reentrant: write to the file descriptor.

@@ -171,7 +171,7 @@ class Learner:
         for other, column in self._readers(planned):
             raise PluginBrokenError(
                 f"{title_of('stage', stage)} skips a step, but {other} requires its column {column!r}",
-                hint="its `skips` may be true only where nothing later requires its columns",
+                hint="the stage may skip a step only if no later stage requires its columns; correct `skips`",
             )
 
     def _readers(self, planned: PlannedStage) -> Iterator[tuple[str, str]]:
@@ -201,8 +201,8 @@ class Learner:
             raise _broken(
                 stage,
                 f"returned {len(after)} samples for {len(before)}",
-                "return the same samples in the same order; a sample filter leaves samples out, and so may a stage that says "
-                "`changes_samples = True`",
+                "return the same samples in the same order; only a sample filter, or a stage with `changes_samples = True`, may "
+                "leave samples out",
             )
         old: Mapping[str, Any] = before.columns
         new: Mapping[str, Any] = after.columns
@@ -212,10 +212,12 @@ class Learner:
             verb = "wrote" if extra[0] not in old else "changed"
             raise _broken(stage, f"{verb} the column {extra[0]!r}, which it does not declare")
         if gone := sorted(old.keys() - new.keys()):
-            raise _broken(stage, f"returned no column {gone[0]!r}, which was there before")
+            raise _broken(stage, f"removed the column {gone[0]!r}, which the batch had before")
         for other, column in self._readers(planned):
             if column not in new:
-                raise _broken(stage, f"returned no column {column!r}, which {other} requires of it")
+                raise _broken(
+                    stage, f"returned no column {column!r}, which {other} requires from it"
+                )
         if step.first:
             along = {self._columns[name].along for name in changed} & new.keys()
             chosen = after.select({*changed, *filter(None, along)})
@@ -241,7 +243,7 @@ def run_stage(stage: Stage, batch: Batch, step: StepContext) -> Any:
         return called(title, stage.run, batch, step)
     except ColumnError as error:
         error.during(title())
-        error.hint = error.hint or "name every column that it reads in `requires`"
+        error.hint = error.hint or "name every column that the stage reads in `requires`"
         raise
 
 
@@ -273,7 +275,9 @@ def _locked(batch: Batch) -> Iterator[None]:
             array.flags.writeable = True
 
 
-_DECLARED = "its class methods `provides` and `rewrites` name every column that `run` writes"
+_DECLARED = (
+    "name every column that `run` writes in the stage's class methods `provides` and `rewrites`"
+)
 
 
 def _broken(stage: Stage, problem: str, hint: str = _DECLARED) -> PluginBrokenError:

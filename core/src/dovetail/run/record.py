@@ -105,7 +105,7 @@ class RunRecord:
         steps = self.plan.counts.steps
         if steps is None:
             raise DovetailError(
-                "a run needs a plan made from the data, so that it knows its number of steps"
+                "the run's number of steps is unknown: its plan was made without the data; pass a plan made from the data"
             )
         return steps
 
@@ -283,7 +283,7 @@ class RunRecord:
                 )
                 raise
             self.logger.warning(
-                f"training goes on without a checkpoint ({self._failed_saves} of {most} times): {error}",
+                f"training continues without this checkpoint (failed save {self._failed_saves} of at most {most}): {error}",
                 step=step,
             )
 
@@ -299,7 +299,7 @@ class RunRecord:
             )
         elif best is not None and not best.step:
             self.logger.warning(
-                f"{best.metric} was best before the first step ({best.value:g}): final/ is the model that the run began with"
+                f"{best.metric} was best before the first step ({best.value:g}): final/ holds the model that the run began with"
             )
         self.hooks.phase_started(step=self.state.step, phase="export")
         self.checkpoints.export(self.directory.final, None if best is None else best.path)

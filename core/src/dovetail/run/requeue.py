@@ -38,7 +38,7 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
         if not CheckpointStore(directory.checkpoints).saved():
             return {}
         raise RunDirectoryError(
-            f"{directory.config} is missing; it identifies the run",
+            f"the file {directory.config} is missing; it identifies the run",
             hint="restore it, or start another run with experiment=NAME",
         )
     written = parse(dump_yaml(loaded.config, loaded.from_environment))[0]
@@ -60,7 +60,7 @@ def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{place} holds a run with other settings: {'; '.join(refused)}",
             hint="start another run with experiment=NAME, or continue this one with `--accept-changes`; "
-            "it can't be continued on other training prompts",
+            "no run can be continued on other training prompts",
         )
 
 
@@ -110,12 +110,12 @@ def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | 
             damages.append(error.message)
         else:
             for damage in damages:
-                say(f"{damage}; going back to an earlier one")
+                say(f"{damage}; going back to an earlier checkpoint")
             return checkpoint
     if damages:
         raise CheckpointError(
-            f"no checkpoint of {directory.path} is whole: {'; '.join(damages)}",
-            hint=f"start another run with experiment=NAME, or this one from the beginning: rm -r {directory.checkpoints}",
+            f"no checkpoint of the run {directory.path} is intact: {'; '.join(damages)}",
+            hint=f"start another run with experiment=NAME, or start this one from the beginning after rm -r {directory.checkpoints}",
         )
     return None
 
@@ -133,8 +133,8 @@ def checkpoint_at(resume: str) -> Path | None:
     found = path if path in store.saved() else store.latest()
     if found is None:
         raise CheckpointError(
-            f"trainer.resume = {resume} holds no checkpoint",
-            hint="name a run directory (runs/<project>/<experiment>), or a checkpoint in it (checkpoints/step_N); auto and never are the others",
+            f"the path of trainer.resume = {resume} holds no checkpoint",
+            hint="name a run directory (runs/<project>/<experiment>), or a checkpoint in it (checkpoints/step_N), or set auto or never",
         )
     return found
 

@@ -93,7 +93,7 @@ def train(
             refuse_another_run(path, changes)
         finished = is_finished(directory)
         if finished and not changes:
-            say(f"{path} is finished; experiment=NAME starts another run")
+            say(f"the run in {path} is finished; experiment=NAME starts another run")
             return summary_of(directory)
         checkpoint = newest_whole(directory, say)
         if finished and checkpoint is None:
@@ -166,7 +166,7 @@ def resume(
         if checkpoint is None:
             raise CheckpointError(
                 f"{directory.path} holds no checkpoint to resume from",
-                hint="start it again with the `dovetail train` that began it",
+                hint="start the run again with the `dovetail train` command that began it",
             )
         loaded = load_config(directory.config, overrides)
         _say_changes(changes_of(directory, loaded), say)
@@ -229,7 +229,7 @@ def _check_steps_are_left(source: Path, plan: Plan) -> None:
     done, steps = int(source.name.removeprefix("step_")), plan.counts.steps
     if steps is not None and done >= steps:
         raise ConfigError(
-            f"there is nothing to do: {source} has done {done} steps, and the run has {steps}",
+            f"there is nothing to do: the checkpoint {source} is already at step {done}, and the run has only {steps} steps",
             hint=f"set trainer.total_steps={2 * done}",
         )
 
@@ -241,7 +241,9 @@ def _set_aside(final: Path, step: int | None, logger: Logger) -> None:
         if kept.is_dir():
             shutil.rmtree(kept)
         final.rename(kept)
-        logger.warning("the run goes on: its model so far is kept", step=step, path=str(kept))
+        logger.warning(
+            "the run continues: its earlier final model is kept", step=step, path=str(kept)
+        )
 
 
 def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
@@ -249,8 +251,8 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
     if is_finished(directory) and steps is not None and done >= steps:
         raise ConfigError(
             f"there is nothing left to do: {done} steps are done, and the run has {steps}",
-            hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`, start another run with "
-            f"experiment=NAME, or take a model: `dovetail export {directory.path} DIRECTORY`",
+            hint=f"continue with `dovetail resume {directory.path} trainer.total_steps={2 * done}`, start another run with "
+            f"experiment=NAME, or export its model: `dovetail export {directory.path} DIRECTORY`",
         )
 
 
@@ -319,7 +321,7 @@ def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) ->
         warnings, refusals = compare(directory.read_json("plugins.lock.json"), now)
     except (RunDirectoryError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunDirectoryError(
-            f"{directory.path / 'plugins.lock.json'} can't be read; it lists the plugins with which the run began",
+            f"the file {directory.path / 'plugins.lock.json'} can't be read; it lists the plugins with which the run began",
             hint=f"restore it, or continue as another run: dovetail train {directory.config} experiment=NAME "
             f"trainer.resume={directory.path}",
         ) from error

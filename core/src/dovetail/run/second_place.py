@@ -41,7 +41,7 @@ class SecondPlace:
         except (ImportError, ValueError) as error:
             raise ConfigError(
                 f"trainer.copy_to = {url} can't be used: {error}",
-                hint="install fsspec and the file system's package (s3fs, gcsfs, adlfs, …), or name a folder",
+                hint="install fsspec and the file system's package (s3fs, gcsfs, adlfs, …), or set trainer.copy_to to a folder",
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:
@@ -81,7 +81,7 @@ class SecondPlace:
             if damages := list(CheckpointManifest.read(partial).damages(partial)):
                 raise CheckpointError(
                     f"the copy {self.url}/{name} is damaged: {'; '.join(damages)}",
-                    hint=f"remove it; the next try takes an earlier one of {self.url}",
+                    hint=f"remove the damaged copy; the next start then takes an earlier one from {self.url}",
                 )
             for file in _BESIDE:
                 if self._files.exists(f"{self._root}/{file}") and not (run / file).exists():
@@ -149,7 +149,7 @@ class CheckpointCopies:
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
         if self._thread.is_alive():
-            self._logger.warning("the last checkpoint is not copied", place=self._place.url)
+            self._logger.warning("the last checkpoint was not copied", place=self._place.url)
 
     def _work(self) -> None:
         while True:
@@ -168,7 +168,7 @@ class CheckpointCopies:
                 # Retention may have removed a checkpoint during its copy; the second try lists the kept checkpoints again.
                 if number == 2:
                     self._logger.warning(
-                        "checkpoints could not be copied; tried again after the next save",
+                        "checkpoints could not be copied; the run tries again after the next save",
                         place=self._place.url,
                         error=f"{type(error).__name__}: {error}",
                     )

@@ -55,21 +55,27 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
     """
     batch: Any = _called(source, step.experience.batch)
     if not isinstance(batch, Batch):
-        problem = f"has an experience whose `batch()` returned {describe(batch)}, not a Batch"
-        raise _broken(source, problem, "end it with `return Batch({…})`")
+        problem = f"collected an experience whose `batch()` returned {describe(batch)}, not a Batch"
+        raise _broken(source, problem, "end `batch()` with `return Batch({…})`")
     if step.first and len(batch):
         planned = step.facts.plugins["source"]
         promised = planned.cls.gives(planned.config, step.facts)
         allowed = promised | planned.cls.on_request | OF_IMAGES
         if absent := sorted(promised - set(batch.names)):
-            problem = f"gave no column {absent[0]!r}, which its `gives` promises"
-            raise _broken(source, problem, "put it into the batch, or leave it out of `gives`")
+            problem = f"returned no column {absent[0]!r}, which its `gives` promises"
+            raise _broken(
+                source, problem, "put the column into the batch, or leave it out of `gives`"
+            )
         if extra := sorted(set(batch.names) - allowed):
-            problem = f"gave the column {extra[0]!r}, which it does not declare"
-            raise _broken(source, problem, "name it in `gives`, or leave it out of the batch")
+            problem = f"returned the column {extra[0]!r}, which it does not declare"
+            raise _broken(
+                source, problem, "name the column in `gives`, or leave it out of the batch"
+            )
         if complaints := complaints_about(batch, known):
-            problem = f"gave columns that are not as declared: {'; '.join(complaints)}"
-            raise _broken(source, problem, "keep the dtype and shape of the glossary")
+            problem = (
+                f"returned columns that differ from their declaration: {'; '.join(complaints)}"
+            )
+            raise _broken(source, problem, "use the dtypes and shapes of the glossary of columns")
     wanted, kept = step.config.data.train_batch_size, keys_of(batch) if len(batch) else set()
     every = kept | set(step.experience.reasons)
     if len(every) < wanted or len(kept) > wanted:
@@ -99,8 +105,8 @@ def publishing(source: ExperienceSource, weights: ActorWeights, logger: Logger) 
         title = title_of("source", source)
         logger.warning(f"{title} sent weights {times} times in one publication")
     if source.follows and weights.stale:
-        problem = "sent no weights in `publish`, though the actor's have moved since its last"
-        hint = "send them in `with site.weights.sending(…)`, or say `follows = False`"
+        problem = "sent no weights in `publish`, though the actor's weights have changed since it last sent them"
+        hint = "send them in `with site.weights.sending(…)`, or set `follows = False`"
         raise _broken(source, problem, hint)
 
 

@@ -117,11 +117,14 @@ class TrainingRun(Run):
         record, number = self.record, self.record.state.step + 1
         record.stop.check()
         if self._current is not None:
-            raise self._broken(f"begins step {number} inside of itself", "end the block before")
+            raise self._broken(
+                f"begins step {number} inside the block of a step",
+                "end the block of that step first",
+            )
         if number > record.total_steps:
             raise self._broken(
-                f"begins step {number} of {record.total_steps}",
-                "take steps while `not run.position.finished`",
+                f"begins step {number}, but the run has only {record.total_steps} steps",
+                "take steps only while `not run.position.finished`",
             )
         self._steps_begun += 1
         trained = [model.role for model in record.plan.models if model.trained]
@@ -163,7 +166,7 @@ class TrainingRun(Run):
             setting = f"max_staleness = {self._max_staleness}"
             raise self._broken(
                 f"admits {count} prompts while {outstanding} are outstanding; with "
-                f"{setting if over is None else f'over_sampling = {over:g}'} at most {self._limit} may be",
+                f"{setting if over is None else f'over_sampling = {over:g}'} at most {self._limit} may be outstanding",
                 "publish weights after every step and admit as many prompts as a step takes, or raise the trainer's `max_staleness`",
             )
         self._check_published("admits prompts")
@@ -246,7 +249,7 @@ class TrainingRun(Run):
                 self.record.stop.check()  # raises again if the trainer caught StopRequested
             if not before.finished and self.position.step == before.step:
                 raise self._broken(
-                    f"returned at step {before.step} of {before.total_steps} without finishing one",
+                    f"returned at step {before.step} of {before.total_steps} without finishing a step",
                     "run steps until `run.position.finished`",
                 )
             if self.record.config.trainer.save_last:
@@ -258,7 +261,7 @@ class TrainingRun(Run):
         """Restore the state of every part from a checkpoint, and return a sentence that names the checkpoint."""
         for role in self.checkpoints.not_trained(checkpoint):
             self.record.logger.warning(
-                "the run no longer trains a role: what it learnt is in this checkpoint, and in none that comes",
+                "the run no longer trains a role: its weights are in this checkpoint, but in no later one",
                 role=role,
                 checkpoint=str(checkpoint),
             )
@@ -283,13 +286,14 @@ class TrainingRun(Run):
     def _not_learned(self, number: int) -> None:
         self.record.stop.check()  # raises again if the trainer caught StopRequested
         raise self._broken(
-            f"ended step {number} without `run.learn(step)`", "call it inside the step"
+            f"ended step {number} without `run.learn(step)`",
+            "call `run.learn(step)` in the step's block",
         )
 
     def _check_current(self, method: str, step: StepContext) -> None:
         if self._current is None or step is not self._current:
             raise self._broken(
-                f"calls `run.{method}` with what is not the step that is under way",
+                f"calls `run.{method}` with an object that is not the current step",
                 f"write `with run.step() as step:`, and call `run.{method}(step)` in its block",
             )
 
@@ -303,7 +307,7 @@ class TrainingRun(Run):
             what += f" (steps since their publication: {self.weights.steps}; max_staleness: {self._max_staleness})"
         raise self._broken(
             f"{does} {what}",
-            "call `run.publish_weights()` before, or raise the trainer's `max_staleness`",
+            "call `run.publish_weights()` first, or raise the trainer's `max_staleness`",
         )
 
     def _check_between_steps(self, method: str) -> None:

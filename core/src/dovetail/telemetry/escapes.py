@@ -20,7 +20,7 @@ _JSON_ESCAPES = {code: rf"\u{code:04x}" for code in _CONTROLS}
 def visible(text: str) -> str:
     r"""Replace control characters by escapes such as `\x1b`.
 
-    These are C0 except newline and tab, DEL, C1, overrides of writing direction, and lone surrogates.
+    Replaced are C0 (but not newline and tab), DEL, C1, overrides of writing direction, and lone surrogates.
     """
     return text.translate(_ESCAPES)
 

@@ -46,7 +46,7 @@ def plain(value: object, level: int = 0) -> Any:
 
 
 def dump_json(value: object, indent: int | None = None) -> str:
-    """Return a value as JSON, in one line unless indented, that UTF-8 can always encode."""
+    """Return a value as JSON text that UTF-8 can always encode, in one line unless `indent` is given."""
     return json.dumps(plain(value), indent=indent, ensure_ascii=False).translate(_ESCAPED)
 
 
@@ -97,7 +97,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             if number < len(lines):
-                _LOGGER.warning("%s: line %d is not JSON and was passed over", path, number)
+                _LOGGER.warning("%s: line %d is not JSON and was skipped", path, number)
             continue
         if isinstance(row, dict):
             rows.append(row)

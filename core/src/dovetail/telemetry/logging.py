@@ -159,7 +159,7 @@ class _EventFile(logging.FileHandler):
             self._failed = True
             why = error.strerror or error
             sys.stderr.write(
-                f"warning: {self.baseFilename} can't be written: {why}; events are missing\n"
+                f"warning: the log {self.baseFilename} can't be written: {why}; events are missing from it\n"
             )
 
     def close(self) -> None:

@@ -122,14 +122,14 @@ class RunDirectory:
             size = len(name.encode(errors="surrogatepass"))
             if name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= size <= 255:
                 raise ConfigError(
-                    f"{key} is {name!r}; expected the name of one folder: 1 to 255 bytes of printable characters without /, "
-                    "and neither . nor ..",
-                    hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
+                    f"{key} is {name!r}; expected the name of one folder: 1 to 255 bytes of printable characters without "
+                    "'/', and neither '.' nor '..'",
+                    hint=f"set {key}=NAME; to choose the folder above project and experiment, set output_dir=PATH",
                 )
         longest = max(len(os.fsencode(part)) for part in Path(config.output_dir).parts or [""])
         if longest > 255:
             raise ConfigError(
-                f"output_dir has a name of {longest} bytes; names of folders have at most 255",
+                f"output_dir has a folder name of {longest} bytes; expected at most 255",
                 hint="set output_dir=PATH to a folder that you can write to",
             )
         return Path(config.output_dir) / config.project / config.experiment
@@ -155,7 +155,7 @@ class RunDirectory:
             holds = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) or "nothing"
             raise RunDirectoryError(
                 f"{str(path)!r} is not a run directory: it has no {MARKER} (it holds {holds})",
-                hint=f"if it is a run's, make an empty {MARKER} there"
+                hint=f"if it belongs to a run, create an empty file {MARKER} in it"
                 if any(path.glob("checkpoints/step_*"))
                 else _runs_nearby(path),
             )
@@ -173,7 +173,7 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(
                 f"can't write to the run directory {str(self.path)!r}: {error.strerror}",
-                hint="make it writable, and give the same command again; nothing of the run is changed",
+                hint="make it writable, and repeat the command; the run is unchanged",
             ) from error
         with opened as marker:
             if lock(marker.fileno()) is False:
@@ -266,8 +266,8 @@ class RunDirectory:
             temporary.replace(target)
         except OSError as error:
             raise RunDirectoryError(
-                f"{target} can't be written: {error.strerror or error}",
-                hint="see that there is room on the disk, and that the folder may be written to",
+                f"the file {target} can't be written: {error.strerror or error}",
+                hint="check that the disk has free space, and that the folder is writable",
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
@@ -307,9 +307,9 @@ class RunDirectory:
             known.add(row.where)
             append_rows(path, [attrs.asdict(row)])
             if len(known) <= SHOWN_BAD_ROWS:
-                logger.warning(f"left out: {row.message}", hint=row.hint)
+                logger.warning(f"a bad row is left out: {row.message}", hint=row.hint)
             if len(known) == SHOWN_BAD_ROWS:
-                logger.warning(f"further bad rows are in {path} alone")
+                logger.warning(f"further bad rows are listed only in {path}")
 
     def rewind(self, step: int) -> None:
         """Remove metrics, samples and faults of later steps than `step`, from which the run resumes.
@@ -342,14 +342,14 @@ def _running(path: Path) -> RunDirectoryError:
     return RunDirectoryError(
         f"a run is under way in {str(path)!r}: process {claim.get('process', 'unknown')} on host "
         f"{claim.get('host', 'unknown')}",
-        hint="wait until it has ended, or stop it with Ctrl-C or SIGTERM: it saves first; or start another with experiment=NAME",
+        hint="wait until it has ended, or stop it with Ctrl-C or SIGTERM: it saves first; or start another run with experiment=NAME",
     )
 
 
 def _already_taken(path: Path) -> RunDirectoryError:
     if not path.is_dir():
         return RunDirectoryError(
-            f"{str(path)!r} is a file, where the run directory should be",
+            f"the run directory {str(path)!r} can't be created: a file has this path",
             hint="choose another name with experiment=NAME, or another output_dir=PATH",
         )
     if RunDirectory(path).under_way:
@@ -377,7 +377,7 @@ def _describe(path: Path) -> str:
 
 def _not_made(path: Path, why: str) -> RunDirectoryError:
     return RunDirectoryError(
-        f"can't make the run directory {str(path)!r}: {why}",
+        f"can't create the run directory {str(path)!r}: {why}",
         hint="set output_dir=PATH to a folder that you can write to",
     )
 
@@ -385,7 +385,7 @@ def _not_made(path: Path, why: str) -> RunDirectoryError:
 def _holds_foreign_files(path: Path, names: list[str]) -> RunDirectoryError:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return RunDirectoryError(
-        f"{str(path)!r} holds files that are not a run's: {', '.join(names[:4])}{more}",
+        f"{str(path)!r} holds files that don't belong to a run: {', '.join(names[:4])}{more}",
         hint="choose an empty folder with experiment=NAME or output_dir=PATH",
     )
 
@@ -397,4 +397,4 @@ def _runs_nearby(path: Path) -> str:
             runs = sorted(marker.parent for marker in folder.glob(f"*/{MARKER}"))
             if runs:
                 return f"run directories there: {', '.join(str(run) for run in runs[:5])}"
-    return "give the folder that a run printed at its start: runs/<project>/<experiment>"
+    return "pass the folder that a run printed at its start: runs/<project>/<experiment>"

@@ -70,8 +70,8 @@ class WorkerGroup(ABC):
         taken = sorted(self.modes.keys() & {*dir(type(self)), *vars(self)})
         if taken:
             raise DispatchError(
-                f"{worker_class.__qualname__}.{taken[0]} can't be registered: "
-                f"a worker group has a {taken[0]!r} of its own"
+                f"the method {worker_class.__qualname__}.{taken[0]} can't be registered: "
+                f"every worker group has its own attribute {taken[0]!r}; rename the method"
             )
 
     @abstractmethod
@@ -127,11 +127,11 @@ class WorkerGroup(ABC):
         near = nearest(name, self.modes)
         known = ", ".join(sorted(self.modes)) or "none"
         if hasattr(self.worker_class, name):
-            message = f"{self.worker_class.__qualname__}.{name} is not registered, so that a group can't call it"
+            message = f"the method {self.worker_class.__qualname__}.{name} is not registered, so a worker group can't call it"
         else:
             message = f"{self.worker_class.__qualname__} has no method {name!r}"
         return UnregisteredMethodError(
-            f"{message}; registered are: {known}",
+            f"{message}; its registered methods are: {known}",
             hint=f"did you mean {near!r}?"
             if near
             else "register it with @register(dispatch_mode=…)",

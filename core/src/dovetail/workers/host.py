@@ -46,7 +46,7 @@ class WorkerHost:
         rank: int,
         reduction: Reduction | None = None,
     ) -> Plugin:
-        """Make a spec's plugin for a rank, start the plugin, and keep it under its role.
+        """Make a spec's plugin for a rank, start it, keep it under its role, and return it.
 
         Raises:
             DispatchError: the plugin does not implement the interface.
@@ -69,8 +69,8 @@ class WorkerHost:
         plugin = make_plugin(spec.plugin, context)
         if not isinstance(plugin, interface):
             raise DispatchError(
-                f"{spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
-                f"{type(plugin).__qualname__} is no {interface.__name__}"
+                f"the plugin {spec.plugin.name!r} can't be {spec.role or 'a worker'}: "
+                f"its class {type(plugin).__qualname__} is not a {interface.__name__}"
             )
         # Registered before `start`, so that a failed start is cleaned up, too.
         self._started.callback(plugin.close)
@@ -82,7 +82,7 @@ class WorkerHost:
     def start_worker(
         self, spec: WorkerSpec, mesh: Mesh, rank: int, reduction: Reduction | None = None
     ) -> Plugin:
-        """Start a rank of a worker group. For errors see `start`."""
+        """Start a rank of a worker group, and return its plugin; for errors see `start`."""
         return self.start(spec, Worker, mesh=mesh, rank=rank, reduction=reduction)
 
     def worker(self, role: str) -> Plugin:
@@ -92,7 +92,9 @@ class WorkerHost:
             DispatchError: this process has no worker of the role.
         """
         if role not in self._workers:
-            raise DispatchError(f"this process holds no {role!r}: {', '.join(self._workers)}")
+            raise DispatchError(
+                f"this process has no worker {role!r}; it has: {', '.join(self._workers)}"
+            )
         return self._workers[role]
 
     def run(self, role: str, method: str, call: Call) -> Any:

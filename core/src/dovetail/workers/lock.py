@@ -61,7 +61,7 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Itera
         for key, words in (("version", "version"), ("sha256", "content with SHA-256")):
             if was.get(key) != now.get(key):
                 source = was.get("distribution") or f"the file {was.get('path')}"
-                yield f"{source} has {words} {_short(was, key)} on the controller and {_short(now, key)} there"
+                yield f"{source} has {words} {_short(now, key)}; expected {_short(was, key)}"
 
 
 def _short(item: Mapping[str, Any], key: str) -> str:

@@ -299,7 +299,7 @@ def _joined(results: list[Batch], division: Division) -> Batch:
     for k, (result, part) in enumerate(zip(results, parts, strict=True)):
         if len(result) != len(part):
             raise DispatchError(
-                f"part {k} was given {len(part)} samples, but returned {len(result)}",
+                f"part {k} of the batch has {len(part)} samples, but the method returned {len(result)} for it",
                 hint="a method dispatched by nd returns one sample for each that it is given, in order",
             )
     joined = Batch.concat(results)
@@ -330,6 +330,6 @@ def resolve_mode(spec: ModeSpec) -> DispatchMode:
     plugin = load.make_plugin(load.ref_for("dispatch_mode", config), PluginContext())
     if not isinstance(plugin, DispatchMode):
         raise DispatchError(
-            f"{plugin.name!r} is not a DispatchMode but a {type(plugin).__qualname__}"
+            f"the plugin {plugin.name!r} is not a DispatchMode but a {type(plugin).__qualname__}"
         )
     return plugin

@@ -33,7 +33,7 @@ def choose_decoder(
     reason = why_not_fused(model) if wanted != "transformers" else "not asked for"
     if wanted == "fused" and reason:
         raise ModelError(
-            f"decoder `fused` does not fit {type(model).__name__}: {reason}",
+            f"rollout.decoder=fused does not support {type(model).__name__}: {reason}",
             hint="use rollout.decoder=auto or transformers",
         )
     if not reason:
@@ -52,7 +52,7 @@ def choose_decoder(
     if complaint is not None:
         raise ModelError(
             f"{type(model).__name__} can't be decoded over a cache of keys and values: {complaint}",
-            hint="its state is of another kind; use another rollout engine for this architecture",
+            hint="the architecture may keep another kind of state; use another rollout engine for it, such as rollout.name=vllm",
         )
     return general
 
@@ -72,7 +72,7 @@ def _complaint(decoder: Decoder, model: object) -> str | None:
         return f"{type(error).__name__}: {error}"
     if excess <= 1:
         return None
-    return f"its logits are off by {excess:.3g} times the tolerance"
+    return f"its logits differ from the model's by {excess:.3g} times the tolerance"
 
 
 @torch.inference_mode()

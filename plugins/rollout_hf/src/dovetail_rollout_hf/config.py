@@ -34,7 +34,7 @@ class HfRolloutConfig(RolloutSection):
                 "tensor_parallel_size",
                 "urls",
             ),
-            "hf generates in the trainer's process; serving engines have it, such as rollout.name=vllm",
+            "rollout hf generates in the trainer's process; only serving engines, such as rollout.name=vllm, have this key",
         ),
         "max_num_seqs": "what serving engines call max_num_seqs is max_batch_size here",
     }

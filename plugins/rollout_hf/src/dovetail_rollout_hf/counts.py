@@ -27,7 +27,7 @@ class DecodeCounts:
         return taken
 
     def metrics(self) -> dict[str, Metric]:
-        """Return metrics by name, to be merged over replicas."""
+        """Return metrics of the counts, by name, to be merged over replicas."""
         return {
             "rollout/generated_tokens": Sum(float(self.generated_tokens)),
             "rollout/prefill_tokens": Sum(float(self.prefill_tokens)),

@@ -31,10 +31,10 @@ def why_not_fused(model: Any) -> str | None:
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-        return "some of its layers attend within a window"
+        return "some of its layers do not use full attention"
     rotary = model.model.rotary_emb.rope_type
     if rotary not in _ROTARY:
-        return f"its rotary embedding {rotary!r} changes with the length"
+        return f"its rotary embedding {rotary!r} depends on the length of the sequence"
     return None
 
 

@@ -41,7 +41,7 @@ def load_model(section: ModelSection, device: str) -> Any:
         if not bool(parameter.isfinite().all()):
             raise ModelError(
                 f"the model {section.path!r} can't be used: its weight {name} has values that are NaN or infinite",
-                hint="fetch or export the model again; float16 overflows where bfloat16 does not (model.dtype)",
+                hint="fetch or export the model again; if model.dtype is float16, try bfloat16, which does not overflow as soon",
             )
     return model
 

@@ -155,13 +155,13 @@ class HfRollout(BaseRollout):
         scheduler = self._running()
         if self._receiver is None:
             raise WeightSyncError(
-                f"weight update {version} has no weight transport",
+                f"weight update {version} can't be received: the rollout has no weight transport",
                 hint="set rollout.weight_transport",
             )
         if self._asleep:
             raise WeightSyncError(
-                f"weight update {version} arrived while the weights were asleep",
-                hint="wake them first",
+                f"weight update {version} can't be received while the weights are asleep",
+                hint="wake the weights first",
             )
         refuse_misfits(self._model, manifest)
         # The whole update is received before the first copy, so that a broken update changes nothing.
@@ -179,7 +179,10 @@ class HfRollout(BaseRollout):
         scheduler, vocab_size = self._running(), self._vocab_size
         refuse_to_score(sequences, vocab_size=vocab_size, max_positions=self._max_positions)
         if self._asleep:
-            raise RolloutError("nothing can be scored: the weights sleep", hint="wake them first")
+            raise RolloutError(
+                "sequences can't be scored while the weights are asleep",
+                hint="wake the weights first",
+            )
         job = scheduler.call(lambda: score_tokens(self._model, sequences, vocab_size))
         return await asyncio.wrap_future(job)
 
@@ -194,7 +197,9 @@ class HfRollout(BaseRollout):
 
         def work() -> int:
             if not scheduler.idle:
-                raise RolloutError("requests are running", hint="pause the rollout before sleep")
+                raise RolloutError(
+                    "the rollout can't sleep: requests are running", hint="pause the rollout first"
+                )
             freed = scheduler.release() if "kv_cache" in tags else 0
             if "weights" in tags and not self._asleep and self._device.type != "cpu":
                 before = _allocated(self._device)
@@ -233,7 +238,7 @@ class HfRollout(BaseRollout):
 
     def _running(self) -> Scheduler:
         if self._scheduler is None:
-            raise RolloutError("the rollout is not running", hint="call start first")
+            raise RolloutError("the rollout is not running", hint="call `start` first")
         return self._scheduler
 
     def _ready_for_images(self, request: RolloutRequest) -> None:
@@ -250,8 +255,8 @@ class HfRollout(BaseRollout):
         images = self._decoder.images
         if images is not None and not (request.prompt_ids == images.image_token).any():
             raise RequestRefusedError(
-                f"request {request.request_id!r} has {len(request.media)} images, and its prompt holds no token "
-                f"{images.image_token} that stands for one",
+                f"request {request.request_id!r} has {len(request.media)} images, but its prompt lacks the "
+                f"image token {images.image_token}",
                 hint="expand the prompt with the model's own processor",
             )
 
@@ -260,21 +265,23 @@ class HfRollout(BaseRollout):
         sampling, ids_P = request.sampling, request.prompt_ids
         what = f"request {request.request_id!r} can't be generated"
         if self._asleep:
-            raise RolloutError(f"{what}: the weights sleep", hint="wake them first")
+            raise RolloutError(
+                f"{what} while the weights are asleep", hint="wake the weights first"
+            )
         problem = None
         if len(ids_P) == 0:
             problem = "its prompt is empty"
         elif ids_P.min() < 0 or ids_P.max() >= self._vocab_size:
             problem = f"its prompt holds token ids outside 0 … {self._vocab_size - 1}"
         elif sampling.max_new_tokens < 1:
-            problem = f"max_new_tokens is {sampling.max_new_tokens}; 1 is the least"
+            problem = f"max_new_tokens is {sampling.max_new_tokens}; expected 1 or more"
         elif sampling.temperature < 0:
-            problem = f"temperature is {sampling.temperature}; 0 (greedy) is the least"
+            problem = f"temperature is {sampling.temperature}; expected 0 (greedy) or more"
         elif not 0 < sampling.top_p <= 1:
-            problem = f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+            problem = f"top_p is {sampling.top_p}; expected more than 0 and at most 1"
         elif self._max_positions and len(ids_P) + sampling.max_new_tokens > self._max_positions:
             problem = (
-                f"{len(ids_P)} prompt and {sampling.max_new_tokens} new tokens exceed the model's "
+                f"its {len(ids_P)} prompt tokens and {sampling.max_new_tokens} new tokens exceed the model's "
                 f"{self._max_positions} positions"
             )
         if problem:

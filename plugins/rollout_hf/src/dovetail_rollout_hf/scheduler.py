@@ -91,7 +91,7 @@ class Scheduler:
             if error is None:
                 return
             if not isinstance(error, RolloutError):
-                error = rollout_error("the requests could not be taken", error)
+                error = rollout_error("the requests could not be accepted", error)
             post([(ticket, error) for ticket in tickets])
 
         self.call(lambda: self._enter(tickets)).add_done_callback(tell)
@@ -166,7 +166,9 @@ class Scheduler:
             self._batch.take_over()
         except Exception as error:  # noqa: BLE001 - the weights have arrived, whatever becomes of the requests
             self._fail(
-                rollout_error(f"running samples could not go on under weights {version}", error)
+                rollout_error(
+                    f"running samples could not continue with weights of version {version}", error
+                )
             )
 
     def take_counts(self) -> DecodeCounts:
@@ -212,7 +214,7 @@ class Scheduler:
 
     def _break_off(self, error: BaseException) -> None:
         """End the broken decode thread: everything that waits for it gets the error, and a later call starts a new thread."""
-        failure = rollout_error("the decode thread broke off", error)
+        failure = rollout_error("the decode thread failed", error)
         waiting: list[Future[Any]] = []
         try:
             # On a broken device, clearing the batch may fail too.

@@ -28,7 +28,7 @@ def refuse_to_score(
     for number, ids_L in enumerate(sequences):
         problem = None
         if len(ids_L) < 2:
-            problem = f"it has {len(ids_L)} tokens; 2 are the least"
+            problem = f"its number of tokens is {len(ids_L)}; expected 2 or more"
         elif ids_L.min() < 0 or ids_L.max() >= vocab_size:
             problem = f"it holds token ids outside 0 … {vocab_size - 1}"
         elif max_positions and len(ids_L) > max_positions:

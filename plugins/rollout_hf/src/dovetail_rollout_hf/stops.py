@@ -76,7 +76,10 @@ class StopRules:
         if not sampling.stop:
             return StopRule(frozenset(token_ids))
         if "" in sampling.stop:
-            raise RequestRefusedError("a stop string is empty", hint="leave it out of rollout.stop")
+            raise RequestRefusedError(
+                "a stop string is empty; expected one character or more",
+                hint="leave it out of rollout.stop",
+            )
         texts = self._token_texts()
         completing: set[int] = set()
         for string in sampling.stop:
@@ -103,7 +106,7 @@ class StopRules:
             return self._texts
         if self._tokenizer is None:
             raise RequestRefusedError(
-                "stop strings need a tokenizer, and this rollout has none",
+                "stop strings need a tokenizer, but this rollout has none",
                 hint="use rollout.stop_token_ids",
             )
         anchor = self._tokenizer.encode("a", add_special_tokens=False)[-1:]

@@ -73,7 +73,7 @@ class Adapters:
             for table in (manager.configs, manager.loras, manager.lora_refs):
                 table.pop(name, None)
             raise WeightSyncError(
-                f"SGLang does not take the adapter of update {manifest.version}: {result.error_message}"
+                f"SGLang can't load the adapter of weight update {manifest.version}: {result.error_message}"
             )
 
     def drop_all_but(self, keep: str | None) -> None:
@@ -97,7 +97,7 @@ class Adapters:
             base = None if match is None else self._base_layer(match["path"])
             if match is None or base is None:
                 raise WeightSyncError(
-                    f"SGLang reserved no memory for adapters of {name!r}; it did for  "
+                    f"SGLang reserved no memory for adapters of the layer {name!r}, only for "
                     f"{', '.join(sorted(self._manager.target_modules))}",
                     hint="name the layer in rollout.adapter_modules, or send merged weights "
                     "(actor.engine.lora.sync: merged)",

@@ -46,7 +46,7 @@ def scoring() -> dict[str, Any]:
 
 
 def likeliest(call: SampleCall, vocab_size: int) -> int:
-    """Return how many of the most likely tokens' log-probabilities a request needs: those from which top-k sampling draws."""
+    """Return for how many of the most likely tokens a request needs log-probabilities: those from which top-k sampling draws."""
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
 
@@ -67,7 +67,9 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
     found = about.get("finish_reason") or {}
     reason = _REASONS.get(str(found.get("type")))
     if reason is None:
-        raise RolloutError(f"SGLang ended a sample for the reason {found!r}")
+        raise RolloutError(
+            f"SGLang ended a sample with the unknown finish reason {found!r}; expected {' or '.join(_REASONS)}"
+        )
     log_probs_T = None
     if log_probs:
         log_probs_T = values_of(about.get("output_token_logprobs") or [])
@@ -102,14 +104,16 @@ def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
 
 
 def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
-    """Return the log-probabilities of every token but the first of a scored sequence, float32 [L − 1].
+    """Return the log-probabilities of every token but the first of a scored sequence of L = `tokens` tokens, float32 [L − 1].
 
     Raises:
         RolloutError: SGLang returned another number of log-probabilities.
     """
     scores = values_of(answer["meta_info"]["input_token_logprobs"][1:])
     if len(scores) != tokens - 1:
-        raise RolloutError(f"SGLang scored {len(scores)} tokens of a sequence of {tokens}")
+        raise RolloutError(
+            f"SGLang returned {len(scores)} scores for a sequence of {tokens} tokens; expected {tokens - 1}"
+        )
     return scores
 
 

@@ -42,7 +42,7 @@ async def join(
     )
     if "model_path" not in about.text:
         raise RolloutError(
-            f"what answers at {url} (rollout.urls) is not an SGLang server: it has no /model_info of SGLang's (status "
+            f"the program at {url} (rollout.urls) is not an SGLang server: its /model_info is not SGLang's (status "
             f"{about.status_code})",
             hint=hint,
         )
@@ -64,12 +64,12 @@ def problems_of(
     """Return descriptions of the settings in which a server does not fit the rollout.
 
     Args:
-        found: the server's answer to `describe`.
+        found: the server's answer to the request `describe`.
         config: the rollout's config.
         context: the rollout's context, with the model whose shape the server must have.
     """
     if found.get("protocol") != PROTOCOL:
-        spoken = f"it speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}"
+        spoken = f"it uses version {found.get('protocol')!r} of Dovetail's protocol, but this process uses {PROTOCOL}"
         return [f"{spoken}: install the same release of dovetail-core on both sides"]
     return [
         *_replaced(found.get("replaced"), context),
@@ -83,9 +83,9 @@ def _replaced(held: Mapping[str, Any] | None, context: PluginContext) -> list[st
     if held is None or context.weights_follow:
         return []
     since = datetime.fromtimestamp(held["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    what = f"update {held['version']} of another run" if held["whole"] else "no whole weights"
+    what = f"update {held['version']} of another run" if held["whole"] else "incomplete weights"
     message = f"since {since} it holds {what} instead of the weights that it was started with"
-    return [f"{message}, and this run sends no whole ones: it has to be started again"]
+    return [f"{message}, and this run sends no whole weights: start the server again"]
 
 
 def _engine_problems(
@@ -93,7 +93,7 @@ def _engine_problems(
 ) -> list[str]:
     problems = []
     if number_of(found["sglang"] or "") < SGLANG.oldest:
-        problems.append(f"it is SGLang {found['sglang']}, and {SGLANG.oldest} or newer is needed")
+        problems.append(f"it is SGLang {found['sglang']}; {SGLANG.oldest} or newer is needed")
     for key, argument, value in (
         ("dtype", "dtype", own_arguments(config, context)["dtype"]),
         ("quantization", "quantization", config.quantization),
@@ -104,17 +104,19 @@ def _engine_problems(
         if found[key] != value:
             problems.append(f"its {argument} is {found[key]!r}, not {value!r}")
     if config.offload and not found["sleep"] and context.device != "cpu":
-        problems.append("rollout.offload is set, and it was started without enable_memory_saver")
+        problems.append(
+            "rollout.offload is set, but the server was started without enable_memory_saver"
+        )
     if config.seeding == "per_sample" and not found["seeds"]:
         problems.append(
-            "rollout.seeding is per_sample, and it was started without enable_deterministic_inference"
+            "rollout.seeding is per_sample, but the server was started without enable_deterministic_inference"
         )
     rank = config.max_adapter_rank
     if rank is not None and (found.get("adapter_rank") or 0) < rank:
         problems.append(f"it has no room for adapters of rank {rank}")
     if config.stop and not found["tokenizer"]:
         problems.append(
-            "rollout.stop needs a tokenizer, and it was started with skip_tokenizer_init"
+            "rollout.stop needs a tokenizer, but the server was started with skip_tokenizer_init"
         )
     if config.max_model_len is not None and found["max_model_len"] < config.max_model_len:
         problems.append(

@@ -19,8 +19,8 @@ class SglangRolloutConfig(AdaptedSection):
 
     driven: ClassVar[DrivenEngine | None] = SGLANG
     unsupported_keys: ClassVar[Mapping[str, str]] = {
-        "mode": "SGLang's replicas are always servers: leave it out (urls joins those that run already)",
-        "pipeline_parallel_size": "updates of weights do not reach SGLang's pipeline stages; use tensor_parallel_size",
+        "mode": "SGLang's replicas are always servers: leave it out (set rollout.urls to use servers that run already)",
+        "pipeline_parallel_size": "weight updates do not reach SGLang's pipeline stages; use tensor_parallel_size",
         "tp_size": "SGLang's tp_size is tensor_parallel_size here",
         "ep_size": "SGLang's ep_size is expert_parallel_size here",
         "mem_fraction_static": "SGLang's mem_fraction_static is gpu_memory_utilization here",

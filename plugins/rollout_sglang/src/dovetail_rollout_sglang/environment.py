@@ -43,8 +43,8 @@ def joining(context: PluginContext) -> dict[str, str]:
 def sleeping(config: SglangRolloutConfig) -> dict[str, str]:
     """Return torch's allocator settings without expandable segments, so that a server can sleep.
 
-    SGLang's memory saver hooks `cudaMalloc`, which expandable segments do not use. With one of the two environment variables the
-    saver refuses to start; with the other it would free no memory.
+    SGLang's memory saver hooks `cudaMalloc`, which expandable segments do not use. If PYTORCH_CUDA_ALLOC_CONF sets them, the saver
+    refuses to start; if PYTORCH_ALLOC_CONF sets them, it would free no memory.
 
     Args:
         config: the config of the rollout.

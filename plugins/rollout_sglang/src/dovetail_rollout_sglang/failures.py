@@ -24,14 +24,14 @@ FAILURES = Failures(
             r"SGLang has no server argument '(?P<name>\w+)'",
             ConfigError,
             _NO_ARGUMENT,
-            "see the fields of its ServerArgs",
+            "see the fields of SGLang's ServerArgs",
         ),
         Known(
             r"Not enough memory",
             PlacementError,
             "rollout.gpu_memory_utilization={config.gpu_memory_utilization:g} leaves SGLang no memory for a KV cache after "
             "the weights",
-            "raise it; divide the model over more accelerators (rollout.tensor_parallel_size); or take the trainer off the "
+            "raise rollout.gpu_memory_utilization; divide the model over more accelerators (rollout.tensor_parallel_size); or take the trainer off the "
             "accelerator while the rollout generates (actor.offload=true, rollout.offload=true)",
         ),
         Known(
@@ -53,7 +53,7 @@ FAILURES = Failures(
             r"'(?P<chosen>\w+)'",
             ConfigError,
             "rollout.seeding=per_sample needs SGLang's deterministic inference, which attention_backend {chosen!r} does not "
-            "have",
+            "support",
             "set rollout.engine_args.attention_backend to one of {backends}, or rollout.seeding=none",
         ),
         Known(

@@ -79,11 +79,13 @@ class SglangHost(Host):
         # SGLang aborts every request whose name begins with the given one; the final dot keeps a name from being another's prefix.
         name = f"{call.call_id}."
         if call.call_id in self._names:
-            raise RolloutError(f"two running calls have the id {call.call_id!r}")
+            raise RolloutError(
+                f"two running calls have the id {call.call_id!r}; give every call an id of its own"
+            )
         args = self._manager.server_args
         if call.sampling.stop and args.skip_tokenizer_init:
             raise RequestRefusedError(
-                "a request has stop strings, and this server was started with skip_tokenizer_init"
+                "a request has stop strings, but this server was started with skip_tokenizer_init"
             )
         log_probs = call.sampling.log_probs or call.sampling.raw_log_probs
         self._names[call.call_id] = name
@@ -137,7 +139,7 @@ class SglangHost(Host):
         while not (await self._manager.flush_cache()).success:
             if time.monotonic() > deadline:
                 raise RolloutError(
-                    f"SGLang has not flushed its cached prefixes within {_FLUSH_SECONDS:g} s: they may be of old weights"
+                    f"SGLang did not clear its prefix cache within {_FLUSH_SECONDS:g} s: the cache may be of old weights"
                 )
             await asyncio.sleep(0.01)
         return Frame(header={})
@@ -168,7 +170,7 @@ class SglangHost(Host):
             elif f"update {version}" not in said["error"]:
                 said = {**said, "error": f"weight update {version} failed: {said['error']}"}
         if said["error"] is not None:
-            _logger.warning("Weights of update %d were not taken: %s", version, said["error"])
+            _logger.warning("Weights of update %d were not loaded: %s", version, said["error"])
         return Frame(header=_outcome(said))
 
     async def sleep(self, frame: Frame) -> Frame:
@@ -264,7 +266,7 @@ class SglangHost(Host):
         )
         success, said = await self._manager.update_weights_from_tensor(request, None)
         if not success:
-            raise RolloutError(f"SGLang failed to carry out a command ({command['do']}): {said}")
+            raise RolloutError(f"SGLang failed to carry out the command {command['do']!r}: {said}")
         # With data-parallel attention, the schedulers' equal answers are concatenated: take the first.
         return json.JSONDecoder().raw_decode(said)[0]
 

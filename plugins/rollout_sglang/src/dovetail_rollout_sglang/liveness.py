@@ -43,7 +43,7 @@ class Liveness:
         if not late:
             return None
         named = ", ".join(map(str, sorted(late)))
-        return f"its processes {named} have been stopped for {self._patience:g} s and more"
+        return f"a signal has stopped SGLang's processes {named} for {self._patience:g} s or longer"
 
 
 def stopped_descendants() -> list[int]:

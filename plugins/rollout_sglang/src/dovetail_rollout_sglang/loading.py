@@ -52,7 +52,7 @@ def load(
         with refitted(model, device), noted(model) as loaded:
             model.load_weights(incoming)  # type: ignore[operator]
             for name, _ in incoming:
-                raise WeightSyncError(f"SGLang did not load {name!r}")
+                raise WeightSyncError(f"SGLang did not load the tensor {name!r}")
         if not packed:
             _refuse_missing(model, loaded)
 

@@ -23,7 +23,7 @@ class _Group:
 class Prefixes:
     """Computes shared prompts once, before their samples start.
 
-    SGLang's cache has prefixes that earlier steps computed. Samples of one prompt that start in the same step would each compute
+    SGLang's cache has prefixes of earlier engine steps. Samples of one prompt that start in the same engine step would each compute
     the whole prompt.
 
     Args:

@@ -32,25 +32,25 @@ def _refuse_copies(arguments: Mapping[str, Any], ranks: int, *, adapters: bool) 
     copies = arguments.get("dp_size", 1)
     if not isinstance(copies, int) or copies < 1:
         raise ConfigError(
-            f"rollout.engine_args.dp_size={copies!r} is not a number of copies: leave it out, and set rollout.replicas for "
-            "several"
+            f"rollout.engine_args.dp_size={copies!r} is not allowed; expected an integer ≥ 1. Leave it out, and set "
+            "rollout.replicas for several copies of the model"
         )
     if copies == 1:
         return
     if not arguments.get("enable_dp_attention"):
         raise ConfigError(
-            f"rollout.engine_args.dp_size={copies} starts several copies of the model behind one server, which take "
-            "no updates of weights: set rollout.replicas for several copies, or enable_dp_attention=true beside it"
+            f"rollout.engine_args.dp_size={copies} starts several copies of the model behind one server, which can't "
+            "receive weight updates: set rollout.replicas instead, or set enable_dp_attention=true, too"
         )
     if ranks % copies:
         raise ConfigError(
-            f"rollout.engine_args.dp_size={copies} does not divide rollout.tensor_parallel_size={ranks}: attention is "
-            f"spread over those ranks: set it to one of {divisors(ranks)}"
+            f"rollout.engine_args.dp_size={copies} does not divide rollout.tensor_parallel_size={ranks}, over whose "
+            f"ranks attention is divided: set dp_size to one of {divisors(ranks)}"
         )
     if adapters:
         raise ConfigError(
-            f"rollout.max_adapter_rank does not work with enable_dp_attention and dp_size={copies}: its schedulers do not load an "
-            "adapter at the same moment. Send merged weights (actor.engine.lora.sync: merged), or leave enable_dp_attention out"
+            f"rollout.max_adapter_rank does not work with enable_dp_attention and dp_size={copies}: SGLang's schedulers do not load an "
+            "adapter at the same time. Send merged weights (actor.engine.lora.sync: merged), or leave enable_dp_attention out"
         )
 
 
@@ -58,7 +58,7 @@ def _refuse_unreached(arguments: Mapping[str, Any]) -> None:
     for name, why, instead in (
         (
             "pp_size",
-            "updates of weights do not reach the stages of a pipeline",
+            "weight updates do not reach the stages of a pipeline",
             "divide the model with rollout.tensor_parallel_size",
         ),
         (
@@ -68,13 +68,15 @@ def _refuse_unreached(arguments: Mapping[str, Any]) -> None:
         ),
     ):
         if arguments.get(name, 1) != 1:
-            raise ConfigError(f"rollout.engine_args.{name}={arguments[name]}: {why}; {instead}")
+            raise ConfigError(
+                f"rollout.engine_args.{name}={arguments[name]} is not supported: {why}; {instead}"
+            )
 
 
 def _refuse_doors(arguments: Mapping[str, Any]) -> None:
     for name in _DOORS:
         if arguments.get(name):
             raise ConfigError(
-                f"rollout.engine_args.{name}={arguments[name]} has SGLang serve over gRPC, where it asks for no token "
-                "and takes no updates of weights from Dovetail: leave it out, requests and updates go over HTTP"
+                f"rollout.engine_args.{name}={arguments[name]} makes SGLang serve over gRPC, which checks no access token "
+                "and can't receive Dovetail's weight updates: leave it out; requests and updates then use HTTP"
             )

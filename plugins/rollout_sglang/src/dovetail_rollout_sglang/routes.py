@@ -37,12 +37,12 @@ class SglangRoutes(Routes):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._closed(scope):
-            await _refuse(send, 401, "the token is wrong or missing")
+            await _refuse(send, 401, "the access token is wrong or missing")
             return
         if scope["type"] == "http" and scope["path"] == "/health":
             lost = await asyncio.to_thread(self._liveness.lost)
             if lost is not None:
-                sys.stderr.write(f"this server is ill: {lost}\n")
+                sys.stderr.write(f"this server is unhealthy: {lost}\n")
                 sys.stderr.flush()
                 await _refuse(send, 503, lost)
                 return

@@ -108,7 +108,7 @@ def settled(
     """Return a server's arguments under the names of the installed SGLang version.
 
     Args:
-        arguments: the arguments as given.
+        arguments: the arguments, under their oldest names or the names of this version.
         known: the argument names of this version.
         guarded: whether the server requires a token. If so, SGLang's warm-up is skipped: it sends no token, and its refusal would
             end the server.
@@ -124,7 +124,9 @@ def settled(
             close = meant(name, known)
             raise ConfigError(
                 f"rollout.engine_args: SGLang has no server argument {name!r}",
-                hint=f"did you mean {close!r}?" if close else "see the fields of its ServerArgs",
+                hint=f"did you mean {close!r}?"
+                if close
+                else "see the fields of SGLang's ServerArgs",
             )
     return {"skip_server_warmup": True, **found} if guarded else found
 

@@ -27,7 +27,7 @@ SGLANG = DrivenEngine(
     plugin="dovetail_rollout_sglang",
     oldest=Version("0.5.12"),
     newest=Version("0.5.23"),
-    lacks="it runs no plugins in its processes, through which weights are received",
+    lacks="it can't run the plugin that receives weights in its processes",
 )
 
 
@@ -111,7 +111,7 @@ def refitted(model: nn.Module, device: torch.device) -> AbstractContextManager[N
     if (before is None or after is None) and quantised(model):
         raise WeightSyncError(
             "this version of SGLang can't load new weights over quantised ones",
-            hint="install a newer one (0.5.23 was tried), or leave rollout.quantization out",
+            hint="install a newer one (0.5.23 was tested), or leave rollout.quantization out",
         )
 
     @contextmanager

@@ -105,7 +105,7 @@ class SchedulerWorker:
     def _take(self, receiver: WeightReceiver, manifest: WeightManifest) -> None:
         if manifest.kind != "full":
             raise WeightSyncError(
-                f"update {manifest.version} of kind {manifest.kind!r} can't be loaded into the engine; expected 'full'"
+                f"weight update {manifest.version} of kind {manifest.kind!r} can't be loaded into the engine; expected 'full'"
             )
 
         def touched() -> None:

@@ -66,7 +66,9 @@ class TrtllmBackend(Backend):
 
     def start(self) -> None:
         config, context = self._config, self._context
-        context.logger.warning("rollout 'trtllm' has not been tried on the real TensorRT-LLM yet")
+        context.logger.warning(
+            "rollout 'trtllm' has not been tested with the real TensorRT-LLM yet"
+        )
         place = config.checkpoint_directory or context.run_directory
         if place is not None:
             Path(place).mkdir(parents=True, exist_ok=True)
@@ -224,7 +226,7 @@ class TrtllmBackend(Backend):
         if f'"{self._name}"' not in response.text:
             raise RolloutError(
                 f"the server at {response.url} has the models {response.text[:200]}; expected {self._name!r}",
-                hint="another program answers there: set rollout.port to one that is kept free",
+                hint="another program answers at this address: set rollout.port to a free port",
             )
 
     def _stop(self) -> None:
@@ -238,7 +240,7 @@ class TrtllmBackend(Backend):
 
     def _reach(self) -> ServerConnection:
         if self._connection is None:
-            raise RolloutError(f"the {ENGINE} server is not running", hint="wake it first")
+            raise RolloutError(f"the {ENGINE} server is not running", hint="wake the rollout first")
         return self._connection
 
 

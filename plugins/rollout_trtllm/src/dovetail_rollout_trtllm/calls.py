@@ -70,7 +70,7 @@ class TokenStream:
         # A character consists of at most four tokens, one for each byte.
         self._window = 4 * (max(map(len, self._sampling.stop), default=0) + 1)
         if self._sampling.stop and decode is None:
-            raise RequestRefusedError("stop strings need the run's tokenizer, and there is none")
+            raise RequestRefusedError("stop strings need the run's tokenizer, but the run has none")
 
     def take(self, line: str) -> bool:
         """Process one line of the response, and return whether to read further lines.
@@ -89,7 +89,7 @@ class TokenStream:
             finish_reason = choice["finish_reason"]
             if finish_reason is not None and finish_reason not in _REASONS:
                 raise RolloutError(
-                    f"finish_reason is {finish_reason!r}; expected {', '.join(_REASONS)}"
+                    f"TensorRT-LLM returned finish_reason {finish_reason!r}; expected {' or '.join(_REASONS)}"
                 )
             self._reason = _REASONS.get(finish_reason, self._reason)
         return True

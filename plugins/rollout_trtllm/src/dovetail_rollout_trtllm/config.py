@@ -20,7 +20,7 @@ class TrtllmRolloutConfig(ServingSection):
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
         "mode": "a TensorRT-LLM replica is always a server that the run starts: leave it out",
-        "gpu_memory_utilization": "TensorRT-LLM takes a share of what the weights leave: kv_cache_memory",
+        "gpu_memory_utilization": "TensorRT-LLM's share counts only the memory that the weights leave: set kv_cache_memory",
         "free_gpu_memory_fraction": "TensorRT-LLM's free_gpu_memory_fraction is kv_cache_memory here",
     }
 
@@ -49,14 +49,14 @@ class TrtllmRolloutConfig(ServingSection):
     def __attrs_post_init__(self) -> None:
         if self.urls:
             raise ConfigError(
-                "rollout.urls is set, and trtllm-serve takes no weight updates while it runs",
-                hint="leave rollout.urls out: the run starts a server for every replica, and again for every update",
+                "rollout.urls is set, but trtllm-serve can't receive weight updates while it runs",
+                hint="leave rollout.urls out: the run starts a server for every replica, and restarts it for every update",
             )
         for name in ("pipeline_parallel_size", "context_parallel_size"):
             if self.engine_args.get(name, 1) != 1:
                 raise ConfigError(
                     f"rollout.engine_args.{name} is {self.engine_args[name]}; expected 1: a replica has no accelerators for it",
-                    hint="leave it out, and divide the model by rollout.tensor_parallel_size",
+                    hint="leave it out, and divide the model with rollout.tensor_parallel_size",
                 )
 
     def attention_ranks(self) -> int:

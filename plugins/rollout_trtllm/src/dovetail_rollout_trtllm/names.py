@@ -38,6 +38,6 @@ def refuse_other_tensors(model: ModelSection, sent: Iterable[str]) -> None:
     unknown = given.difference(*tied.values(), (name for name, _ in made.named_buffers()))
     if unknown:
         raise WeightSyncError(
-            f"the update has {', '.join(sorted(unknown)[:3])}, which the model does not have",
+            f"the weight update has tensors that the model does not have: {', '.join(sorted(unknown)[:3])}",
             hint="send every tensor of the model by its Hugging Face name, and no others",
         )

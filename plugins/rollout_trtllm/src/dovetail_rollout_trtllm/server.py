@@ -45,7 +45,7 @@ def server_command(
     program = program_of(config.executable)
     if program is None:
         raise PluginNeedsError(
-            f"rollout 'trtllm' needs the program {config.executable!r}, which is not found",
+            f"rollout 'trtllm' needs the program {config.executable!r}, which was not found",
             hint=f"set rollout.executable to its path, or install it: {INSTALL}",
         )
     # trtllm-serve reads YAML, of which JSON is a subset.

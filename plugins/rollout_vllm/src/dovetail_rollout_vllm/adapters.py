@@ -28,7 +28,9 @@ def room_for(rank: int) -> int:
     for room in RANKS:
         if rank <= room:
             return room
-    raise WeightSyncError(f"an adapter of rank {rank} is more than vLLM takes: {RANKS[-1]}")
+    raise WeightSyncError(
+        f"vLLM can't load an adapter of rank {rank}; expected {RANKS[-1]} or less"
+    )
 
 
 def adapter_name(version: int) -> str:

@@ -94,7 +94,9 @@ def result_of(output: Any, recorded_T: np.ndarray | None = None) -> SampleResult
     ids_T = np.array(completion.token_ids, dtype=np.int64)
     reason = _REASONS.get(completion.finish_reason)
     if reason is None:
-        raise RolloutError(f"vLLM ended a sample for the reason {completion.finish_reason!r}")
+        raise RolloutError(
+            f"vLLM ended a sample with the unknown finish reason {completion.finish_reason!r}; expected {' or '.join(_REASONS)}"
+        )
     log_probs_T = recorded_T
     if recorded_T is None and completion.logprobs is not None:
         log_probs_T = chosen_log_probs(completion.logprobs)
@@ -125,14 +127,16 @@ def _versions_of(completion: Any, tokens: int) -> np.ndarray | None:
 
 
 def scores_of(output: Any, tokens: int) -> np.ndarray:
-    """Return the log-probabilities of every token but the first of a scored sequence, float32 [L − 1].
+    """Return the log-probabilities of every token but the first of a scored sequence of L = `tokens` tokens, float32 [L − 1].
 
     Raises:
         RolloutError: vLLM returned another number of log-probabilities.
     """
     scores = chosen_log_probs(output.prompt_logprobs)
     if len(scores) != tokens - 1:
-        raise RolloutError(f"vLLM scored {len(scores)} tokens of a sequence of {tokens}")
+        raise RolloutError(
+            f"vLLM returned {len(scores)} scores for a sequence of {tokens} tokens; expected {tokens - 1}"
+        )
     return scores
 
 

@@ -15,7 +15,7 @@ def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
     """Check that `metrics_port` is set only in mode `engine`: a server has its own address for metrics."""
     if port is not None and section.mode != "engine":
         raise ValueError(
-            f"rollout.metrics_port={port} is for rollout.mode=engine: a server's metrics are at its own address, under "
+            f"rollout.metrics_port={port} needs rollout.mode=engine; a server's metrics are at its own address, under "
             "/metrics"
         )
 
@@ -24,8 +24,8 @@ def _started(section: Any, _: attrs.Attribute[Any], runner: str) -> None:
     """Check that `model_runner` is not set for servers that the run joins."""
     if runner != "auto" and section.urls:
         raise ValueError(
-            f"rollout.model_runner={runner} is for engines that the run starts: start the servers of rollout.urls with the "
-            f"environment variable VLLM_USE_V2_MODEL_RUNNER={int(runner == 'v2')}, and leave it out"
+            f"rollout.model_runner={runner} has no effect on running servers (rollout.urls): start them with the "
+            f"environment variable VLLM_USE_V2_MODEL_RUNNER={int(runner == 'v2')}, and leave rollout.model_runner out"
         )
 
 
@@ -35,8 +35,8 @@ class VllmRolloutConfig(AdaptedSection):
 
     driven: ClassVar[DrivenEngine | None] = VLLM
     unsupported_keys: ClassVar[Mapping[str, str]] = {
-        "expert_parallel_size": "vLLM spreads experts over all of its ranks: engine_args={enable_expert_parallel: true}",
-        "max_num_batched_tokens": "vLLM's own arguments are given in engine_args: {max_num_batched_tokens: …}",
+        "expert_parallel_size": "vLLM spreads experts over all of its ranks: set engine_args={enable_expert_parallel: true}",
+        "max_num_batched_tokens": "set vLLM's own arguments in engine_args: {max_num_batched_tokens: …}",
     }
 
     mode: Literal["engine", "server"] = "engine"
@@ -77,7 +77,7 @@ class VllmRolloutConfig(AdaptedSection):
             return None  # their versions are checked when they are joined
         release = VLLM.installed()
         if release is not None and release.number < LABELS_TOKENS:
-            return f"keeps no keys and values over an update before version {LABELS_TOKENS} (installed: {release.version})"
+            return f"can keep the KV cache over an update only from vLLM {LABELS_TOKENS} on (installed: {release.version})"
         return None
 
     def memory_share(self) -> tuple[str, float]:

@@ -142,7 +142,7 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
     engines = config.engine_args.get("data_parallel_size", 1)
     if engines != 1:
         raise ConfigError(
-            f"rollout.engine_args.data_parallel_size={engines!r}: an update would not reach all engines of a replica",
+            f"rollout.engine_args.data_parallel_size={engines!r} is not supported: a weight update would not reach all engines of a replica",
             hint=f"leave it out, and set rollout.replicas={engines}: replicas are the data parallelism",
         )
     dtype = context.model.dtype if context.model is not None else ""
@@ -152,8 +152,8 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
         and torch.accelerator.is_available()
     ):
         raise ConfigError(
-            "rollout.max_adapter_rank is set and model.dtype is 'float32', in which vLLM's kernels for adapters do not "
-            "compute on accelerators",
+            "rollout.max_adapter_rank is set and model.dtype is 'float32', which vLLM's adapter kernels do not "
+            "support on accelerators",
             hint="set model.dtype=bfloat16, or let the engine send merged weights (actor.engine.lora.sync: merged)",
         )
 

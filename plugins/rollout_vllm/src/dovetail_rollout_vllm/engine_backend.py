@@ -195,7 +195,7 @@ class EngineBackend(Backend):
         if outcome.error is not None:
             self.close()
             raise WeightSyncError(
-                f"vLLM can't make its end of the weight transport: {outcome.error}",
+                f"vLLM can't create its end of the weight transport: {outcome.error}",
                 hint=outcome.hint,
             )
 
@@ -230,11 +230,13 @@ class EngineBackend(Backend):
     def _in_words(self, error: Exception, what: str) -> RolloutError:
         if self._dead():
             return FAILURES.death(error, self.log)
-        return RolloutError(f"vLLM failed on {what!r}: {type(error).__name__}: {error}")
+        return RolloutError(
+            f"vLLM failed in the operation {what!r}: {type(error).__name__}: {error}"
+        )
 
     def _open(self) -> tuple[LoopThread, EngineDriver]:
         if self._loop is None or self._driver is None:
-            raise RolloutError("vLLM is not running", hint="call start first")
+            raise RolloutError("vLLM is not running", hint="call `start` first")
         return self._loop, self._driver
 
 

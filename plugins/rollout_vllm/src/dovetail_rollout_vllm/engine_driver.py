@@ -118,8 +118,8 @@ class EngineDriver:
         while not await self._engine.reset_prefix_cache():
             if time.monotonic() > deadline:
                 raise RolloutError(
-                    f"vLLM has not let go of its cached prefixes for {_RESET_SECONDS:g} s, though nothing runs: they "
-                    "may be of old weights"
+                    f"vLLM did not clear its prefix cache within {_RESET_SECONDS:g} s, though no request is running: the "
+                    "cache may be of old weights"
                 )
             await asyncio.sleep(0.01)
 
@@ -171,7 +171,9 @@ class EngineDriver:
             RolloutError: this vLLM version does not record the weight version of tokens.
         """
         if not labels_tokens(self._engine):
-            raise RolloutError("this vLLM does not say which version of the weights made a token")
+            raise RolloutError(
+                "this version of vLLM does not report which weights produced a token"
+            )
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         self._frozen = True
 
@@ -222,7 +224,7 @@ class EngineDriver:
             config = self._engine.vllm_config.model_config.hf_config
             if not takes_images(config):
                 raise RequestRefusedError(
-                    f"a prompt has images, and the model ({type(config).__name__}) takes none",
+                    f"a prompt has images, but the model ({type(config).__name__}) accepts none",
                     hint="set model.path to a vision-language model, or leave the rows with images out",
                 )
             self._made_pictures = VllmImagePrompts(config)
@@ -243,7 +245,9 @@ class EngineDriver:
 
         engine, queue = self._engine, None
         if name in self._running:
-            raise RolloutError(f"two running calls have the id {name!r}")
+            raise RolloutError(
+                f"two running calls have the id {name!r}; give every call an id of its own"
+            )
         self._running.add(name)
         try:
             given = dict(prompt) if isinstance(prompt, Mapping) else tokens_input(list(prompt))
@@ -288,7 +292,7 @@ class EngineDriver:
         kept = np.frombuffer(base64.b64decode(await future or ""), np.float32).copy()
         if len(kept) != tokens or np.isnan(kept).any():
             raise RolloutError(
-                f"vLLM's workers kept no log-probabilities of {tokens} tokens of request {call.call_id!r}"
+                f"vLLM's workers did not record the log-probabilities of all {tokens} tokens of request {call.call_id!r}"
             )
         return result_of(output, kept)
 

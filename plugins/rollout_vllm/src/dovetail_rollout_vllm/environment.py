@@ -142,7 +142,7 @@ def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | Non
     if config.model_runner != "auto":
         if not VLLM.defines("vllm.envs", RUNNER_VARIABLE):
             raise ConfigError(
-                f"rollout.model_runner={config.model_runner}: {VLLM.installed()} has one model runner; {VLLM.tried}",
+                f"rollout.model_runner={config.model_runner} can't be used: {VLLM.installed()} has only one model runner; {VLLM.tried}",
                 hint="leave rollout.model_runner out",
             )
         return str(int(config.model_runner == "v2"))

@@ -36,7 +36,7 @@ FAILURES = Failures(
             PlacementError,
             "rollout.gpu_memory_utilization={config.gpu_memory_utilization:g} leaves vLLM no memory for a KV cache: 0 GiB "
             "are left after the weights",
-            "raise it, or divide the model over more accelerators (rollout.tensor_parallel_size)",
+            "raise rollout.gpu_memory_utilization, or divide the model over more accelerators (rollout.tensor_parallel_size)",
         ),
         Known(
             r"Available memory on node \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired "

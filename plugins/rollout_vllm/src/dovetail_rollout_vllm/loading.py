@@ -65,7 +65,7 @@ def load(model: nn.Module, model_config: object, tensors: Counted) -> None:
 
 
 def stored_as_they_come(model: nn.Module) -> bool:
-    """Return whether all parameters have the form of checkpoints: not quantised, not prepacked, and without derived tensors."""
+    """Return whether all parameters are stored as in checkpoints: not quantised, not prepacked, and without derived tensors."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod

@@ -38,7 +38,7 @@ class MetricsEndpoint:
             other = MetricsEndpoint._open
             if other is not None:
                 raise RolloutError(
-                    f"rollout.metrics_port serves one replica a process, and this process serves one at {other.url}",
+                    f"rollout.metrics_port serves only one replica in a process, and this process already serves one at {other.url}",
                     hint="set runtime=ray or rollout.mode=server, where replicas have processes of their own, or leave "
                     "rollout.metrics_port out",
                 )

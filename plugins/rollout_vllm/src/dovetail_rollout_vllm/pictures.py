@@ -53,9 +53,9 @@ class VllmImagePrompts:
         """
         if seen is not None and list(seen) != list(call.prompt_ids):
             raise RequestRefusedError(
-                f"vLLM made a prompt of {len(seen)} tokens out of one of {len(call.prompt_ids)} with {len(call.media)} "
-                "images: its number of tokens of an image differs from the model's own processor",
-                hint="is rollout.engine_args.mm_processor_kwargs set? The processor's own settings must hold on both sides",
+                f"vLLM expanded a prompt with {len(call.media)} images to {len(seen)} tokens; expected "
+                f"{len(call.prompt_ids)}, as by the model's own processor",
+                hint="leave rollout.engine_args.mm_processor_kwargs out: vLLM must use the processor's own settings",
             )
 
     def _picture(self, reference: MediaRef) -> Any:
@@ -92,7 +92,7 @@ def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
         before = here
     if runs < images:
         raise RequestRefusedError(
-            f"a prompt of {len(ids)} tokens has {images} images, and {runs} runs of the token {token} that stands for one",
-            hint="put text between two images; and is this the model that the prompts were made for?",
+            f"a prompt of {len(ids)} tokens has {images} images, but {runs} runs of the image token {token}; expected one for each",
+            hint="put text between two images, and check that the prompts were made for this model",
         )
     return found

@@ -23,7 +23,7 @@ def refuse_unfit(
     """Raise an error if a server's model or settings do not fit the rollout.
 
     Args:
-        found: the server's answer to `describe`.
+        found: the server's answer to the request `describe`.
         config: the rollout's config.
         context: the rollout's context, with the model whose shape the server must have.
         url: the URL of the server, for error messages.
@@ -33,7 +33,7 @@ def refuse_unfit(
     """
     if found.get("protocol") != PROTOCOL:
         raise RolloutError(
-            f"the server at {url} speaks version {found.get('protocol')!r} of Dovetail's protocol, and this process {PROTOCOL}",
+            f"the server at {url} uses version {found.get('protocol')!r} of Dovetail's protocol, but this process uses {PROTOCOL}",
             hint="install the same release of dovetail-rollout-vllm on both sides",
         )
     _refuse_replaced(found["base"], config, context, url)
@@ -61,7 +61,7 @@ def _refuse_replaced(
     raise RolloutError(
         f"the vLLM server at {url} no longer has the weights that it was started with: since {since} it holds {what}, "
         "and this run sends no whole weights",
-        hint=f"end it, and {fitting(config, context, url)}",
+        hint=f"end the server, and {fitting(config, context, url)}",
     )
 
 
@@ -80,20 +80,22 @@ def _engine_problems(
         if found[key] != value:
             problems.append(f"--{argument} is {found[key]!r}, not {value!r}")
     for key, needed, setting in (
-        ("ranks", config.ranks_per_replica(), "its parallel sizes make"),
+        ("ranks", config.ranks_per_replica(), "the product of its parallel sizes is"),
         ("data_parallel", 1, "--data-parallel-size is"),
         ("api_servers", 1, "--api-server-count is"),
     ):
         if found[key] != needed:
             problems.append(f"{setting} {found[key]}, not {needed}")
     if wanted.get("enable_sleep_mode") and not found["sleep"]:
-        problems.append("rollout.offload is set, and it was started without --enable-sleep-mode")
+        problems.append(
+            "rollout.offload is set, but the server was started without --enable-sleep-mode"
+        )
     rank = wanted.get("max_lora_rank")
     if rank is not None and (found["adapter_rank"] or 0) < rank:
         problems.append(f"it has no room for adapters of rank {config.max_adapter_rank}")
     if config.stop and not found["tokenizer"]:
         problems.append(
-            "rollout.stop needs a tokenizer, and it was started with --skip-tokenizer-init"
+            "rollout.stop needs a tokenizer, but the server was started with --skip-tokenizer-init"
         )
     if config.max_model_len is not None and found["max_model_len"] < config.max_model_len:
         problems.append(
@@ -108,4 +110,4 @@ def _version_problems(version: str | None, config: VllmRolloutConfig) -> list[st
         oldest, use = LABELS_TOKENS, " for rollout.keep_cache (trainer.on_sync=keep)"
     if number_of(version or "") >= oldest:
         return []
-    return [f"it is vLLM {version}, and {oldest} or newer is needed{use}"]
+    return [f"it is vLLM {version}; {oldest} or newer is needed{use}"]

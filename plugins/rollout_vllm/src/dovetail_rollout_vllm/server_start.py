@@ -69,7 +69,7 @@ async def join(
         number = version.json()["version"]
     except (ValueError, KeyError, TypeError):
         raise RolloutError(
-            f"what answers at {url} (rollout.urls) is not a vLLM server: /version gave status {version.status_code}",
+            f"the program at {url} (rollout.urls) is not a vLLM server: /version gave status {version.status_code}",
             hint=hint,
         ) from None
     if routes.status_code == httpx2.codes.NOT_FOUND:

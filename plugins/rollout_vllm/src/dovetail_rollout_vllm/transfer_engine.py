@@ -88,14 +88,14 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         self.changed = False
         if manifest.kind != "full":
             raise WeightSyncError(
-                f"update {manifest.version} of kind {manifest.kind!r} can't be loaded into the engine; expected 'full'"
+                f"weight update {manifest.version} of kind {manifest.kind!r} can't be loaded into the engine; expected 'full'"
             )
         tensors = Counted(self._incoming(manifest), lasting=self._open().lasting, device=self.place)
         try:
             load(self.model, model_config_of(self, self.model), tensors)
             # Exhausts the receiver, which may raise after its last tensor; a further tensor is one that vLLM did not load.
             for name, _ in tensors:
-                raise WeightSyncError(f"vLLM did not load {name!r}")
+                raise WeightSyncError(f"vLLM did not load the tensor {name!r}")
         finally:
             self.changed = tensors.taken > 0
         if torch.accelerator.is_available():
@@ -133,7 +133,9 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         Raises:
             WeightSyncError: always.
         """
-        raise WeightSyncError("weights are sent by a WeightSender, not by vLLM's own call")
+        raise WeightSyncError(
+            "trainer_send_weights can't be called: Dovetail's WeightSender sends the weights"
+        )
 
     def _incoming(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
         return self._open().receive(manifest)

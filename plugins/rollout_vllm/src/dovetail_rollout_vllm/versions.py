@@ -24,7 +24,7 @@ VLLM = DrivenEngine(
     plugin="dovetail_rollout_vllm",
     oldest=Version("0.24"),
     newest=Version("0.32"),
-    lacks="it has no engines of others for receiving weights",
+    lacks="it can't receive weights through another package's engine",
 )
 LABELS_TOKENS = Version("0.32")
 """The first release that reports the weight version of each token."""

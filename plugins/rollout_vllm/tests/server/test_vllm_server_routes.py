@@ -109,4 +109,4 @@ def test_what_the_engine_raises_travels_by_name() -> None:
 def test_a_vllm_that_labels_no_tokens_keeps_no_requests_over_an_update() -> None:
     answer = ask("/dovetail/v1/freeze")
     assert answer.status_code == 500
-    assert "does not say which version of the weights made a token" in answer.json()["error"]
+    assert "does not report which weights produced a token" in answer.json()["error"]

@@ -123,13 +123,13 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(fake: Any, context: Plug
     [
         (
             {"vllm": "0.31.0"},
-            "it is vLLM 0.31.0, and 0.32 or",
+            "it is vLLM 0.31.0; 0.32 or",
         ),
         ({"dtype": "bfloat16"}, "--dtype is 'bfloat16', not 'float32'"),
         ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode is 'raw_logprobs'"),
         ({"weight_transfer": None}, "--weight-transfer-config is None, not 'dovetail'"),
         ({"worker_extension": ""}, "--worker-extension-cls is ''"),
-        ({"ranks": 2}, "parallel sizes make 2, not 1"),
+        ({"ranks": 2}, "parallel sizes is 2, not 1"),
         ({"data_parallel": 4}, "--data-parallel-size is 4, not 1"),
         ({"api_servers": 2}, "--api-server-count is 2, not 1"),
         ({"max_model_len": 100}, "--max-model-len is 100, below 256"),
@@ -186,7 +186,7 @@ def test_all_that_does_not_fit_is_said_at_once(fake: Any, context: PluginContext
     }
     error = failure(context, urls=(fake.url,))
     assert "float16" in error.message
-    assert "make 8" in error.message
+    assert "sizes is 8" in error.message
 
 
 def test_a_server_of_another_protocol_is_refused(fake: Any, context: PluginContext) -> None:
