@@ -55,7 +55,7 @@ def _documented(cls: type[Plugin], entry: PluginEntry) -> Fact:
             lacking.append(f"{cls.__qualname__}.{name}")
     if not lacking:
         return Fact(True)
-    return Fact(False, f"write a docstring: {', '.join(lacking)}")
+    return Fact(False, f"write the missing docstrings: {', '.join(lacking)}")
 
 
 def _lazy(entry: PluginEntry) -> Fact:

@@ -91,7 +91,9 @@ class TableEngine(TrainEngine):
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
         if self.context.transport is None:
-            raise WeightSyncError("the table has no weight transport to send through")
+            raise WeightSyncError(
+                "the table engine can't send weights: its context has no weight transport"
+            )
         self.context.transport.sender().send(manifest, [("logits", self.logits_V.detach())])
 
     def save(self, directory: Path) -> None:
