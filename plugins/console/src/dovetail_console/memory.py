@@ -193,7 +193,10 @@ def _held(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
     base = -(-role.parameters(shape) // shards)
     planned = role.adapter
     if planned is not None and not shape.adapted_layers(planned):
-        raise ModelError(f"the engine decides in the run which layers of {role.role} get adapters")
+        raise ModelError(
+            f"the memory of the LoRA adapters of {role.role} can't be estimated: the engine chooses their layers only when the run starts; "
+            f"name them in {role.key}.engine.lora.target_modules"
+        )
     if planned is None:
         yield f"{role.role} weights", base * _FLOAT32
     else:
