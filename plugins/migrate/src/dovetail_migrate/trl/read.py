@@ -60,8 +60,8 @@ def read_trl(path: Path) -> TrlJob:
     if len(configs) != 1:
         what = ", ".join(KINDS)
         raise ConfigError(
-            f"{path} makes {len(configs)} TRL configs; expected one {what}",
-            hint="name a file with one, or give its fields as YAML",
+            f"{path} creates {len(configs)} TRL configs; expected exactly one of {what}",
+            hint="name a file with a single config, or give its fields as YAML",
         )
     job = TrlJob(kind=KINDS[_name(configs[0])], given=_keywords(configs[0], names))
     for call in calls:
