@@ -245,7 +245,9 @@ async def _in_order(
             try:
                 yield await tasks[0]
             except RequestRefusedError as error:
-                error.hint = error.hint or "lower data.max_response_length, or leave the prompt out"
+                error.hint = (
+                    error.hint or "lower data.max_response_length, or leave this prompt out"
+                )
                 error.during(str(prompt))
                 raise
             tasks.popleft()
@@ -262,8 +264,8 @@ def _prompts(
     source = TextSource(config.data.prompt_key, texts) if plain else None
     if not plain and any(Path(file).suffix.lower() == ".txt" for file in files):
         raise DataError(
-            "prompts are in text files and others",
-            hint="give files of one form alone: .txt, or those that datasets read",
+            "--prompts names .txt files and files of other formats; expected one kind",
+            hint="give only .txt files, or only files that `data.train_files` accepts",
         )
     tools = chat_tools(config, tokenizer)
     return read_prompts(config, tokenizer, files, source=source, tools=tools)
@@ -300,10 +302,10 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         DovetailError: the output can't be written, belongs to other settings, or another process is writing it.
     """
     beside = out.with_name(f"{out.name}.settings.json")
-    other = "name another file with --out, or remove it"
+    other = "name another file with --out, or remove this one"
     if out.exists() and not beside.exists():
         raise DovetailError(
-            f"{out} exists, and is not an output of `dovetail generate`: {beside.name} is not beside it",
+            f"{out} already exists and is not an output of `dovetail generate`: {beside.name} is missing beside it",
             hint=other,
         )
     try:
@@ -313,7 +315,9 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         raise DovetailError(f"{out} can't be written: {error.strerror}", hint=other) from error
     with file:
         if lock(file.fileno()) is False:
-            raise DovetailError(f"another process is writing {out}", hint="wait until it has ended")
+            raise DovetailError(
+                f"another process is writing {out}", hint="wait until that process has ended"
+            )
         file.seek(0)
         before = next(iter(read_rows(beside)), None)
         if before is None or not out.exists():
