@@ -170,7 +170,7 @@ def test_a_server_is_found_with_its_model_and_key(
     assert answering.asked[0][2] == "Bearer secret"
     answering.models = ["math", "other"]
     assert ModelServer.find(answering.url, "other", None).model == "other"
-    for model, auth_env, found in ((None, None, "math, other"), ("x", None, "and not x"), (None, "NO_KEY", "NO_KEY")):  # fmt: skip
+    for model, auth_env, found in ((None, None, "math, other"), ("x", None, "but not x"), (None, "NO_KEY", "NO_KEY")):  # fmt: skip
         with pytest.raises(ConfigError, match=found):
             ModelServer.find(answering.url, model, auth_env)
     with pytest.raises(RolloutError, match="list of models"):
