@@ -75,7 +75,7 @@ def write(project: Project) -> Path:
 
 
 def drift(project: Project) -> list[str]:
-    """Return the differences between the committed manifest and the classes, or an empty list. For errors see `derive`."""
+    """Return the differences between the committed manifest and the plugin classes, if any. For errors see `derive`."""
     path = manifest_path(project)
     derived = derive(project)
     try:

@@ -41,7 +41,7 @@ class Project:
     needs: tuple[tuple[str, ...], ...]
     """Requirements from the extras that install an engine: lists of alternatives. One alternative of each list must be met."""
     isolated: bool = False
-    """Whether its plugins get an environment of their own: `[tool.dovetail] isolated`."""
+    """Whether its plugins need a Python environment of their own: `[tool.dovetail] isolated`."""
 
 
 def read_project(directory: Path) -> Project:
@@ -95,7 +95,7 @@ def _isolated(table: Mapping[str, object], file: Path) -> bool:
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the needs that the extras called `engine` or `engine-…` express: any one extra with all of its requirements.
+    """Return the requirements of a package that needs one of its extras `engine` or `engine-…` to be installed completely.
 
     Each list in the result holds alternatives, and every list must be met. The lists are the Cartesian product of the extras'
     requirements.

@@ -30,7 +30,7 @@ answer("done")
 
 
 def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
-    """Run the examination functions of all packages and return their rows, grouped by package.
+    """Run the examination functions (entry points `dovetail.doctor`) of all packages and return their rows, grouped by package.
 
     Args:
         timeout: seconds for each examination.

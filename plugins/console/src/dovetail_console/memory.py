@@ -52,7 +52,7 @@ def estimate_memory(
 ) -> PlannedMemory:
     """Estimate the memory use of a rank's accelerator: weights, gradients, optimizer state, working memory, and the rollout engine.
 
-    Trained weights and gradients are float32; the optimizer states the size of its state. With low-rank adapters, only the adapters are
+    Trained weights and gradients are float32; the optimizer plugin gives the size of its state. With low-rank adapters, only the adapters are
     trained. The frozen base model is in `model.dtype` if it is stored in that dtype, else in float32.
 
     Args:

@@ -85,7 +85,9 @@ class EpisodeEndpoint:
 
     @asynccontextmanager
     async def within(self, seconds: float | None, who: str, key: str) -> AsyncIterator[None]:
-        """Limit the seconds that a block takes while no call is being answered; None for no limit.
+        """Limit the running time of a `with` block to `seconds`, not counting time in which a call is answered.
+
+        No limit applies if `seconds` is None.
 
         Raises:
             EpisodeError: the block took longer; the message names `who` and the key of the limit.

@@ -55,7 +55,7 @@ def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An environment of `runtime.environments` is missing or unfit for its role, or this machine has too few accelerators for the pools of
+    """A Python environment named in `runtime.environments` is missing or unfit for its role, or this machine has too few accelerators for the pools of
     `runtime`.
 
     The finding is a warning, since the run may take place on another machine. On the run's machine, the same problem is an error.
@@ -77,7 +77,7 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
 
 def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A plugin that requires its own environment has none in the config, and the current environment lacks the plugin's requirements."""
+    """A plugin that requires its own Python environment has none in the config, and the current environment lacks the plugin's requirements."""
     if plan is None:
         return
     roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]

@@ -20,7 +20,7 @@ _ASK = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); impo
 
 @attrs.frozen
 class Fact:
-    """Whether a plugin meets a condition, and the fix if it does not."""
+    """Whether a plugin meets one condition of a quality tier, and the fix if it does not."""
 
     holds: bool
     reason: str | None = None

@@ -39,7 +39,7 @@ def installed(entry: PluginEntry) -> Installed:
 
 
 def check_manifest(entry: PluginEntry) -> None:
-    """Compare the installed manifest with the class, except for fields that come from pyproject.toml alone.
+    """Check that a plugin's installed manifest matches its class, except for fields that come only from pyproject.toml.
 
     Raises:
         PluginError: the manifest and the class differ; the message lists every difference.

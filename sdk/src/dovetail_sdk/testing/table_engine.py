@@ -37,7 +37,7 @@ class TableEngine(TrainEngine):
     """A model with one logit for each token id, independent of context. Updates are plain gradient descent, so that a test can
     compute the expected weights.
 
-    log π(w) = log softmax(logits / temperature)_w
+    log π(w) = log softmax(logits / temperature)_w for token w
 
     Attributes:
         logits_V: float32 [V], the whole model; 0 at the start.
