@@ -115,7 +115,7 @@ class DispatchModeConformance(PluginConformance):
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """Split the suite's arguments into a call per rank and a receipt for `collect`; skip the test if the mode refuses them."""
+        """Return the suite's arguments as a call per rank, with a receipt for `collect`; skip the test if the mode refuses them."""
         try:
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:
