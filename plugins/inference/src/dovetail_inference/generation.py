@@ -80,12 +80,13 @@ class TextSource(DatasetSource):
                 lines = Path(path).expanduser().read_bytes().decode("utf-8-sig").split("\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise DataError(
-                    f"{path} can't be read: {error}", hint="name a UTF-8 text file"
+                    f"the file {path} can't be read: {error}", hint="name a UTF-8 text file"
                 ) from error
             own = [(f"{path}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
             if not own:
                 raise DataError(
-                    f"{path} is empty: it has no prompt", hint="write one prompt a line"
+                    f"the file {path} is empty; expected at least one prompt",
+                    hint="write one prompt a line",
                 )
             found += [(where, line.removesuffix("\r")) for where, line in own]
         return found
@@ -305,14 +306,16 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     other = "name another file with --out, or remove this one"
     if out.exists() and not beside.exists():
         raise DovetailError(
-            f"{out} already exists and is not an output of `dovetail generate`: {beside.name} is missing beside it",
+            f"the file {out} already exists and is not an output of `dovetail generate`: {beside.name} is missing beside it",
             hint=other,
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         file = beside.open("a+", encoding="utf-8")
     except OSError as error:
-        raise DovetailError(f"{out} can't be written: {error.strerror}", hint=other) from error
+        raise DovetailError(
+            f"the output file {out} can't be written: {error.strerror}", hint=other
+        ) from error
     with file:
         if lock(file.fileno()) is False:
             raise DovetailError(
@@ -328,6 +331,6 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
             keys = [k for k in {**before, **settings} if before.get(k) != settings.get(k)]
             changes = [f"{k}: {before.get(k)!r} → {settings.get(k)!r}" for k in keys]
             raise DovetailError(
-                f"{out} was written with other settings: {'; '.join(changes)}", hint=other
+                f"the file {out} was written with other settings: {'; '.join(changes)}", hint=other
             )
         yield

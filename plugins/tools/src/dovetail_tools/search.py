@@ -98,7 +98,7 @@ def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
 
             return pyarrow.parquet.read_table(file).to_pylist()
         if file.suffix != ".jsonl":
-            raise DataError(f"{file} is neither a .jsonl nor a .parquet file", hint="convert the file to one of these formats")  # fmt: skip
+            raise DataError(f"the file {file} is neither a .jsonl nor a .parquet file", hint="convert the file to one of these formats")  # fmt: skip
         rows = []
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             row = json.loads(line) if line.strip() else None
@@ -110,5 +110,5 @@ def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{file} can't be read: {error}") from error
+        raise DataError(f"the file {file} can't be read: {error}") from error
     return rows

@@ -34,7 +34,7 @@ class ResponsesApi(Dialect):
         fields = Fields(body)
         for name in ("background", "conversation", "prompt"):
             if fields.get(name):
-                raise fields.wrong(name, "it to be absent: this endpoint does not support it")
+                raise fields.wrong(name, "no value: this endpoint does not support the field")
         given = body.get("input")
         if isinstance(given, str):
             fields = Fields({**body, "input": [{"role": "user", "content": given}]})

@@ -140,7 +140,7 @@ def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
     if outside:
         raise DovetailError(
             f"the server's figures differ from the run's after step {source.step}: {'; '.join(outside)}",
-            hint="check that it serves this checkpoint, in the run's dtype or a quantization that keeps its quality; more prompts "
+            hint="check that the server has this checkpoint, in the run's dtype or a quantization that keeps its quality; more prompts "
             "or samples (rollout.validation.n) reduce the noise",
         )
     render.line(f"each figure is in the run's 95% interval after step {source.step}", err=True)

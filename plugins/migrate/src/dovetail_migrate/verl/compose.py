@@ -62,12 +62,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text("utf-8")
         tree = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        raise ConfigError(f"the file {path} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+        raise ConfigError(f"the file {path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"{path} contains a {type(tree).__name__}; expected a mapping of verl's keys"
+            f"the file {path} contains a {type(tree).__name__}; expected a mapping of verl's keys"
         )
     if (line := re.search(r"^#\s*@package\s+(\S+)", text, re.MULTILINE)) is not None:
         tree["# @package"] = line[1]
