@@ -212,7 +212,9 @@ def test_a_wheel_built_without_the_manifest_is_told(tmp_path, monkeypatch):
         target="dovetail_acme_bare.plugin:AcmeBare",
         state="compatible",
     )
-    with pytest.raises(PluginError, match=r"lacks the manifest dovetail_acme_bare/dovetail-plugin\.json"):
+    with pytest.raises(
+        PluginError, match=r"lacks the manifest dovetail_acme_bare/dovetail-plugin\.json"
+    ):
         shipping.check_wheel(entry)
     pyproject.write_text(text)
     shipping.built_file.cache_clear()  # cached, since in use a source does not change

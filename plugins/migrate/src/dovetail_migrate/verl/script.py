@@ -178,7 +178,7 @@ def run_script(
             )
     except SandboxError as error:
         raise ConfigError(
-            f"{script} can't be run in a sandbox on this machine: {error.message}",
+            f"{script} can't be run confined on this machine: {error.message}",
             hint="print the command (put echo before python3 in the script) and import its words: dovetail import verl --arguments-only -- WORDS",
         ) from error
     if result.verdict is ProgramVerdict.TIMEOUT:

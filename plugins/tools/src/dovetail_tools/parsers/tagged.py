@@ -66,7 +66,7 @@ class Tagged(ToolParser):
             ValueError: a parameter has no name, is not closed or is repeated; or the function's tag is not closed, or closed twice.
         """
         if text.find(self.function_end, position) < 0:
-            raise ValueError(f"the call has no closing tag {self.function_end}")
+            raise ValueError(f"the call has no {self.function_end}")
         following = re.compile(rf"\s*(?:{self.parameter.pattern}|{self.function_end})")
         arguments: dict[str, Any] = {}
         tag = following.search(text, position)
