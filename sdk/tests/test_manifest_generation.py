@@ -277,7 +277,7 @@ def test_inherited_and_nested_fields_are_described_with_their_docs() -> None:
 
     fields = {field["name"]: field for field in config_schema(RolloutSection)["fields"]}
     assert "name" not in fields
-    assert fields["temperature"]["doc"] == "Logits are divided by it."
+    assert fields["temperature"]["doc"] == "Divisor of the logits."
     assert fields["weight_transport"]["type"] == "weight_transport plugin"
     assert fields["weight_transport"]["default"] is None
     nested = {field["name"]: field for field in fields["validation"]["fields"]}

@@ -101,7 +101,9 @@ class EpisodeEndpoint:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            message = f"{who} was ended: it took longer than its limit of {seconds:g} s outside of its calls ({key})"
+            message = (
+                f"{who} was ended: it took longer than {seconds:g} s outside of its calls ({key})"
+            )
             raise EpisodeError(FailureKind.LIMIT, message) from None
         finally:
             self.on_busy = lambda _: None
