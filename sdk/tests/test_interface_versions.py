@@ -88,7 +88,7 @@ def test_a_change_needs_a_version_and_says_which(after, needs, words):
     whole = {**COMMITTED, "interfaces": {**COMMITTED["interfaces"], "rollout": after}}
     [complaint] = missing_bumps(COMMITTED, whole)
     assert "interface rollout" in complaint
-    assert f"needs a {needs} version" in complaint
+    assert f"need a new {needs} version" in complaint
     major, minor = map(int, before["api"].split("."))
     raised = {"minor": f"{major}.{minor + 1}", "major": f"{major + 1}.0"}[needs]
     whole["interfaces"]["rollout"] = {**after, "api": raised}
@@ -99,7 +99,7 @@ def test_a_hook_that_loses_an_argument_needs_a_major_version():
     hooks = {**COMMITTED["hooks"]["hooks"], "step_finished": ["step"]}
     after = {**COMMITTED, "hooks": {**COMMITTED["hooks"], "hooks": hooks}}
     assert missing_bumps(COMMITTED, after) == [
-        "the hooks need a major version: the hook step_finished takes other arguments"
+        "the changes of the hooks need a new major version: the hook step_finished takes other arguments"
     ]
 
 

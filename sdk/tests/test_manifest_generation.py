@@ -264,7 +264,7 @@ def test_a_package_that_wants_an_environment_of_its_own_says_so(
     pyproject = folder / "pyproject.toml"
     text = pyproject.read_text()
     for line, said in (
-        ('isolated = "yes"', "isolated is 'yes', which is not true or false"),
+        ('isolated = "yes"', "isolated is 'yes'; expected true or false"),
         ("isolate = true", "has 'isolate'; the only key is 'isolated'"),
     ):
         pyproject.write_text(text.replace("isolated = true", line))
@@ -330,16 +330,16 @@ def test_every_complaint_comes_at_once(package: Make) -> None:
         "acme-shapes: 10 plugins can't be described",
         "(sample_filter/crash) can't be imported: RuntimeError: no luck (",
         "crash.py:2)",
-        "install what provides 'acme_engine' where the manifest is made",
-        "write that module, or fix the entry point in pyproject.toml",
+        "install the package that provides 'acme_engine'",
+        "write the missing module, or correct the entry point in pyproject.toml",
         "has no 'Curv', which the entry point sample_filter/misspelt names",
         "did you mean 'Curve'?",
         "has name = 'something_else', but its entry point is called 'renamed'",
         "has api = None, which is not a version range",
         f'api = ">={KINDS["sample_filter"].api},<2"',
         "does not implement keep",
-        "acme_shapes.plugins.Hasty.provides fails for its default config: AttributeError",
-        "acme_shapes.config.LooseConfig takes power by position",
+        "acme_shapes.plugins.Hasty fails in `provides` with its default config: AttributeError",
+        "acme_shapes.config.LooseConfig has the positional fields power",
         "the field 'power' of acme_shapes.config.SilentConfig has no docstring",
     ):
         assert text in done.stderr, text

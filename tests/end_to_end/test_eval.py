@@ -89,14 +89,14 @@ def test_other_prompts_and_the_untrained_model(
         (("{tmp}",), "run directory"),
         (("{tmp}/nothing/at/all",), "run directory"),
         (("{run}@7",), "checkpoint of step 7; there are: step_1, step_2, step_3"),
-        (("{run}@last",), "step after the @"),
+        (("{run}@last",), "after the @"),
         (("{run}@best",), "no best checkpoint"),
         (("{tiny}",), "--config"),
-        (("{run}", "data.val_files=[]"), "data.val_files names no file"),
+        (("{run}", "data.val_files=[]"), "data.val_files is empty"),
         (("{run}", "rollout.name=vlm"), "vlm"),
         (("{run}", "data.max_response_length=100000"), "positions"),
         (("no-such/model", "--config={config}"), "from the hub under this id"),
-        (("rollout.validation.n=2",), "MODEL is named"),
+        (("rollout.validation.n=2",), "at least one MODEL"),
     ],
 )
 def test_what_can_not_be_evaluated_is_one_error(

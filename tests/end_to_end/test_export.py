@@ -101,7 +101,7 @@ def test_a_checkpoint_is_exported_as_the_run_would(
         (("OUT", "--step=7"), "checkpoint of step 7; there are: step_1, step_2, step_3"),
         (("OUT", "--best"), "no best checkpoint"),
         (("OUT", "--role=ref"), "trains no 'ref'; it trains actor"),
-        ((".",), "exists already"),
+        ((".",), "already exists"),
     ],
 )
 def test_what_can_not_be_exported_is_one_error(
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_verl_is_exported_too(
     assert same(exported.state_dict(), model.state_dict())
     assert AutoTokenizer.from_pretrained(out).chat_template
     done = inside("export", str(saved), out, check=False)
-    assert "exists already" in done.output
+    assert "already exists" in done.output
     other = tmp_path / "other"
     other.mkdir()
     done = inside("export", str(other), str(tmp_path / "none"), check=False)
@@ -352,6 +352,6 @@ def test_a_model_goes_to_the_hub(finished: Path, tmp_path: Path) -> None:
     assert Hub.files["model.safetensors"] == weights
     assert {"config.json", "tokenizer.json", "README.md"} <= Hub.files.keys()
     assert denied[0] != 0
-    assert "the hub does not take me/denied" in denied[1]
+    assert "refused the upload to me/denied" in denied[1]
     assert "Traceback" not in denied[1]
     assert denied[2].startswith("SystemExit")

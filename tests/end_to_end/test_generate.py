@@ -140,7 +140,7 @@ def test_an_output_of_other_settings_is_refused(
         ("hello\n", ("data.max_response_length=100000",), "prompts.txt, line 1"),
         ("hello\n" * 3 + "long " * 900, (), "prompts.txt, line 4: the prompt has"),
         ("hello\n", ("rollout=vlm",), "vlm"),
-        ("hello\n", ("--prompt", "x"), "--prompts FILE, or by --prompt TEXT"),
+        ("hello\n", ("--prompt", "x"), "--prompts FILE or by --prompt TEXT"),
         ("hello\n", ("rollout.temperature=0",), "rollout.temperature"),
     ],
 )

@@ -18,7 +18,7 @@ def test_a_run_writes_traces_of_the_steps_that_were_asked_for(inside, config: Pa
     assert names.count("actor.send_weights") == 2
     events = (run / "events.jsonl").read_text()
     assert "profile written" in events
-    assert "beyond the run's 3 steps" in events
+    assert "exceeds the run's 3 steps" in events
 
 
 def test_a_tool_that_can_not_record_here_stops_the_run_before_its_first_step(

@@ -83,7 +83,7 @@ def test_a_comparison_shows_differences_and_curves_on_one_page(
         (("runs", "compare", "{run}"), "two or more"),
         (("runs", "compare", "{run}", "{run}", "--out", "/nowhere/a.html"), "/nowhere"),
         (("runs", "compare", "{run}", "/nowhere"), "no run directory '/nowhere'"),
-        (("watch", "/nowhere"), "no folder '/nowhere'"),
+        (("watch", "/nowhere"), "the folder '/nowhere' does not exist"),
         (("watch", "{empty}"), "no run"),
     ],
 )

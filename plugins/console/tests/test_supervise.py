@@ -108,7 +108,7 @@ def test_a_process_that_ends_without_an_error_of_its_own_is_started_again(attemp
 
 def test_two_restarts_in_a_row_without_a_new_step_end_it(attempt: Any, capsys: Any) -> None:
     assert attempt("0 75", "0 75", "0 75", "1 0") == (75, 3)
-    assert "row brought" in capsys.readouterr().err
+    assert "row completed" in capsys.readouterr().err
     # A new step resets the count; a repeated step is no new step.
     assert attempt("1 75", "1 75", "2 75", "2 75", "2 75", "3 0") == (75, 5)
 

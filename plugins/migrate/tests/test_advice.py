@@ -26,7 +26,7 @@ def test_a_key_of_verls_names_the_import(key):
 
 @pytest.mark.parametrize(("key", "ours"), [("trainer.project_name", "project"), ("actor_rollout_ref.rollout.n", "rollout.n")])  # fmt: skip
 def test_a_key_that_means_the_same_is_named_too(key, ours):
-    assert f"Dovetail's is {ours};" in (verl_advice(key, "1") or "")
+    assert f"use {ours};" in (verl_advice(key, "1") or "")
 
 
 def test_a_key_that_needs_nothing_says_why():

@@ -33,7 +33,7 @@ def test_files_that_are_read_once_are_not_spoken_of(judge: Any) -> None:
 def test_the_same_tracker_twice_is_an_error(judge: Any) -> None:
     (finding,) = judge("tracker_twice", {"tracking": ["console", "jsonl", "console"]})
     assert finding.severity == "error"
-    assert finding.message.startswith("tracking[2] is console once more")
+    assert finding.message.startswith("tracking[2] repeats the tracker console")
     different = ["console", {"name": "console", "live": False}]
     assert judge("tracker_twice", {"tracking": different}) == []
 

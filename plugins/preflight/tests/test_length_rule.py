@@ -47,7 +47,7 @@ def test_samples_longer_than_the_model_takes_are_an_error(
 ) -> None:
     (finding,) = judge("rollout_too_short", sections(tmp_path, config))
     assert finding.severity == "error"
-    assert f"takes {limit} tokens" in finding.message
+    assert f"takes at most {limit} tokens" in finding.message
     assert str(tmp_path / "config.json") in finding.message
     assert "max_response_length = 1000 + 1000 = 2000" in finding.message
     assert f"data.max_response_length={limit - 1000} " in finding.hint

@@ -68,11 +68,11 @@ def test_another_tokenizer_is_an_error_for_references_and_critics(judge: Any, bu
     (finding,) = judge(RULE, sections(policy), KL, f"ref.path={other}")
     assert finding.severity == "error"
     assert finding.message == (
-        f"ref.path = {other} reads other tokens than the run's tokenizer (model.path = {policy}) writes: 3 of 5 tokens have "
-        "another id there, or none, such as 'one' (1, there 2), 'two' (2, there 1), 'four' (4, there none)"
+        f"ref.path = {other} has another tokenizer than the run (model.path = {policy}): 3 of the run's 5 tokens have "
+        "another id in the model, or none, such as 'one' (1, in the model 2), 'two' (2, in the model 1), 'four' (4, in the model none)"
     )
     assert finding.hint == (
-        "set ref.path= to a model with the policy's tokenizer, or leave it out to take model.path"
+        "set ref.path to a model with the policy's tokenizer, or leave it out to use model.path"
     )
     both = judge(RULE, sections(policy), KL, f"ref.path={other}", GAE, f"critic.path={other}")
     assert sorted(f.message.partition(" ")[0] for f in both) == ["critic.path", "ref.path"]
@@ -83,7 +83,7 @@ def test_fewer_embeddings_than_the_tokenizer_has_ids_are_an_error(judge: Any, bu
     (finding,) = judge(RULE, sections(policy), KL, f"ref.path={small}")
     assert finding.severity == "error"
     assert f"ref.path = {small} has embeddings for 4 token ids" in finding.message
-    assert "larger ones to 1 token, such as 'four' (4): it can't read" in finding.message
+    assert "larger ids to 1 token, such as 'four' (4): the model can't read" in finding.message
 
 
 def test_tokens_that_were_only_added_are_a_warning(judge: Any, build: Build) -> None:
@@ -91,10 +91,10 @@ def test_tokens_that_were_only_added_are_a_warning(judge: Any, build: Build) -> 
     base = build("base", added=["<reserved>", "<end>"])
     (finding,) = judge(RULE, sections(policy), KL, f"ref.path={base}")
     assert finding.severity == "warning"
-    assert "such as '<think>' (5, there none)" in (finding.message)
+    assert "such as '<think>' (5, in the model none)" in (finding.message)
     (finding,) = judge(RULE, sections(policy), KL, f"ref.path={build('tight', rows=5)}")
     assert finding.severity == "warning"
-    assert "larger ones to 2 tokens, such as '<think>' (5), '<end>' (6)" in finding.message
+    assert "larger ids to 2 tokens, such as '<think>' (5), '<end>' (6)" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_an_added_token_beyond_the_embeddings_is_an_error_where_samples_hold_it(
     model = {"chat_template": template} if template else {}
     (finding,) = judge(RULE, sections(policy, **model), KL, f"ref.path={small}")
     assert finding.severity == severity
-    assert "larger ones to 1 token, such as '<end>' (5): it can't read" in finding.message
+    assert "larger ids to 1 token, such as '<end>' (5): the model can't read" in finding.message
 
 
 def test_a_policy_may_have_fewer_embeddings_than_tokens_were_added(
@@ -163,10 +163,10 @@ def test_a_tokenizer_that_is_not_the_policys_own(judge: Any, build: Build) -> No
     policy, other = build("policy"), build("other", (END, "two", "one"))
     (finding,) = judge(RULE, sections(policy, tokenizer_path=other))
     assert finding.severity == "error"
-    assert finding.message.startswith(f"model.path = {policy} reads other tokens")
+    assert finding.message.startswith(f"model.path = {policy} has another tokenizer")
     assert f"(model.tokenizer_path = {other})" in finding.message
     assert finding.hint is not None
-    assert finding.hint.startswith("leave model.tokenizer_path= out")
+    assert finding.hint.startswith("leave model.tokenizer_path out")
     larger = build("larger", (*WORDS, *"abcdefghijkl"))
     bare = build("bare", None)
     (finding,) = judge(RULE, sections(bare, tokenizer_path=larger))
@@ -185,7 +185,7 @@ def test_a_model_in_the_hubs_cache_is_looked_at(
     refs.mkdir()
     (refs / "main").write_text("abc")
     (finding,) = judge(RULE, sections(build("policy")), KL, "ref.path=some/other")
-    assert finding.message.startswith("ref.path = some/other reads other tokens")
+    assert finding.message.startswith("ref.path = some/other has another tokenizer")
 
 
 @pytest.mark.parametrize("elsewhere", ["some/hub-id", "/no/such/model", "~nobody/at/home", "a/b/c"])

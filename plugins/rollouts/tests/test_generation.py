@@ -200,7 +200,7 @@ def test_a_group_that_failed_is_drawn_again_under_the_same_names() -> None:
     scorer = Scorer(manager, timeout=5.0)
 
     async def twice() -> None:
-        with pytest.raises(RolloutError, match="scripted failure"):
+        with pytest.raises(RolloutError, match="as scripted"):
             await all_of([group], RolloutPool([engine]), scorer)
         assert (group.samples, group.finished) == ([], False)
         assert len(asyncio.all_tasks()) == 1  # nothing is being scored

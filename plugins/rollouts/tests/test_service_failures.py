@@ -20,7 +20,7 @@ def test_a_request_that_fails_everywhere_fails_take_and_the_next_one_begins_anew
     groups = served.groups_of(0, 1, 2)
     served.service.admit(groups)
     threading.Timer(0.1, served.engine.held.discard, [1]).start()
-    with pytest.raises(RolloutError, match=r"on every rollout replica.*scripted failure"):
+    with pytest.raises(RolloutError, match=r"on every rollout replica.*as scripted"):
         served.service.take(2)
     assert served.quiet()  # other running requests were ended too
     assert served.service.outstanding == 3
@@ -45,10 +45,10 @@ def test_a_group_that_failed_while_nobody_waited_is_generated_again_when_it_is_t
 def test_a_group_that_fails_at_once_is_never_returned_as_if_it_were_finished(serve) -> None:
     served = serve(script=Script(fails_after=(0,) * 40), max_failures=99)
     for prompt in range(20):
-        with pytest.raises(RolloutError, match="scripted failure"):
+        with pytest.raises(RolloutError, match="as scripted"):
             served.service.generate(served.groups_of(prompt))
     served.service.admit(served.groups_of(20))
-    with pytest.raises(RolloutError, match="scripted failure"):
+    with pytest.raises(RolloutError, match="as scripted"):
         served.service.take(1)
 
 
@@ -57,7 +57,7 @@ def test_generate_that_fails_leaves_admitted_groups_to_be_taken(serve) -> None:
     admitted = served.groups_of(0)
     served.service.admit(admitted)
     served.until(lambda: served.engine.active == 1)
-    with pytest.raises(RolloutError, match="scripted failure"):
+    with pytest.raises(RolloutError, match="as scripted"):
         served.service.generate(served.groups_of(7))
     served.engine.held.clear()
     assert served.service.take(1) == admitted

@@ -38,7 +38,7 @@ class TestStdio(ToolConformance):
     refused = (
         ("my_fail", {"why": "because"}, "because"),
         ("my_add", {"a": "x", "b": 3}, "is not of type 'integer'"),
-        ("my_pid", {}, "there is no function"),
+        ("my_pid", {}, "does not exist"),
     )
     hanging = ("my_wait", {"seconds": 30})
 
@@ -209,10 +209,10 @@ def test_a_tool_that_crashed_is_known_by_what_the_sdk_says(text, crashed):
 @pytest.mark.parametrize(
     ("settings", "facts"),
     [
-        ({"command": "no-such-program"}, "no-such-program gave no tools"),
-        ({"command": sys.executable, "args": ("-c", "raise SystemExit(3)")}, "gave no tools"),
+        ({"command": "no-such-program"}, "no-such-program did not list its tools"),
+        ({"command": sys.executable, "args": ("-c", "raise SystemExit(3)")}, "did not list its tools"),
         ({"command": sys.executable, "args": ("-c", "import time; time.sleep(60)"), "start_timeout": 1.0}, "within 1 s"),
-        ({"url": "http://127.0.0.1:1/mcp"}, "127.0.0.1:1/mcp gave no tools"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "127.0.0.1:1/mcp did not list its tools"),
         ({**STDIO, "functions": ("ad",)}, "did you mean 'add'"),
     ],
 )  # fmt: skip

@@ -67,7 +67,7 @@ def new(
         given = [key for key in options if ctx.get_parameter_source(key) is _GIVEN]
         if given:
             raise click.UsageError(
-                f"--into and --{given[0]} don't go together: the package is there"
+                f"--{given[0]} can't be combined with --into, which names an existing package"
             )
         files = add_plugin(kind, name, into)
         render.line(f"{into}: {name!r} of kind {kind} in {len(files)} files, and its entry point:")
@@ -147,27 +147,29 @@ def _chosen(
     """Return the plugins to check, from the command's arguments."""
     if not every:
         if kind is not None:
-            raise click.UsageError("--kind goes with --all; or name one plugin, as KIND/NAME")
+            raise click.UsageError("--kind needs --all; to check one plugin, name it as KIND/NAME")
         if plugin is None:
             raise click.UsageError("name a plugin, such as rollout/hf, or give --all")
         bare = next((text for text in overrides if "=" not in text), None)
         if bare is not None:
             raise click.UsageError(
-                f"{bare!r} is not a KEY=VALUE; did you mean {f'{plugin}/{bare}'!r}?"
+                f"{bare!r} is not of the form KEY=VALUE; did you mean {f'{plugin}/{bare}'!r}?"
             )
         entry = one_plugin(plugin, "check")
         if entry.distribution == CORE:
-            raise click.UsageError(f"{plugin!r} is of {CORE}, whose own tests check its plugins")
+            raise click.UsageError(
+                f"{plugin!r} belongs to {CORE}, whose own tests check it; name a plugin of another package"
+            )
         return [entry]
     if plugin is not None:
         raise click.UsageError(f"--all checks every plugin; leave out {plugin!r}")
     entries = [entry for entry in default_index().entries(kind) if entry.distribution != CORE]
     if not entries:
         raise PluginNotFoundError(
-            f"no plugin of kind {kind!r} is installed besides those of {CORE}"
+            f"no package besides {CORE} has plugins of the kind {kind!r} to check"
             if kind
-            else f"no plugin is installed besides those of {CORE}",
-            hint="`dovetail plugins list` shows what there is",
+            else f"no package besides {CORE} has plugins to check",
+            hint="install the package to check; `dovetail plugins list` shows the installed plugins",
         )
     return entries
 

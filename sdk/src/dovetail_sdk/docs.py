@@ -81,8 +81,8 @@ def plugins_of(projects: Iterable[Project]) -> Plugins:
         for plugin in read_manifest_file(manifest_path(project), project.distribution).plugins:
             if (plugin.kind, plugin.name) in plugins:
                 raise PluginError(
-                    f"{plugin.kind}/{plugin.name} is in two packages, the second of them {project.distribution}",
-                    hint="name one of the two, or rename the plugin",
+                    f"two of the named packages have the plugin {plugin.kind}/{plugin.name}; the second is {project.distribution}",
+                    hint="name only one of the two packages, or rename the plugin",
                 )
             plugins[plugin.kind, plugin.name] = plugin
     for rule in installed_rules():
@@ -91,7 +91,7 @@ def plugins_of(projects: Iterable[Project]) -> Plugins:
             plugins[RULE, rule.name] = described
     if not plugins:
         raise PluginError(
-            f"no plugin is in {', '.join(names) or 'any package, since none is named'}",
+            f"no package with plugins is named; given: {', '.join(names) or 'no package'}",
             hint=f"name the folders of the packages: {COMMAND} core plugins/algorithms",
         )
     return plugins

@@ -66,7 +66,9 @@ def read() -> dict[str, Any]:
     try:
         described: dict[str, Any] = json.loads(PLACE.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise PluginError(f"{PLACE} can't be read: {error}", hint=COMMAND) from error
+        raise PluginError(
+            f"{PLACE} can't be read: {error}", hint=f"write it again: {COMMAND}"
+        ) from error
     return described
 
 
@@ -78,7 +80,9 @@ def write() -> Path:
     """
     described = describe_all()
     if PLACE.exists() and (complaints := missing_bumps(read(), described)):
-        raise PluginError("\n".join(complaints), hint="raise the version in the interface's module")
+        raise PluginError(
+            "\n".join(complaints), hint="raise each version where its interface is defined"
+        )
     PLACE.write_text(to_text(described), encoding="utf-8")
     return PLACE
 
@@ -98,7 +102,7 @@ def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
         if _ORDER.index(bump(old[kind]["api"], new[kind]["api"])) < _ORDER.index(needed):
             which = "; ".join(change.text for change in found)
             complaints.append(
-                f"the interface {kind} is {new[kind]['api']} and was {old[kind]['api']}, but it needs a {needed} version: {which}"
+                f"the interface {kind} has version {new[kind]['api']} (before: {old[kind]['api']}), but its changes need a new {needed} version: {which}"
             )
     hooks = [
         Change(f"the hook {name} takes other arguments", "major")
@@ -106,7 +110,9 @@ def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
         if not set(arguments) <= set(after["hooks"]["hooks"].get(name, ()))
     ]
     if hooks and bump(before["hooks"]["api"], after["hooks"]["api"]) != "major":
-        complaints.append(f"the hooks need a major version: {'; '.join(h.text for h in hooks)}")
+        complaints.append(
+            f"the changes of the hooks need a new major version: {'; '.join(h.text for h in hooks)}"
+        )
     return complaints
 
 

@@ -75,7 +75,7 @@ def write(project: Project) -> Path:
 
 
 def drift(project: Project) -> list[str]:
-    """Return the differences between the committed manifest and the classes, or an empty list. For errors see `derive`."""
+    """Return the differences between the committed manifest and the plugin classes, if any. For errors see `derive`."""
     path = manifest_path(project)
     derived = derive(project)
     try:
@@ -88,7 +88,7 @@ def drift(project: Project) -> list[str]:
     if text == to_text(derived):
         return []
     if not isinstance(committed, dict):
-        return [f"{path} holds no JSON object"]
+        return [f"{path} is not a JSON object"]
     return differences(committed, derived) or [f"{path} is written in another order or layout"]
 
 
@@ -102,13 +102,13 @@ def _import_from_source(project: Project) -> None:
         package = importlib.import_module(project.package)
     except (Exception, SystemExit) as error:
         raise PluginBrokenError(
-            f"{project.distribution}: its package {project.package!r} can't be imported: {_cause(error)}"
+            f"{project.distribution}: the package {project.package!r} can't be imported: {_cause(error)}"
         ) from error
     places = [Path(place).resolve() for place in package.__path__]
     if project.package_directory.resolve() not in places:
         raise PluginError(
-            f"{project.package!r} is imported from {places[0]}, not from {project.package_directory}",
-            hint=f"in the package's source folder, in a process of its own, run: {COMMAND}",
+            f"the package {project.package!r} is imported from {places[0]}, not from {project.package_directory}",
+            hint=f"in a new shell in the package's source folder, run: {COMMAND}",
         )
 
 
@@ -120,11 +120,14 @@ def _kind(declared: Declared) -> Kind:
     """
     interface = _target(declared)
     if not (isinstance(interface, type) and issubclass(interface, Plugin)):
-        raise PluginError(f"the target {declared.target} of {declared} is not a subclass of Plugin")
+        raise PluginError(
+            f"{declared.target}, the target of the entry point {declared}, is not a subclass of Plugin"
+        )
     api = getattr(interface, "interface_api", None)
     if not isinstance(api, str):
         raise PluginError(
-            f"{declared.target} has no `interface_api`", hint='give it one: interface_api = "1.0"'
+            f"the interface {declared.target} has no `interface_api`",
+            hint='set its version in the class: interface_api = "1.0"',
         )
     section = f"{public_module(interface.Config)}:{interface.Config.__qualname__}"
     return Kind(declared.name, declared.target, api, section)
@@ -199,7 +202,7 @@ def _facts(cls: type[Plugin], default: PluginSection | None) -> dict[str, Any]:
             found["min_group_size"] = cls.min_group_size(default)
         except Exception as error:
             raise PluginBrokenError(
-                f"{cls.__module__}.{cls.__qualname__}.min_group_size fails for its default config: {_cause(error)}"
+                f"{cls.__module__}.{cls.__qualname__} fails in `min_group_size` with its default config: {_cause(error)}"
             ) from error
     facts = _without_none(found)
     return {"facts": facts} if facts else {}
@@ -213,11 +216,11 @@ def _target(declared: Declared) -> object:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            hint = "write that module, or fix the entry point in pyproject.toml"
+            hint = "write the missing module, or correct the entry point in pyproject.toml"
         elif missing:
             hint = (
-                f"install what provides {missing!r} where the manifest is made; a plugin imports a heavy "
-                "engine in `start`, not at the top of its module"
+                f"install the package that provides {missing!r} in the environment that writes the manifest; if it is a heavy "
+                "engine, import it in the plugin's `start` instead"
             )
         raise PluginBrokenError(
             f"{declared.target} ({declared}) can't be imported: {_cause(error)}", hint=hint
@@ -227,7 +230,7 @@ def _target(declared: Declared) -> object:
         near = nearest(attribute, own)
         raise PluginBrokenError(
             f"the module {module_name} has no {attribute!r}, which the entry point {declared} names",
-            hint=f"did you mean {near!r}?" if near else "fix the entry point in pyproject.toml",
+            hint=f"did you mean {near!r}?" if near else "correct the entry point in pyproject.toml",
         )
     return getattr(module, attribute)
 
@@ -238,13 +241,13 @@ def _check_attributes(declared: Declared, cls: type[Plugin], kind: Kind) -> None
     title = f"{declared.target} ({declared})"
     if not _NAME.fullmatch(declared.name):
         raise PluginError(
-            f"{declared.name!r} is not a plugin name ({declared.target})",
-            hint="names are lower-case letters, digits and underscores, beginning with a letter",
+            f"the entry point of {declared.target} is called {declared.name!r}, which is not a valid plugin name",
+            hint="use lower-case letters, digits and underscores, with a letter at the start",
         )
     if getattr(cls, "name", None) != declared.name:
         raise PluginError(
             f"{title} has name = {getattr(cls, 'name', None)!r}, but its entry point is called {declared.name!r}",
-            hint="make the two agree",
+            hint="make the two names equal",
         )
     api = getattr(cls, "api", None)
     try:
@@ -260,8 +263,8 @@ def _check_attributes(declared: Declared, cls: type[Plugin], kind: Kind) -> None
     for alias in cls.aliases:
         if not alias or "@" in alias or any(letter.isspace() for letter in alias):
             raise PluginError(
-                f"{title} has the alias {alias!r}",
-                hint="an alias has no spaces and no @, which separates a distribution",
+                f"{title} has the alias {alias!r}; expected text without spaces and without '@'",
+                hint="rename the alias: the character '@' separates a plugin's name from its distribution",
             )
 
 
@@ -270,8 +273,8 @@ def _default_config(config: type[PluginSection], declared: Declared) -> PluginSe
     positional = [field.name for field in attrs.fields(config) if not field.kw_only]
     if positional:
         raise PluginError(
-            f"{config.__module__}.{config.__qualname__} takes {', '.join(positional)} by position",
-            hint="write @attrs.frozen(kw_only=True) above it",
+            f"{config.__module__}.{config.__qualname__} has the positional fields {', '.join(positional)}; expected keyword-only fields",
+            hint="write @attrs.frozen(kw_only=True) above the class",
         )
     if any(field.default is attrs.NOTHING and field.init for field in attrs.fields(config)):
         return None
@@ -295,7 +298,7 @@ def _columns(
         return sorted(getattr(cls, method)(default))
     except Exception as error:
         raise PluginBrokenError(
-            f"{cls.__module__}.{cls.__qualname__}.{method} fails for its default config: {_cause(error)}"
+            f"{cls.__module__}.{cls.__qualname__} fails in `{method}` with its default config: {_cause(error)}"
         ) from error
 
 

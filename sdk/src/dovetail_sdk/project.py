@@ -41,7 +41,7 @@ class Project:
     needs: tuple[tuple[str, ...], ...]
     """Requirements from the extras that install an engine: lists of alternatives. One alternative of each list must be met."""
     isolated: bool = False
-    """Whether its plugins get an environment of their own: `[tool.dovetail] isolated`."""
+    """Whether its plugins need a Python environment of their own: `[tool.dovetail] isolated`."""
 
 
 def read_project(directory: Path) -> Project:
@@ -69,7 +69,7 @@ def read_project(directory: Path) -> Project:
     if len(packages) > 1:
         raise PluginError(
             f"{file}: its plugins lie in several top-level packages: {', '.join(packages)}",
-            hint="a distribution has one manifest, so that all its plugins lie in one package",
+            hint="move the plugins into one package: a distribution has only one manifest",
         )
     package = packages[0] if packages else ""
     return Project(
@@ -90,14 +90,12 @@ def _isolated(table: Mapping[str, object], file: Path) -> bool:
             raise PluginError(f"{file}: [tool.dovetail] has {key!r}; the only key is 'isolated'")
     value = table.get("isolated", False)
     if not isinstance(value, bool):
-        raise PluginError(
-            f"{file}: [tool.dovetail] isolated is {value!r}, which is not true or false"
-        )
+        raise PluginError(f"{file}: [tool.dovetail] isolated is {value!r}; expected true or false")
     return value
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the needs that the extras called `engine` or `engine-…` express: any one extra with all of its requirements.
+    """Return the requirements of a package that needs one of its extras `engine` or `engine-…` to be installed completely.
 
     Each list in the result holds alternatives, and every list must be met. The lists are the Cartesian product of the extras'
     requirements.
@@ -142,7 +140,7 @@ def _declared(kind: str, entries: Mapping[str, str], file: Path) -> tuple[Declar
     for plugin in found:
         if ":" not in plugin.target:
             raise PluginError(
-                f"{file}: the target {plugin.target!r} of {plugin} is not of the form module:Class"
+                f"{file}: the target {plugin.target!r} of the entry point {plugin} is not of the form module:Class"
             )
     return tuple(found)
 
@@ -154,5 +152,5 @@ def _package_directory(directory: Path, package: str) -> Path:
     raise PluginError(
         f"{directory}: its entry points name the package {package!r}, which is neither in src/ nor beside "
         "pyproject.toml",
-        hint=f"make {directory / 'src' / package}, or fix the entry points",
+        hint=f"create the folder {directory / 'src' / package}, or correct the entry points",
     )

@@ -148,10 +148,10 @@ def test_the_table_of_all_has_a_line_for_each_and_sums(index, monkeypatch):
         (["check", "advantage", "grpo"], "did you mean 'advantage/grpo'?"),
         (["check"], "or give --all"),
         (["check", "--all", "grpo"], "leave out 'grpo'"),
-        (["check", "grpo", "--kind", "advantage"], "--kind goes with --all"),
-        (["check", "--all", "--kind", "advntage"], "plugin of kind 'advntage'"),
-        (["check", "inline"], "is of dovetail-core"),
-        (["check", "--all", "--kind", "dispatch_mode"], "besides those"),
+        (["check", "grpo", "--kind", "advantage"], "--kind needs --all"),
+        (["check", "--all", "--kind", "advntage"], "plugins of the kind 'advntage'"),
+        (["check", "inline"], "belongs to dovetail-core"),
+        (["check", "--all", "--kind", "dispatch_mode"], "besides dovetail-core"),
         (["show", "advantage", "grpo"], "did you mean 'advantage/grpo'?"),
     ],
 )
@@ -212,7 +212,9 @@ def test_a_wheel_built_without_the_manifest_is_told(tmp_path, monkeypatch):
         target="dovetail_acme_bare.plugin:AcmeBare",
         state="compatible",
     )
-    with pytest.raises(PluginError, match=r"has no dovetail_acme_bare/dovetail-plugin\.json"):
+    with pytest.raises(
+        PluginError, match=r"lacks the manifest dovetail_acme_bare/dovetail-plugin\.json"
+    ):
         shipping.check_wheel(entry)
     pyproject.write_text(text)
     shipping.built_file.cache_clear()  # cached, since in use a source does not change

@@ -90,10 +90,10 @@ def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
     (package / "src" / "dovetail_into_kept" / "mine" / "plugin.py").write_text("")
     before = contents(package)
     for kind, name, words in (
-        ("advantage", "into_kept", "entry point 'into_kept' of the group dovetail.advantage"),
-        ("advantage", "mine", "mine already"),
-        ("advantage", "config", r"config\.py already"),
-        ("advntage", "other", "there is no kind of plugin 'advntage'"),
+        ("advantage", "into_kept", "entry point 'into_kept' in the group dovetail.advantage"),
+        ("advantage", "mine", "already contains mine"),
+        ("advantage", "config", r"already contains config\.py"),
+        ("advntage", "other", "unknown kind of plugin 'advntage'"),
     ):
         with pytest.raises(PluginError, match=words):
             add_plugin(kind, name, package)
@@ -109,7 +109,7 @@ def test_what_a_package_has_can_not_be_asked_for(tmp_path: Path, given: tuple[st
     arguments = ["plugins", "new", "advantage", "x", "--into", str(tmp_path), *given]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
-    assert f"--into and {given[0]} don't go together" in done.output
+    assert f"{given[0]} can't be combined with --into" in done.output
 
 
 def test_comments_and_another_layout_of_entry_points_stay(tmp_path: Path) -> None:

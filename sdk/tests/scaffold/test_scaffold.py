@@ -130,7 +130,7 @@ def test_every_kind_type_checks(everything, tmp_path):
         ("advantages", "mine", "MIT", "did you mean advantage"),
         ("advantage", "My-Name", "MIT", "lower-case"),
         ("advantage", "lambda", "MIT", "can't be a plugin's name"),
-        ("advantage", "mine", "GPL", "a licence to choose"),
+        ("advantage", "mine", "GPL", "unknown licence 'GPL'"),
     ],
 )
 def test_a_wrong_kind_name_or_licence_is_refused(tmp_path, kind, name, licence, words):
@@ -195,5 +195,5 @@ def test_a_repository_has_workflows_that_run_what_the_package_has(tmp_path, kind
 
 def test_an_existing_directory_is_left_alone(tmp_path):
     new_plugin("advantage", "mine", tmp_path)
-    with pytest.raises(PluginError, match="exists already"):
+    with pytest.raises(PluginError, match="already exists"):
         new_plugin("advantage", "mine", tmp_path)

@@ -42,7 +42,7 @@ class EpisodeReward(RewardFunction):
         """
         if trajectory is None:
             raise ValueError(
-                "reward function 'episode' scores episodes of an agent loop, and this sample is one response; set "
+                "reward function 'episode' can't score this sample: it is a single response, not an episode of an agent loop; set "
                 "rollout.agent_loop, or another reward.function"
             )
         return {"turn_rewards": [turn["reward"] for turn in trajectory["turns"]]}

@@ -33,8 +33,8 @@ def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
     if len(set_) == 2 and set_["call_seconds"] >= set_["max_seconds"]:
         yield Finding.warning(
             f"{_LOOP}.call_seconds = {loop.call_seconds:g} is not below {_LOOP}.max_seconds = {loop.max_seconds:g}: "
-            "the episode ends before a call's limit does",
-            hint=f"set {_LOOP}.max_seconds higher, or {_LOOP}.call_seconds lower",
+            "an episode reaches its limit before a call can reach its own",
+            hint=f"raise {_LOOP}.max_seconds, or lower {_LOOP}.call_seconds",
         )
     key = min(set_, key=set_.__getitem__, default="")
     for number, section in enumerate(loop.tools):
@@ -45,7 +45,7 @@ def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
         longest = tool.longest_call(section)
         if longest is not None and longest >= set_.get(key, math.inf):
             yield Finding.warning(
-                f"{_LOOP}.tools[{number}] = {section.name or section.attribute} ends a call after {longest:g} s by its own limits, and "
-                f"{_LOOP}.{key} = {set_[key]:g} before: the episode then fails in place of the policy being shown an error",
-                hint=f"set {_LOOP}.{key}={math.ceil(longest) + 10} or more, or the tool's limits lower (python: time_limit)",
+                f"{_LOOP}.{key} = {set_[key]:g} is not above the {longest:g} s that {_LOOP}.tools[{number}] = {section.name or section.attribute} "
+                "allows a call: the episode fails before the tool can show the policy an error",
+                hint=f"set {_LOOP}.{key}={math.ceil(longest) + 10} or more, or lower the tool's own limit (`time_limit` of python)",
             )

@@ -71,19 +71,19 @@ class ToolSet:
         except SchemaError as error:
             place = ".".join(map(str, error.absolute_path))
             raise PluginBrokenError(
-                f"{title}: its parameters are not a JSON schema: {_cut(error.message)}",
+                f"the parameters of {title} are not a JSON schema: {_cut(error.message)}",
                 hint=f"correct `parameters{f'.{place}' if place else ''}`",
             ) from error
         if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
             raise PluginBrokenError(
-                f"{title}: its parameters are {_cut(parameters)}; expected the schema of an object",
+                f"the parameters of {title} are {_cut(parameters)}; expected the schema of an object",
                 hint='write {"type": "object", "properties": {…}, "required": […]}',
             )
         if name in self._functions:
             other = self._functions[name][0].name
             raise PluginBrokenError(
                 f"tools {other!r} and {tool.name!r} both have a function {name!r}",
-                hint="rename one, or leave one tool out",
+                hint="rename one of the functions, or leave one of the tools out",
             )
         # With the default registry, the validator would fetch the targets of `$ref` from the network.
         self._functions[name] = tool, _validator()(parameters, registry=Registry())
@@ -122,7 +122,7 @@ class OpenTools:
             near = nearest(call.name[:100], self._functions)
             known = ", ".join(sorted(self._functions)) or "none"
             raise ToolError(
-                f"there is no function {_cut(call.name, 40)!r}; there are: {known}"
+                f"the function {_cut(call.name, 40)!r} does not exist; expected one of: {known}"
                 + (f"; did you mean {near!r}?" if near else "")
             )
         tool, validator = self._functions[call.name]

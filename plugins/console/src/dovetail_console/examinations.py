@@ -30,7 +30,7 @@ answer("done")
 
 
 def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
-    """Run the examination functions of all packages and return their rows, grouped by package.
+    """Run the examination functions (entry points `dovetail.doctor`) of all packages and return their rows, grouped by package.
 
     Args:
         timeout: seconds for each examination.
@@ -70,6 +70,6 @@ def _fault(row: object) -> str | None:
     """Return what is wrong with a row; None if nothing is."""
     if not isinstance(row, dict) or row.keys() != ROW.keys():
         keys = sorted(row) if isinstance(row, dict) else type(row).__name__
-        return f"a row has the keys {', '.join(ROW)}, not {keys}"
+        return f"a row has the keys {keys}; expected {', '.join(ROW)}"
     wrong = [key for key, kind in ROW.items() if not isinstance(row[key], kind)]
     return f"{wrong[0]} of a row is {row[wrong[0]]!r}" if wrong else None

@@ -42,7 +42,7 @@ def fitting(planned: Planned, card: int) -> Fit:
     Changes are added in order of their cost until the run fits; then unnecessary changes are undone.
 
     Args:
-        planned: a function that makes the plan for changes of config keys.
+        planned: a function that returns the plan of the config with given changes of keys.
         card: memory of an accelerator in bytes.
 
     Raises:

@@ -52,7 +52,7 @@ def estimate_memory(
 ) -> PlannedMemory:
     """Estimate the memory use of a rank's accelerator: weights, gradients, optimizer state, working memory, and the rollout engine.
 
-    Trained weights and gradients are float32; the optimizer states the size of its state. With low-rank adapters, only the adapters are
+    Trained weights and gradients are float32; the optimizer plugin gives the size of its state. With low-rank adapters, only the adapters are
     trained. The frozen base model is in `model.dtype` if it is stored in that dtype, else in float32.
 
     Args:
@@ -193,7 +193,10 @@ def _held(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
     base = -(-role.parameters(shape) // shards)
     planned = role.adapter
     if planned is not None and not shape.adapted_layers(planned):
-        raise ModelError(f"the engine decides in the run which layers of {role.role} get adapters")
+        raise ModelError(
+            f"the memory of the LoRA adapters of {role.role} can't be estimated: the engine chooses their layers only when the run starts; "
+            f"name them in {role.key}.engine.lora.target_modules"
+        )
     if planned is None:
         yield f"{role.role} weights", base * _FLOAT32
     else:

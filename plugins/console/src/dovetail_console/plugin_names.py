@@ -37,7 +37,9 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     near = nearest(name, sorted({entry.name for entry in index.entries()}))
     raise PluginNotFoundError(
         f"no installed plugin is named {name!r}",
-        hint=f"did you mean {near!r}?" if near else "`dovetail plugins list` shows what there is",
+        hint=f"did you mean {near!r}?"
+        if near
+        else "`dovetail plugins list` shows the installed plugins",
     )
 
 
@@ -52,15 +54,15 @@ def one_plugin(plugin: str, command: str) -> PluginEntry:
     if len(entries) > 1:
         listed = ", ".join(f"{e.kind}/{e.name} of {e.distribution}" for e in entries)
         raise PluginError(
-            f"{plugin!r} names several plugins: {listed}",
-            hint=f"say which kind: dovetail plugins {command} {entries[0].kind}/{entries[0].name}",
+            f"several plugins are named {plugin!r}: {listed}",
+            hint=f"name the kind too: dovetail plugins {command} {entries[0].kind}/{entries[0].name}",
         )
     return entries[0]
 
 
 def _not_a_plugin(rule: str) -> PluginNotFoundError:
     return PluginNotFoundError(
-        f"a preflight rule such as {rule!r} is a function, not a plugin",
+        f"{rule!r} is a preflight rule, not a plugin",
         hint="`dovetail plugins list preflight` describes the rules",
     )
 
@@ -72,7 +74,7 @@ def _check_home(kind: str, name: str, index: Any) -> None:
         return
     known = kind in index.kinds
     raise PluginNotFoundError(
-        f"no {kind} plugin is named {name!r}" if known else f"there is no plugin kind {kind!r}",
+        f"no {kind} plugin is named {name!r}" if known else f"there is no kind of plugin {kind!r}",
         hint=f"did you mean {' or '.join(f'{home}/{name}' for home in homes)}?",
     )
 

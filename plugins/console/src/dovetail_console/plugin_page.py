@@ -140,10 +140,12 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
     try:
         config, _ = plain_yaml.parse(textwrap.dedent("\n\n".join(blocks[at + 1 : end])))
     except plain_yaml.YamlTextError as error:
-        raise ValueError(f"below `{IN_A_CONFIG}` its docstring has no YAML: {error}") from error
+        raise ValueError(
+            f"the text below `{IN_A_CONFIG}` in its docstring is not valid YAML: {error}"
+        ) from error
     if not isinstance(config, Mapping):
         raise ValueError(  # noqa: TRY004 - a fault of the text's content
-            f"below `{IN_A_CONFIG}` its docstring has {config!r}, which is not a mapping of config keys; indent the YAML "
+            f"the text below `{IN_A_CONFIG}` in its docstring is {config!r}; expected a mapping of config keys: indent the YAML "
             "by four spaces, after an empty line"
         )
     return "\n\n".join(blocks[:at] + blocks[end:]), config

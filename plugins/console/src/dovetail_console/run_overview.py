@@ -45,7 +45,7 @@ def overview(path: Path) -> dict[str, Any]:
 
 
 def ends_of(run: RunDirectory, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return `before`, `after` and the better direction of each key figure of the run, and of the validation score."""
+    """Return, by figure, the value at the start and the end of the run and the better direction, for key figures and validation score."""
     named = read_or_none(lambda: dict(run.read_json("plan.json")["key_figures"])) or {
         "reward/mean": "up"
     }

@@ -119,9 +119,9 @@ class _Attempts:
     def why_not_again(self, done: int, most: int) -> str:
         """Return why there is no further restart; empty if there is one."""
         if self.in_vain >= IN_VAIN:
-            return f"{IN_VAIN} restarts in a row brought no new step; last cause: {self._cause}"
+            return f"{IN_VAIN} restarts in a row completed no new step; last cause: {self._cause}"
         if done >= most:
-            return f"trainer.run_restarts allows {most}; last cause: {self._cause}"
+            return f"trainer.run_restarts = {most} allows no further restart; last cause: {self._cause}"
         return ""
 
     def announce(self, number: int, most: int, seconds: float) -> None:
@@ -175,8 +175,8 @@ class _Attempts:
         """
         if RunDirectory.begun(self._path) and self._directory.under_way:
             raise RunDirectoryError(
-                f"another process has continued the run in {str(self._path)!r} meanwhile",
-                hint="one of them is enough: leave that one",
+                f"the run in {str(self._path)!r} can't be restarted: another process has already continued it",
+                hint="let the other process finish the run",
             )
 
     def _reached(self) -> int:

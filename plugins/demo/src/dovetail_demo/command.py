@@ -92,7 +92,7 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
     if not overrides and not before < EXPECTED_ACCURACY < after:
         raise DovetailError(
             f"held-out accuracy is {after:.1%} after training; expected more than {EXPECTED_ACCURACY:.0%}",
-            hint=f"report this with {run}",
+            hint=f"report this, and attach the run directory {run}",
         )
 
 
@@ -130,8 +130,8 @@ def write_config(path: Path, text: str) -> Path:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunDirectoryError(
-            f"can't write {str(path)!r}: {error.strerror or error}",
-            hint="choose a folder that you can write to with --out DIR",
+            f"the config {str(path)!r} can't be written: {error.strerror or error}",
+            hint="choose a writable folder with --out DIR",
         ) from error
     return path
 

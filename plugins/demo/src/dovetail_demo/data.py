@@ -24,7 +24,7 @@ Pair = tuple[int, int]
 
 
 def needs_carry(a: int, b: int) -> bool:
-    """Return whether the ones digits add up to ten or more."""
+    """Return whether the ones digits of `a` and `b` add up to ten or more."""
     return a % 10 + b % 10 >= 10
 
 
@@ -32,7 +32,7 @@ def problems(seed: int) -> tuple[list[Pair], list[Pair]]:
     """Return training and held-out problems, in a random order that the seed alone determines.
 
     Returns:
-        The training pairs, each in both orders, and `HELD_OUT` held-out pairs, each in one order.
+        The training pairs (a, b), each also as (b, a), and `HELD_OUT` held-out pairs, each in one order.
     """
     rng = np.random.default_rng(seed)
     unordered = [(a, b) for a in range(LARGEST + 1) for b in range(a, LARGEST + 1)]

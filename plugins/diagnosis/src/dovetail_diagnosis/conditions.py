@@ -199,9 +199,9 @@ CONDITIONS = (
         "gamed",
         ("val",),
         _gamed,
-        "validation falls while the reward rises, so that the reward pays for something else than the task",
+        "validation falls while the reward rises: the reward pays for something other than the task",
         "read the suspect samples of the report, and correct the reward (`dovetail reward try`); a larger coefficient of algorithm.kl delays it. "
-        "Where the samples are right, the prompts are learned by heart: take more of them",
+        "If the samples are right, the model has learned the prompts by heart: use more prompts",
         key="reward.function",
         rows=1,
         evidence=_rise_and_fall,
@@ -211,8 +211,8 @@ CONDITIONS = (
         ("val",),
         _collapsed,
         "validation has fallen from its best",
-        "take the best checkpoint (`dovetail checkpoint list`), and train again with a third of actor.optim.lr; where neither norm nor KL "
-        "rose, read samples/ for what the reward pays instead",
+        "take the best checkpoint (`dovetail checkpoint list`), and train again with a third of actor.optim.lr; if neither gradient norm nor KL "
+        "rose, read samples/ to see what the reward pays for instead",
         key=_LEARNING_RATE,
         rows=1,
         evidence=_before_the_fall,
@@ -223,8 +223,8 @@ CONDITIONS = (
         (REWARD, SIGNAL),
         _reward_fell,
         "the reward has fallen from its best",
-        "resume from a checkpoint before the fall with a third of actor.optim.lr, or a smaller actor.grad_clip; where neither norm nor KL "
-        "rose, see in samples/ what responses have become",
+        "resume from a checkpoint before the fall with a third of actor.optim.lr, or a smaller actor.grad_clip; if neither gradient norm nor KL "
+        "rose, read samples/ to see how the responses changed",
         key=_LEARNING_RATE,
         evidence=_before_the_fall,
         unless=("collapsed",),
@@ -236,9 +236,9 @@ CONDITIONS = (
         lambda history: (
             _no_signal(history) and not _lost(history, history.now.get(REWARD, math.inf))
         ),
-        "all answers to a prompt have the same reward, so that nothing can be learned from them",
-        "read samples/ in the run directory. Where the answers are right: correct the reward (`dovetail reward try`). Where all "
-        "are wrong: take easier prompts, a stronger model or a larger rollout.n. Where all are solved: take harder prompts",
+        "all answers to a prompt have the same reward, so nothing can be learned from them",
+        "read samples/ in the run directory. If right answers get no reward, correct the reward (`dovetail reward try`). If all "
+        "are wrong, take easier prompts, a stronger model or a larger rollout.n. If all are solved, take harder prompts",
         key="data.train_files",
         unless=("collapsed", "reward_fell"),
     ),
@@ -248,9 +248,9 @@ CONDITIONS = (
         "alike",
         (ALIKE,),
         lambda history: history.now.get(ALIKE, 0.0) >= 0.5 and _no_signal(history),
-        "most answers repeat another one to their prompt",
-        "raise rollout.temperature to about 1, and leave rollout.top_p and rollout.top_k out. Where the policy has become so sharp "
-        "in this run: resume from an earlier checkpoint with a lower actor.optim.lr or algorithm.entropy.coef=0.001",
+        "most answers are equal to another answer to the same prompt",
+        "raise rollout.temperature to about 1, and leave rollout.top_p and rollout.top_k out. If the policy has become this sharp "
+        "during the run, resume from an earlier checkpoint with a lower actor.optim.lr or algorithm.entropy.coef=0.001",
         key="rollout.temperature",
         unless=("collapsed", "reward_fell"),
     ),
@@ -260,7 +260,7 @@ CONDITIONS = (
         (CUT, "response_length/limit"),
         lambda history: history.now.get(CUT, 0.0) > 0.5,
         "most responses are cut off at the length limit",
-        "raise data.max_response_length. Where responses run on after their answer, the rollout does not stop at the token that "
+        "raise data.max_response_length. If responses continue after their answer, the rollout does not stop at the token that "
         "ends a turn: see rollout.stop_token_ids, and `dovetail check`",
         key="data.max_response_length",
         unless=("gamed", "collapsed", "reward_fell", "kl"),
@@ -270,8 +270,8 @@ CONDITIONS = (
         "failures",
         (FAILED,),
         lambda history: history.now.get(FAILED, 0.0) > 0.05,
-        "rewards fail, and the samples are lost",
-        "samples/ in the run directory has every failure's message; raise reward.timeout or reward.retries where a service is slow",
+        "reward computations fail, and their samples are lost",
+        "samples/ in the run directory has every failure's message; raise reward.timeout or reward.retries if a service is slow",
         key="reward.timeout",
     ),
     # Nats a token. Early stopping usually has a limit of 0.01 to 0.05 within an update [≤ 0.012]. A policy at a distance of two
@@ -291,7 +291,7 @@ CONDITIONS = (
         "entropy_collapsed",
         (ENTROPY,),
         lambda history: history.now.get(ENTROPY, 1.0) < 0.001,
-        "the policy's entropy has collapsed, so that it tries nothing new",
+        "the policy's entropy has collapsed: it no longer explores",
         "raise rollout.temperature, or resume from an earlier checkpoint with a lower actor.optim.lr, "
         "algorithm.entropy.coef=0.001 or a larger algorithm.policy_loss.clip_high",
         key="rollout.temperature",
@@ -302,7 +302,7 @@ CONDITIONS = (
         "entropy_exploded",
         (ENTROPY,),
         lambda history: history.now.get(ENTROPY, 0.0) > history.start.get(ENTROPY, math.inf) + 1.5,
-        "the policy's entropy has risen by more than 1.5 nats a token since the run began: its text falls apart",
+        "the policy's entropy has risen by more than 1.5 nats a token since the run began: its text becomes noise",
         "resume from an earlier checkpoint with a lower actor.optim.lr or algorithm.entropy.coef",
         key="algorithm.entropy.coef",
     ),
@@ -311,8 +311,8 @@ CONDITIONS = (
         (HELD_OUT,),
         _overfits,
         "the loss on held-out rows rises while the training loss falls: the model learns the rows by heart",
-        "train for fewer epochs (trainer.total_epochs) or on more rows; trainer.best_metric=val/loss with trainer.export=best keeps the model "
-        "from before",
+        "train for fewer epochs (trainer.total_epochs) or on more rows; trainer.best_metric=val/loss with trainer.export=best keeps the "
+        "best model",
         key="trainer.total_epochs",
         rows=2,
         evidence=_overfitting,
@@ -322,7 +322,7 @@ CONDITIONS = (
         (LOSS, NORM),
         _diverges,
         "the loss has risen above what it was at the start",
-        "begin again with a third of actor.optim.lr, and with actor.optim.warmup_steps; smaller steps of actor.grad_clip help against single rows",
+        "start again with a third of actor.optim.lr, and with actor.optim.warmup_steps; a smaller actor.grad_clip limits the effect of single rows",
         key=_LEARNING_RATE,
         evidence=_divergence,
     ),
@@ -330,7 +330,7 @@ CONDITIONS = (
         "chosen_falls",
         (CHOSEN, MARGIN),
         _chosen_falls,
-        "the chosen responses become less likely than under the reference, by more than half of the margin",
+        "the chosen responses have become less likely than under the reference, by more than half of the margin",
         "set actor.objective.nll_coef=0.2, which keeps chosen responses likely, or lower actor.optim.lr",
         key="actor.objective",
     ),

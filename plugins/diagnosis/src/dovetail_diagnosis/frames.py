@@ -46,7 +46,7 @@ def load(run: str | os.PathLike[str]) -> RunFrames:
         import pandas as pd
     except ImportError as error:
         raise DovetailError(
-            "dovetail_diagnosis.load returns pandas data frames, and pandas is not installed",
+            "dovetail_diagnosis.load needs pandas, which is not installed",
             hint="pip install pandas",
         ) from error
     directory = RunDirectory.open(run)

@@ -70,9 +70,9 @@ class MetricHistory:
     """The logged metrics of a run.
 
     Attributes:
-        now: the finite figures of the latest row.
+        now: the finite metrics of the latest row.
         start: the first value of each metric.
-        series: the history of each metric whose earlier values are used by conditions.
+        series: the history of each metric whose earlier values a `Condition` uses.
         validations: the validations of the main score.
         best: the validation with the highest score; the first of equal validations.
         score: the name of the main score; empty before the first validation.

@@ -85,7 +85,9 @@ class EpisodeEndpoint:
 
     @asynccontextmanager
     async def within(self, seconds: float | None, who: str, key: str) -> AsyncIterator[None]:
-        """Limit the seconds that a block takes while no call is being answered; None for no limit.
+        """Limit the running time of a `with` block to `seconds`, not counting time in which a call is answered.
+
+        No limit applies if `seconds` is None.
 
         Raises:
             EpisodeError: the block took longer; the message names `who` and the key of the limit.
@@ -99,7 +101,9 @@ class EpisodeEndpoint:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            message = f"{who} took longer than {seconds:g} s outside of its calls, its limit ({key}), and was ended"
+            message = (
+                f"{who} was ended: it took longer than {seconds:g} s outside of its calls ({key})"
+            )
             raise EpisodeError(FailureKind.LIMIT, message) from None
         finally:
             self.on_busy = lambda _: None
@@ -129,7 +133,7 @@ class EpisodeEndpoint:
             return ApiError(400, "episode_failed", str(error))
         refused = isinstance(error, RequestRefusedError)
         how = (400, "context_length_exceeded") if refused else (500, "engine_failed")
-        return ApiError(*how, f"the policy can't be asked: {error}")
+        return ApiError(*how, f"the policy can't answer the call: {error}")
 
     def _fail(self, error: BaseException) -> None:
         self.fault = self.fault or error
@@ -142,15 +146,15 @@ class EpisodeEndpoint:
             raise _at_limit(self.ended)
         if len(self._running) >= self._config.max_pending_calls:
             limit = self._config.max_pending_calls
-            message = f"the program has more than {limit} calls under way at once, its limit (max_pending_calls)"
+            message = f"the program has more calls under way than its limit of {limit} (max_pending_calls)"
             self._fail(EpisodeError(FailureKind.LIMIT, message))
             raise ApiError(429, "too_many_calls", message)
 
     async def _answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
         models = self._config.models
         if call.model not in models and "*" not in models:
-            message = f"the model {call.model!r} is not served; expected {' or '.join(models)}"
-            hint = f"set rollout.agent_loop.models=[{call.model}], or have the program ask for {models[0]!r}"
+            message = f"the model {call.model!r} does not exist; expected {' or '.join(models)}"
+            hint = f"set rollout.agent_loop.models=[{call.model}], or make the program request {models[0]!r}"
             self._fail(EpisodeError(FailureKind.ENVIRONMENT, message, hint=hint))
             raise ApiError(404, "model_not_found", message, param="model")
         call = self._with_earlier(call)
@@ -192,7 +196,7 @@ class EpisodeEndpoint:
             if self._sequences.unknown(call):
                 self.session.count("unknown_turns")
                 if self._config.unknown_turns == "fail":
-                    message = "a call's history has an assistant's turn that the policy did not produce (unknown_turns=fail)"
+                    message = "the call is refused: its history has an assistant's turn that the policy did not produce (unknown_turns=fail)"
                     raise EpisodeError(FailureKind.ENVIRONMENT, message)
             if self._latest is not None:
                 self.session.count(f"further_sequences/{why}")
@@ -248,6 +252,6 @@ def _at_limit(end: EpisodeEnd) -> ApiError:
     """Return the error of a call for which the episode has no turns or tokens left."""
     message = f"the episode has reached its limit on {end}"
     if end is EpisodeEnd.TOKENS:
-        what = f"{message}, all that it produced and was shown (data.max_response_length)"
+        what = f"{message} that it produced and was shown (data.max_response_length)"
         return ApiError(400, "context_length_exceeded", what, param="messages")
     return ApiError(403, "episode_ended", f"{message} (max_turns)")

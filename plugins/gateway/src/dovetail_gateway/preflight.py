@@ -19,12 +19,12 @@ def program_unfit(config: Any, plan: Any) -> Iterator[Finding]:
     functions = filter(None, (reward.function, *reward.functions.values()))
     if loop.score != "reward" and not any(f.path or f.name == "episode" for f in functions):
         yield Finding.warning(
-            f"rollout.agent_loop.score = {loop.score}, and no reward function reads what a program scores",
+            f"rollout.agent_loop.score = {loop.score} has no effect: no reward function reads the program's score",
             hint="set reward.function=episode, or rollout.agent_loop.score=reward",
         )
     runtime = plan and plan.facts.plugins["runtime"].cls
     if loop.placement and runtime and "task_workers" not in runtime.capabilities:
         yield Finding.error(
-            f"rollout.agent_loop.placement has programs in processes of the runtime, and {config.runtime.name} has none",
+            f"rollout.agent_loop.placement runs programs in worker processes of the runtime, but runtime.name = {config.runtime.name} has none",
             hint="set runtime.name=ray, or leave rollout.agent_loop.placement out",
         )

@@ -67,8 +67,8 @@ def command_of(config: ProgramConfig) -> list[str]:
     program = shutil.which(words[0])
     if program is None:
         raise ConfigError(
-            f"rollout.agent_loop.command: there is no program {words[0]!r}",
-            hint="name one that is on the PATH, or its file, such as .venv-agent/bin/python",
+            f"rollout.agent_loop.command: the program {words[0]!r} was not found",
+            hint="name a program that is on the PATH, or a program's file, such as .venv-agent/bin/python",
         )
     # Links are not resolved, since an interpreter finds its environment by the link that started it.
     files = [os.path.abspath(w) if Path(w).is_file() else w for w in words[1:]]  # noqa: PTH100
@@ -144,13 +144,14 @@ class ProgramFolder:
         with os.fdopen(file, "rb") as opened:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise EpisodeError(
-                    FailureKind.ENVIRONMENT, "the program's output file is not a file"
+                    FailureKind.ENVIRONMENT,
+                    "the path of the program's output file is not a regular file",
                 )
             data = opened.read(most + 1)
         if len(data) > most:
             raise EpisodeError(
                 FailureKind.LIMIT,
-                f"the program's output file has more than {most} bytes, its limit (max_output_bytes)",
+                f"the program's output file exceeds its limit of {most} bytes (max_output_bytes)",
             )
         text = data.decode("utf-8", "replace")
         try:
@@ -211,7 +212,7 @@ async def run_program(run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
     text = report.result().decode("utf-8", "replace").strip()
     if text.startswith("{"):
         return ProgramEnd(**json.loads(text))
-    return ProgramEnd(None, f"its supervisor failed: {text[-_SHOWN:] or 'it was killed'}")
+    return ProgramEnd(None, f"the program's supervisor failed: {text[-_SHOWN:] or 'it was killed'}")
 
 
 async def _ended(process: asyncio.subprocess.Process, report: asyncio.Future[bytes]) -> None:

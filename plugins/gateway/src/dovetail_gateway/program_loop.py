@@ -149,7 +149,7 @@ class ProgramLoop(AgentLoop):
         if end.reason in limits:
             raise EpisodeError(
                 FailureKind.LIMIT,
-                f"the program exceeded its limit of {limits[end.reason]}, and was ended",
+                f"the program was ended: it exceeded its limit of {limits[end.reason]}",
             )
         if end.reason not in (None, "closed"):
             raise EpisodeError(FailureKind.ENVIRONMENT, f"the program can't be run: {end.reason}")

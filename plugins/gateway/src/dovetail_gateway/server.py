@@ -142,7 +142,7 @@ class Gateway:
         what = (
             "the episode of this key has ended"
             if key in self._over
-            else "the key is not one of an episode that runs"
+            else "the key belongs to no running episode"
         )
         hint = "each program has the key of its own episode in OPENAI_API_KEY and ANTHROPIC_API_KEY"
         raise ApiError(401, "invalid_api_key", f"{what}: {hint}")
@@ -157,9 +157,11 @@ class Gateway:
         try:
             body = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ApiError(400, "invalid_request", f"the body is not JSON: {error}") from None
+            raise ApiError(
+                400, "invalid_request", f"the request's body is not JSON: {error}"
+            ) from None
         if not isinstance(body, dict):
-            raise ApiError(400, "invalid_request", "the body is not a JSON object")
+            raise ApiError(400, "invalid_request", "the request's body is not a JSON object")
         return body
 
     async def _list_models(self, request: Request) -> Response:
@@ -170,7 +172,11 @@ class Gateway:
         name = request.path_params["model"]
         if name in self._models:
             return _json(_model(name))
-        error = ApiError(404, "model_not_found", f"the model {name!r} is not served")
+        error = ApiError(
+            404,
+            "model_not_found",
+            f"the model {name!r} does not exist; GET /v1/models lists the models",
+        )
         return _refusal(_dialect(request), error)
 
 
@@ -181,7 +187,7 @@ def _bound(host: str, port: int) -> socket.socket:
         why = (error.strerror or str(error)).partition(" (")[0]
         raise DovetailError(
             f"the gateway can't listen on {host}:{port}: {why}",
-            hint="end what listens there, or set another port (rollout.agent_loop.port, --port of serve), 0 for a free one",
+            hint="end the program that listens there, or set another port (rollout.agent_loop.port, or `dovetail serve --port`); 0 takes a free one",
         ) from error
 
 
@@ -244,7 +250,7 @@ def _model(name: str) -> dict[str, Any]:
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path} is not served; expected POST /v1/chat/completions, /v1/responses or /v1/messages, or GET /v1/models"
+    message = f"{request.method} {request.url.path} is not supported; expected POST /v1/chat/completions, /v1/responses or /v1/messages, or GET /v1/models"
     return _refusal(_dialect(request), ApiError(error.status_code, "not_found", message))
 
 

@@ -60,7 +60,7 @@ def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor
         facts = _facts(run, directory, step, role)
         ModelCard(made.render(facts)).save(directory / "README.md")
     except (DovetailError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        message = f"{directory} has no card: {type(error).__name__}: {error}"
+        message = f"the model card of {directory} can't be written: {type(error).__name__}: {error}"
         logging.getLogger("dovetail").warning(message)
         return ()
     lines: list[str] = facts["serve"]

@@ -127,8 +127,8 @@ class EpisodeConversation(Conversation):
                 ids_P = self._episodes.next_prompt(*self._latest, text)
         except Exception as error:
             raise ModelError(
-                f"the chat template refuses a user's message at this place of the conversation: {type(error).__name__}: {error}",
-                hint="set model.chat_template to a template that accepts it, or begin a new conversation",
+                f"the chat template can't render the user's next message: {type(error).__name__}: {error}",
+                hint="set model.chat_template to a template that accepts this conversation, or begin a new one",
             ) from error
         request = self._request(ids_P)
         prompt = Prompt(index=0, prompt_ids=ids_P, raw=raw)

@@ -47,7 +47,7 @@ def evaluate(
     """
     if not config.data.val_files:
         raise ConfigError(
-            "data.val_files names no file to evaluate on",
+            "data.val_files is empty; expected at least one file to evaluate on",
             hint="set data.val_files=path/to/test.parquet",
         )
     tokenizer = read_tokenizer(config)

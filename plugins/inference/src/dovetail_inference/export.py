@@ -52,7 +52,7 @@ def export_checkpoint(
     kept = {model.role: model for model in plan.models if model.moves}
     if role not in kept:
         raise ConfigError(
-            f"the run trains no {role!r}; it trains {', '.join(kept)}",
+            f"the run does not train the role {role!r}; it trains {', '.join(kept)}",
             hint=f"choose one with --role={next(iter(kept))}",
         )
     CheckpointStore(run.checkpoints).verify(checkpoint)
@@ -106,5 +106,5 @@ def export_foreign(source: Path, directory: Path) -> bool:
 def _refuse_existing(directory: Path) -> None:
     if directory.exists():
         raise CheckpointError(
-            f"{directory} exists already", hint="name a directory that does not, or remove it"
+            f"{directory} already exists", hint="name a new directory, or remove this one"
         )

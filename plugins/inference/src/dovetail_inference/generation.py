@@ -80,12 +80,13 @@ class TextSource(DatasetSource):
                 lines = Path(path).expanduser().read_bytes().decode("utf-8-sig").split("\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise DataError(
-                    f"{path} can't be read: {error}", hint="name a UTF-8 text file"
+                    f"the file {path} can't be read: {error}", hint="name a UTF-8 text file"
                 ) from error
             own = [(f"{path}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
             if not own:
                 raise DataError(
-                    f"{path} is empty: it has no prompt", hint="write one prompt a line"
+                    f"the file {path} is empty; expected at least one prompt",
+                    hint="write one prompt a line",
                 )
             found += [(where, line.removesuffix("\r")) for where, line in own]
         return found
@@ -245,7 +246,9 @@ async def _in_order(
             try:
                 yield await tasks[0]
             except RequestRefusedError as error:
-                error.hint = error.hint or "lower data.max_response_length, or leave the prompt out"
+                error.hint = (
+                    error.hint or "lower data.max_response_length, or leave this prompt out"
+                )
                 error.during(str(prompt))
                 raise
             tasks.popleft()
@@ -262,8 +265,8 @@ def _prompts(
     source = TextSource(config.data.prompt_key, texts) if plain else None
     if not plain and any(Path(file).suffix.lower() == ".txt" for file in files):
         raise DataError(
-            "prompts are in text files and others",
-            hint="give files of one form alone: .txt, or those that datasets read",
+            "--prompts names .txt files and files of other formats; expected one kind",
+            hint="give only .txt files, or only files that `data.train_files` accepts",
         )
     tools = chat_tools(config, tokenizer)
     return read_prompts(config, tokenizer, files, source=source, tools=tools)
@@ -300,20 +303,24 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         DovetailError: the output can't be written, belongs to other settings, or another process is writing it.
     """
     beside = out.with_name(f"{out.name}.settings.json")
-    other = "name another file with --out, or remove it"
+    other = "name another file with --out, or remove this one"
     if out.exists() and not beside.exists():
         raise DovetailError(
-            f"{out} exists, and is not an output of `dovetail generate`: {beside.name} is not beside it",
+            f"the file {out} already exists and is not an output of `dovetail generate`: {beside.name} is missing beside it",
             hint=other,
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         file = beside.open("a+", encoding="utf-8")
     except OSError as error:
-        raise DovetailError(f"{out} can't be written: {error.strerror}", hint=other) from error
+        raise DovetailError(
+            f"the output file {out} can't be written: {error.strerror}", hint=other
+        ) from error
     with file:
         if lock(file.fileno()) is False:
-            raise DovetailError(f"another process is writing {out}", hint="wait until it has ended")
+            raise DovetailError(
+                f"another process is writing {out}", hint="wait until that process has ended"
+            )
         file.seek(0)
         before = next(iter(read_rows(beside)), None)
         if before is None or not out.exists():
@@ -324,6 +331,6 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
             keys = [k for k in {**before, **settings} if before.get(k) != settings.get(k)]
             changes = [f"{k}: {before.get(k)!r} → {settings.get(k)!r}" for k in keys]
             raise DovetailError(
-                f"{out} was written with other settings: {'; '.join(changes)}", hint=other
+                f"the file {out} was written with other settings: {'; '.join(changes)}", hint=other
             )
         yield

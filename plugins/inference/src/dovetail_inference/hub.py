@@ -28,7 +28,7 @@ def on_hub(repository: str) -> Iterator[Path]:
 
     if get_token() is None:
         raise ConfigError(
-            f"there are no credentials for {repository} on the Hugging Face hub",
+            f"{repository} can't be written: no credentials for the Hugging Face hub were found",
             hint="run `hf auth login`, or set HF_TOKEN",
         )
     api = HfApi()
@@ -36,7 +36,10 @@ def on_hub(repository: str) -> Iterator[Path]:
         try:
             api.create_repo(repository, private=True, exist_ok=True)
         except HFValidationError as error:
-            raise ConfigError(f"{repository!r}: {error}", hint="name it USER/NAME") from error
+            raise ConfigError(
+                f"{repository!r} is not a valid repository name: {error}",
+                hint="name the repository USER/NAME",
+            ) from error
         except Exception as error:
             raise _refused(repository, error) from error
         directory = Path(folder) / "model"
@@ -55,6 +58,6 @@ def _refused(repository: str, error: Exception) -> CheckpointError:
     """Return the error for a refused upload; the hub client's own errors have no common class."""
     said = " ".join(str(error).split()) or type(error).__name__
     return CheckpointError(
-        f"the hub does not take {repository}: {said}",
-        hint="see that the token may write there, and that the hub can be reached (HF_ENDPOINT, HF_HUB_OFFLINE)",
+        f"the Hugging Face hub refused the upload to {repository}: {said}",
+        hint="check that the token may write to this repository, and that the hub can be reached (HF_ENDPOINT, HF_HUB_OFFLINE)",
     )

@@ -152,7 +152,7 @@ def _of_run(run: RunDirectory, which: str) -> ModelSource:
         checkpoint = _checkpoint(run, which)
     except CheckpointError as error:
         if error.hint is None and (run.final / "config.json").is_file():
-            error.hint = f"its exported model is {run.final}"
+            error.hint = f"name the run's exported model instead: {run.final}"
         raise
     step = checkpoint.name.removeprefix("step_")
     return ModelSource(
@@ -166,12 +166,13 @@ def _checkpoint(run: RunDirectory, which: str) -> Path:
         if (best := store.best()) is not None:
             return best.path
         raise CheckpointError(
-            f"{run.path} has no best checkpoint", hint="set trainer.best_metric in the run"
+            f"{run.path} has no best checkpoint",
+            hint="name a step as RUN@STEP; for later runs, set trainer.best_metric",
         )
     if not which or which.isdecimal():
         return store.find(int(which) if which else None)
     raise CheckpointError(
-        f"{run.path}@{which} names no checkpoint: expected a step after the @, or `best`",
+        f"{run.path}@{which} does not name a checkpoint; expected a step or `best` after the @",
         hint=f"`dovetail checkpoint list {run.path}` lists the steps",
     )
 

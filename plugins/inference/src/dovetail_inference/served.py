@@ -77,16 +77,18 @@ class ModelServer:
             names = [str(each["id"]) for each in answer.raise_for_status().json()["data"]]
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise RolloutError(
-                f"{server.url}/v1/models gives no list of models: {type(error).__name__}: {error}",
+                f"{server.url}/v1/models did not return a list of models: {type(error).__name__}: {error}",
                 hint="give --served the address of a server with OpenAI's API, such as http://127.0.0.1:8000",
             ) from error
         if model is None and len(names) == 1:
             return attrs.evolve(server, model=names[0])
         if model not in names:
             raise ConfigError(
-                f"{server.url} serves {', '.join(names) or 'no model'}"
-                + (f", and not {model}" if model else ", so that the model is ambiguous"),
-                hint="choose one with --served-model",
+                f"the server {server.url} has the models {', '.join(names) or '(none)'}"
+                + (
+                    f", but not {model}" if model else "; expected exactly one, since none is named"
+                ),
+                hint="name one of its models with --served-model",
             )
         return server
 
@@ -110,8 +112,8 @@ class ModelServer:
                     return dict(answer.json())
                 problem = f"status {answer.status_code}: {answer.text[:500]}"
                 if answer.status_code not in BUSY:
-                    raise RequestRefusedError(f"{self.url}{path} refuses a request: {problem}")
-        raise RolloutError(f"{self.url}{path} did not answer {TRIES} times: {problem}")
+                    raise RequestRefusedError(f"{self.url}{path} refused a request: {problem}")
+        raise RolloutError(f"{self.url}{path} did not answer in {TRIES} attempts: {problem}")
 
 
 class ServedRollout(BaseRollout):
@@ -133,8 +135,8 @@ class ServedRollout(BaseRollout):
         """Yield every sample of the request as it finishes; for errors see `ModelServer.ask`."""
         if request.media:
             raise RequestRefusedError(
-                "the prompt has images, and /v1/completions takes none",
-                hint="evaluate prompts without images with --served",
+                "the prompt has images, which /v1/completions does not accept",
+                hint="use only prompts without images with --served",
             )
         tasks = [
             asyncio.ensure_future(self._sample(request, number)) for number in range(request.n)
@@ -163,7 +165,7 @@ class ServedRollout(BaseRollout):
             ids = choice.get("token_ids") or self._tokens(choice["text"], ended == "stop")
         except (LookupError, TypeError) as error:
             raise RequestRefusedError(
-                f"{self._server.url}/v1/completions answers with {str(answer)[:200]!r}; expected choices with text and finish_reason"
+                f"{self._server.url}/v1/completions answered {str(answer)[:200]!r}; expected `choices` with `text` and `finish_reason`"
             ) from error
         return Completion(
             request_id=request.request_id,
@@ -193,7 +195,9 @@ class ServedRollout(BaseRollout):
         Raises:
             WeightSyncError: always.
         """
-        raise WeightSyncError(f"{self._server.url} keeps the weights that it was started with")
+        raise WeightSyncError(
+            f"weights can't be sent to {self._server.url}: the server keeps the weights that it was started with"
+        )
 
 
 def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
@@ -237,14 +241,14 @@ def check_template(
             answer = asyncio.run(server.ask("/v1/chat/completions", body))
         except RequestRefusedError as error:
             raise ConfigError(
-                f"{server.url} does not take {prompt} as a chat request: {error}",
-                hint="start it with the lines of the exported model's card (README.md), which name chat template and parsers",
+                f"the server {server.url} refused {prompt} as a chat request: {error}",
+                hint="start it with the command in the exported model's card (README.md), which names chat template and parsers",
             ) from error
         theirs = (answer.get("usage") or {}).get("prompt_tokens")
         if theirs != len(prompt.prompt_ids):
             raise ConfigError(
-                f"{server.url} makes {theirs} tokens of {prompt}, and the run {len(prompt.prompt_ids)}: its chat template or tokenizer differs",
-                hint="start it with the exported model's own template, or with --chat-template",
+                f"{prompt} has {theirs} tokens on the server {server.url}, but {len(prompt.prompt_ids)} in the run: the chat templates or tokenizers differ",
+                hint="start the server with the exported model's own template, or with --chat-template",
             )
 
 
@@ -277,13 +281,13 @@ def beside_the_run(run: RunDirectory, step: int, metrics: Mapping[str, float]) -
     if not names:
         found = ", ".join(f"{each:g}" for each in validated) or "no step"
         raise ConfigError(
-            f"{run.path} has no validation after step {step} to compare with; it has validated after {found}",
-            hint="name such a step, as RUN@STEP",
+            f"{run.path} has no validation after step {step} to compare with; it has validations after {found}",
+            hint="name one of these steps, as RUN@STEP",
         )
     missing = [name for name in names if name not in metrics]
     if missing:
         raise ConfigError(
-            f"the run reports {', '.join(missing)}, and this evaluation does not",
+            f"this evaluation lacks metrics of the run's validation: {', '.join(missing)}",
             hint="leave out overrides of rollout.validation and data.val_files",
         )
     return [

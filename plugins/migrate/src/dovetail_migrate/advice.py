@@ -16,17 +16,17 @@ def verl_advice(key: str, _value: str) -> str | None:
     """Return advice on a key of verl or Hydra, by its full path; None for other keys."""
     parts = key.split(".")
     if parts[0] in _HYDRAS or parts[-1] == "_target_":
-        return "this is Hydra's key; leave it out"
+        return "this is a key of Hydra; leave it out"
     if key not in _known() and parts[0] not in _VERLS_ROOTS:
         return None
     full, _ = canonical(key, None, _ppo())
-    said = "dovetail import verl translates its configs and commands"
+    said = "`dovetail import verl` translates verl's configs and commands"
     short, tables = full.removeprefix("actor_rollout_ref."), key_tables()
     ours = next((o for theirs, o, _ in tables["direct"] + tables["every"] if theirs == short), None)
     if ours:
-        return f"this is verl's key; Dovetail's is {ours}; {said}"
+        return f"this is a key of verl; use {ours}; {said}"
     why = next((why for pattern, why in tables["needless"] if pattern.fullmatch(full)), None)
-    return f"this is verl's key; {f'leave it out: {why}; ' if why else ''}{said}"
+    return f"this is a key of verl; {f'leave it out: {why}; ' if why else ''}{said}"
 
 
 @functools.cache
@@ -50,5 +50,5 @@ def trl_advice(key: str, _value: str) -> str | None:
     known = name in TRL_KEYS or any(name in fields for fields in DEFAULTS.values())
     if not known or parts[0] in _VERLS_ROOTS or ("_" not in name and len(parts) > 2):
         return None
-    meant = f"Dovetail's is {TRL_KEYS[name]}; " if name in TRL_KEYS else ""
-    return f"this is TRL's key; {meant}dovetail import trl translates its configs"
+    meant = f"use {TRL_KEYS[name]}; " if name in TRL_KEYS else ""
+    return f"this is a key of TRL; {meant}`dovetail import trl` translates TRL's configs"

@@ -127,8 +127,8 @@ def finish(
     if not report.importable and not partial:
         count = report.count(KeyOutcome.REFUSED) + report.count(KeyOutcome.UNKNOWN)
         raise ConfigError(
-            f"no config is written: {count} keys are refused or unknown{', and the job as a whole is refused' if report.problems else ''}; see above",
-            hint="correct them, or write a config without them by --partial",
+            f"no config was written: {count} keys are refused or unknown{', and the job as a whole is refused' if report.problems else ''}; see above",
+            hint="correct them, or use --partial to write a config without them",
         )
     command = f"dovetail check {target} && dovetail train {target}"
     header = f"Imported from {source} by dovetail import.\n  {command}"
@@ -165,7 +165,7 @@ def _jobs(
 ) -> list[Job]:
     first = Path(words[0])
     if first.suffix in (".yaml", ".yml") and not first.is_file():
-        raise ConfigError(f"there is no file {first}", hint="for a config of verl itself, import a command with --config-name NAME")  # fmt: skip
+        raise ConfigError(f"the file {first} does not exist", hint="for a config of verl itself, import a command with --config-name NAME")  # fmt: skip
     if first.suffix in (".yaml", ".yml"):
         return [job_of_file(first, version, [read_override(word) for word in words[1:]])]
     if arguments_only and all(is_override(word) for word in words):
@@ -200,8 +200,8 @@ def _of_script(
     if not run.commands or run.status is None:
         last = run.errors.splitlines()[-1] if run.errors else f"it ended with status {run.status}"
         raise ConfigError(
-            f"{script} started no command: {last}",
-            hint="give what it needs: variables by --env NAME=VALUE, arguments behind the script's name",
+            f"the script {script} started no command: {last}",
+            hint="give the variables that it needs by --env NAME=VALUE, and its arguments after the script's name",
         )
     above = [folder for folder in script.resolve().parents if len(folder.parts) > 1]
     return list(run.commands), [Path.cwd(), *above]
@@ -217,8 +217,8 @@ def _training(commands: Sequence[tuple[str, ...]]) -> list[VerlCommand]:
         return found
     shown = "; ".join(shlex.join(words)[:80] for words, _ in read[:3])
     raise ConfigError(
-        f"no command of verl's that trains was found among: {shown}",
-        hint="expected such as python3 -m verl.trainer.main_ppo key=value …",
+        f"none of these commands trains with verl: {shown}",
+        hint="give a command such as python3 -m verl.trainer.main_ppo key=value …",
     )
 
 

@@ -33,8 +33,8 @@ def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
         elif prompt < positions:
             shorter = f"set {key}={positions - prompt} or less"
         yield Finding.error(
-            f"model.path = {config.model.path} takes {positions} tokens ({where}), which is too short for one sample: {sample}",
-            hint=f"{shorter}, choose a model that takes longer samples, or, where its positions are rotary and it is to learn longer ones, set "
+            f"model.path = {config.model.path} takes at most {positions} tokens ({where}), which is too short for one sample: {sample}",
+            hint=f"{shorter}, choose a model that takes longer samples, or, to train a model with rotary positions on longer samples, set "
             f"model.override_config.max_position_embeddings={needed}",
         )
     elif length is not None and length < needed:
@@ -98,7 +98,7 @@ def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         yield Finding.error(
             f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} "
             f"{'step' if steps == 1 else 'steps'} train the critic "
-            "alone: the policy is never trained",
+            "alone: the policy would never be trained",
             hint=f"set critic.warmup_steps={steps // 10}, or give the run more steps (trainer.total_steps)",
         )
         return
@@ -108,7 +108,7 @@ def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             steps_there = "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
             yield Finding.warning(
                 f"{model.key}.optim.warmup_steps = {optim.warmup_steps}, but the run has {steps_there} of "
-                f"the {model.role}: the learning rate only ever rises, towards {model.key}.optim.lr = {optim.lr:g}",
+                f"the {model.role}: the learning rate never reaches {model.key}.optim.lr = {optim.lr:g}",
                 hint=f"set {model.key}.optim.warmup_steps={updates // 10}",
             )
 

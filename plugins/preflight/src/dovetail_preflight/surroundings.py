@@ -31,14 +31,14 @@ def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     for key, files in ((trained, train), ("data.val_files", val)):
         for file in _repeated(files):
             yield Finding.warning(
-                f"{key} names {file} more than once: its prompts count as often",
-                hint="name it once",
+                f"{key} names {file} more than once: each of its prompts would be used as many times",
+                hint="name the file once",
             )
     places = {_place(file) for file in train}
     for file in dict.fromkeys(file for file in val if _place(file) in places):
         yield Finding.warning(
             f"data.val_files and {trained} both name {file}: validation would use training rows",
-            hint="set data.val_files= to prompts that are held out",
+            hint="set data.val_files= to files with held-out prompts",
         )
 
 
@@ -48,14 +48,14 @@ def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     for number, tracker in enumerate(trackers):
         if tracker in trackers[:number]:
             yield Finding.error(
-                f"tracking[{number}] is {tracker.name or tracker.path} once more, with the same settings: everything would "
+                f"tracking[{number}] repeats the tracker {tracker.name or tracker.path} with the same settings: everything would "
                 "be logged twice",
-                hint=f"leave tracking[{number}] out of tracking=",
+                hint=f"remove tracking[{number}]",
             )
 
 
 def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An environment of `runtime.environments` is missing or unfit for its role, or this machine has too few accelerators for the pools of
+    """A Python environment named in `runtime.environments` is missing or unfit for its role, or this machine has too few accelerators for the pools of
     `runtime`.
 
     The finding is a warning, since the run may take place on another machine. On the run's machine, the same problem is an error.
@@ -77,7 +77,7 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
 
 def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A plugin that requires its own environment has none in the config, and the current environment lacks the plugin's requirements."""
+    """A plugin that requires its own Python environment has none in the config, and the current environment lacks the plugin's requirements."""
     if plan is None:
         return
     roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]
@@ -93,9 +93,9 @@ def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Findin
             continue
         wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
         yield Finding.error(
-            f"{entry.kind} {entry.name!r} of {entry.distribution} needs {wanted}, and an environment of its own, "
-            f"which the config does not name",
-            hint=f"make one (`python -m venv DIRECTORY`, and in it `{entry.install_command}` with dovetail-runtime-ray), then set "
+            f"{entry.kind} {entry.name!r} of {entry.distribution} needs {wanted} in a Python environment of its own, "
+            f"but the config names no environment for it",
+            hint=f"create one (`python -m venv DIRECTORY`, and in it `{entry.install_command}` with dovetail-runtime-ray), then set "
             f"runtime.name=ray runtime.environments.{role}=DIRECTORY",
         )
 
@@ -126,7 +126,7 @@ def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Fin
         if first >= steps:
             lost = "nothing is" if first > steps else f"only step {steps} is"
         yield Finding.warning(
-            f"profile.steps = [{first}, {last}] go beyond the run's {steps} "
+            f"profile.steps = [{first}, {last}] exceeds the run's {steps} "
             f"{'step' if steps == 1 else 'steps'}: {lost} recorded",
             hint=f"set profile.steps=[{min(first, steps)},{steps}]",
         )

@@ -18,6 +18,6 @@ def rows_left_out(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     for what in plan.left_out if plan is not None else ():
         yield Finding.warning(
             what,
-            hint="set model.chat_template to a template that writes it (in a {% generation %} block, where it has such blocks), or "
-            "leave it out of the rows; thoughts may stand in the content, as <think>…</think>",
+            hint="set model.chat_template to a template that writes this part of a row (in a {% generation %} block if it has such blocks), or "
+            "remove this part from the rows; thoughts can be written in the content, as <think>…</think>",
         )

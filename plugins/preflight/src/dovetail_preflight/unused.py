@@ -34,7 +34,7 @@ def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
     if not keys:
         return
-    said = f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
+    said = f"{', '.join(keys)}: these keys have no effect: the run has no critic, since nothing requires `values` "
     if plan.has_stage("advantage"):
         yield Finding.warning(
             said + f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
@@ -57,8 +57,8 @@ def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     keys = [f"algorithm.{key}" for key in _without_effect(config, plan)]
     if keys:
         yield Finding.warning(
-            f"{', '.join(keys)}: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
-            "for which nothing of this is used",
+            f"{', '.join(keys)}: these keys have no effect: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
+            "which uses none of them",
             hint="leave the keys out, or set actor.objective=null for the policy loss of `algorithm`",
         )
 
@@ -82,8 +82,8 @@ def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     ]
     if keys:
         yield Finding.warning(
-            f"{', '.join(keys)}: trainer {plan.refs['trainer'].name} trains on {plan.counts.of.name} of the dataset; nothing is "
-            "generated or scored, and none of this is used",
+            f"{', '.join(keys)}: these keys have no effect: trainer {plan.refs['trainer'].name} trains on {plan.counts.of.name} of the dataset, "
+            "and generates and scores nothing",
             hint="leave the keys out, or choose a trainer that generates, such as trainer.name=on_policy",
         )
 
@@ -166,8 +166,8 @@ def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Findin
             for other in getattr(plugin.cls, attribute):
                 if other not in known and (near := nearest(other, known, cutoff=_MISSPELT)):
                     yield Finding.warning(
-                        f"{path}: {plugin.cls.name} names {other!r} in `{attribute}`, and there is no such stage",
-                        hint=f"did its author mean {near!r}?",
+                        f"{path}: {plugin.cls.name} names the stage {other!r} in `{attribute}`, which does not exist",
+                        hint=f"if the plugin's author meant {near!r}, correct `{attribute}` in the plugin",
                     )
 
 
@@ -184,5 +184,5 @@ def rewrite_unread(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if written in stage.rewrites and read not in stage.rewrites:
             yield Finding.warning(
                 f"the stage {stage.name} rewrites {written!r} and not {read!r}, which {estimator.title} reads",
-                hint=f"rewrite {read!r} as well, and name it in `rewrites`",
+                hint=f"rewrite {read!r} in the stage as well, and name it in its `rewrites`",
             )

@@ -83,22 +83,22 @@ def _judge(
     grave = [t for t in beyond if t not in own.added or t in own.needed]
     if trained and theirs is not None:
         yield Finding.error(
-            f"{model} reads other tokens than the run's tokenizer ({tokenizer}) writes: {len(trained):,} of "
-            f"{len(own.ids):,} tokens have another id there, or none, such as {_shown(trained, own, theirs)}",
+            f"{model} has another tokenizer than the run ({tokenizer}): {len(trained):,} of the run's "
+            f"{len(own.ids):,} tokens have another id in the model, or none, such as {_shown(trained, own, theirs)}",
             hint=_mend(role),
         )
     elif grave or (beyond and role.role != "actor"):
         find = Finding.error if grave else Finding.warning
         yield find(
-            f"{model} has embeddings for {rows:,} token ids, and the run's tokenizer ({tokenizer}) gives larger ones to "
-            f"{_count(grave or beyond)}, such as {_shown(grave or beyond, own)}: it can't read a sample with one",
+            f"{model} has embeddings for {rows:,} token ids, but the run's tokenizer ({tokenizer}) gives larger ids to "
+            f"{_count(grave or beyond)}, such as {_shown(grave or beyond, own)}: the model can't read samples with these tokens",
             hint=_mend(role),
         )
     elif moved and theirs is not None:
         yield Finding.warning(
-            f"{model} knows the run's trained tokens, and not all that were added to its tokenizer ({tokenizer}): "
-            f"{_count(moved)} {'has' if len(moved) == 1 else 'have'} another id there, or none, such as "
-            f"{_shown(moved, own, theirs)}; what it says of samples with them is of little worth",
+            f"{model} lacks tokens that were added to the run's tokenizer ({tokenizer}): "
+            f"{_count(moved)} {'has' if len(moved) == 1 else 'have'} another id in the model, or none, such as "
+            f"{_shown(moved, own, theirs)}; the model's outputs for samples with these tokens are unreliable",
             hint=_mend(role),
         )
 
@@ -155,10 +155,12 @@ def _shown(tokens: list[str], own: _Vocabulary, theirs: _Vocabulary | None = Non
     first = sorted(tokens, key=own.ids.__getitem__)[:_SHOWN]
     if theirs is None:
         return ", ".join(f"{token!r} ({own.ids[token]})" for token in first)
-    return ", ".join(f"{t!r} ({own.ids[t]}, there {theirs.ids.get(t, 'none')})" for t in first)
+    return ", ".join(
+        f"{t!r} ({own.ids[t]}, in the model {theirs.ids.get(t, 'none')})" for t in first
+    )
 
 
 def _mend(role: ModelRole) -> str:
     if role.role == "actor":
-        return "leave model.tokenizer_path= out to take the model's own, or set it to a tokenizer that the model was trained with"
-    return f"set {_key(role)}= to a model with the policy's tokenizer, or leave it out to take model.path"
+        return "leave model.tokenizer_path out to use the model's own tokenizer, or set it to a tokenizer that the model was trained with"
+    return f"set {_key(role)} to a model with the policy's tokenizer, or leave it out to use model.path"

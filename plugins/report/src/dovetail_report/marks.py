@@ -12,7 +12,9 @@ _MOST = 200
 def find_marks(
     warnings: Iterable[Any], events: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return marks for the curves, by step: `step`, `kind` (`warning`, `resumed` or `setting`) and `text`.
+    """Return the events to mark on the report's curves, in order of steps.
+
+    Each mark has `step`, `kind` (`warning`, `resumed` or `setting`) and `text`.
 
     Args:
         warnings: the warnings of the run's diagnosis; each warning is marked at its first step.

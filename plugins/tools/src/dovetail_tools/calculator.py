@@ -118,13 +118,15 @@ def _value(node: ast.AST) -> _Number:
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _checked(_FUNCTIONS[name](*map(_value, node.args)))
     shown = ast.unparse(node)[:100]
-    raise ToolError(f"{shown!r} is not arithmetic; expected numbers, + - * / // % **, {', '.join(_FUNCTIONS)}, pi, e")  # fmt: skip
+    raise ToolError(f"{shown!r} is not arithmetic; expected numbers, the operators + - * / // % **, the functions {', '.join(_FUNCTIONS)}, and the constants pi and e")  # fmt: skip
 
 
 def _round(value: _Number, digits: int | None) -> _Number:
     """Round a number; refuse a number of digits that would take long."""
     if isinstance(digits, int) and abs(digits) > MAX_BITS:
-        raise ToolError(f"{str(digits)[:20]} digits are too many to round to")
+        raise ToolError(
+            f"rounding to {str(digits)[:20]} digits is not possible; expected at most {MAX_BITS}"
+        )
     return round(value, digits)
 
 

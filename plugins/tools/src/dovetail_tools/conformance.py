@@ -40,7 +40,7 @@ def _calls(*arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
 
 
 class TestCalculator(ToolConformance):
-    """The tool `calculator`."""
+    """Conformance suite of the tool `calculator`."""
 
     plugin = Calculator
     calls = (
@@ -64,7 +64,7 @@ class TestCalculator(ToolConformance):
 
 
 class TestHermes(ToolParserConformance):
-    """The tool parser `hermes`: JSON between tags."""
+    """Conformance suite of the tool parser `hermes`: JSON between tags."""
 
     plugin = Hermes
     examples = (
@@ -84,7 +84,7 @@ class TestHermes(ToolParserConformance):
 
 
 class TestQwen3Coder(ToolParserConformance):
-    """The tool parser `qwen3_coder`: tags, typed by the schema."""
+    """Conformance suite of the tool parser `qwen3_coder`: tags, typed by the schema."""
 
     plugin = Qwen3Coder
     tools = (_WEATHER,)
@@ -107,7 +107,7 @@ class TestQwen3Coder(ToolParserConformance):
 
 
 class TestXml(ToolParserConformance):
-    """The tool parser `xml`: tags with attributes."""
+    """Conformance suite of the tool parser `xml`: tags with attributes."""
 
     plugin = Xml
     tools = (_WEATHER,)
@@ -126,7 +126,7 @@ class TestXml(ToolParserConformance):
 
 
 class TestLlama3Json(ToolParserConformance):
-    """The tool parser `llama3_json`: JSON after a tag."""
+    """Conformance suite of the tool parser `llama3_json`: JSON after a tag."""
 
     plugin = Llama3Json
     examples = (
@@ -144,7 +144,7 @@ class TestLlama3Json(ToolParserConformance):
 
 
 class TestPlainJson(ToolParserConformance):
-    """The tool parser `json`: JSON calls within text, without tags."""
+    """Conformance suite of the tool parser `json`: JSON calls within text, without tags."""
 
     plugin = PlainJson
     examples = (
@@ -159,7 +159,7 @@ class TestPlainJson(ToolParserConformance):
 
 
 class TestMistral(ToolParserConformance):
-    """The tool parser `mistral`: calls in both of its forms."""
+    """Conformance suite of the tool parser `mistral`: calls in both of its forms."""
 
     plugin = Mistral
     examples = (
@@ -175,7 +175,7 @@ class TestMistral(ToolParserConformance):
 
 
 class TestDeepSeekV3(ToolParserConformance):
-    """The tool parser `deepseek_v3`: calls in both of its forms."""
+    """Conformance suite of the tool parser `deepseek_v3`: calls in both of its forms."""
 
     plugin = DeepSeekV3
     examples = (
@@ -197,7 +197,7 @@ class TestDeepSeekV3(ToolParserConformance):
 
 
 class TestHarmony(ToolParserConformance):
-    """The tool parser `harmony`: messages in Harmony's channels."""
+    """Conformance suite of the tool parser `harmony`: messages in Harmony's channels."""
 
     plugin = Harmony
     examples = (

@@ -42,7 +42,9 @@ class FunctionTool(Tool):
             if isinstance(
                 found, int
             ):  # more digits than Python writes: the policy's fault, not the function's
-                raise ToolError(f"the result of {name!r} can't be written: {error}") from error
+                raise ToolError(
+                    f"the result of {name!r} can't be written as text: {error}"
+                ) from error
             raise TypeError(
                 f"function {name!r} returned {type(found).__name__}; expected text, a ToolResult or a JSON value"
             ) from error

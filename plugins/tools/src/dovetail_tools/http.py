@@ -71,7 +71,7 @@ class Http(Tool):
         method = arguments.get("method", self.config.methods[0])
         if method not in self.config.methods:
             raise ToolError(
-                f"method {method!r:.20} may not be used; allowed are {', '.join(self.config.methods)}"
+                f"the method {method!r:.20} is not allowed; expected one of {', '.join(self.config.methods)}"
             )
         content: dict[str, Any] = {}
         if method == "POST":
@@ -117,8 +117,8 @@ class Http(Tool):
         except httpx2.ConnectError as error:
             if not self._made_up(request.url.host, error):
                 raise
-            raise ToolError(f"there is no host {request.url.host!r}") from error
-        raise ToolError(f"more than {MAX_REDIRECTS} redirects")
+            raise ToolError(f"the host {request.url.host!r} does not exist") from error
+        raise ToolError(f"the request was redirected more than {MAX_REDIRECTS} times")
 
     def _made_up(self, host: str, error: BaseException) -> bool:
         """Return whether the name of an unknown host comes from the policy: the config allows the host by a pattern only."""

@@ -36,8 +36,8 @@ class Mcp(Tool):
         super().__init__(config, context)
         if (config.command is None) == (config.url is None):
             raise ConfigError(
-                f"an mcp tool has command={config.command!r} and url={config.url!r}; expected one of them",
-                hint="set `command` for a server to start, or `url` for one that runs",
+                f"the tool 'mcp' has command={config.command!r} and url={config.url!r}; expected exactly one of the two",
+                hint="set `command` to start a server, or `url` to use a running one",
             )
         self._loop: LoopThread | None = None
         self._tools: dict[str, Any] = {}
@@ -68,8 +68,8 @@ class Mcp(Tool):
         except Exception as error:
             self.close()
             raise PluginBrokenError(
-                f"the MCP server {self._title} gave no tools within {limit:g} s: {_cause(error)!r}",
-                hint="start it by hand to see what it says",
+                f"the MCP server {self._title} did not list its tools within {limit:g} s: {_cause(error)!r}",
+                hint="start the server by hand to see its messages",
             ) from error
         self._tools = {tool.name: tool for tool in found}
         for name in self.config.functions or ():
@@ -78,7 +78,9 @@ class Mcp(Tool):
                 near = nearest(name, self._tools)
                 raise PluginBrokenError(
                     f"the MCP server {self._title} has no tool {name!r}; it has {', '.join(sorted(self._tools))}",
-                    hint=f"did you mean {near!r}?" if near else "change `functions`",
+                    hint=f"did you mean {near!r}?"
+                    if near
+                    else "correct the tool's setting `functions`",
                 )
         if self.config.functions is not None:
             self._tools = {name: self._tools[name] for name in self.config.functions}
@@ -172,7 +174,9 @@ class Mcp(Tool):
                 return await client.call_tool(name, arguments)
             except MCPError as error:
                 if error.code == INVALID_PARAMS:
-                    raise ToolError(f"{name!r} does not take these arguments: {error}") from error
+                    raise ToolError(
+                        f"the tool {name!r} does not accept these arguments: {error}"
+                    ) from error
                 if error.code not in closed:
                     raise
                 connection.drop(client)

@@ -36,7 +36,7 @@ class Search(Tool):
         rows = _rows(Path(self.config.documents).expanduser())
         self._documents = [self._document(row, number) for number, row in enumerate(rows, 1)]
         if not self._documents:
-            raise DataError(f"{self.config.documents} has no documents")
+            raise DataError(f"the file {self.config.documents} contains no documents")
         self._index = bm25s.BM25()
         self._index.index(bm25s.tokenize(self._documents, show_progress=False), show_progress=False)
 
@@ -80,7 +80,7 @@ class Search(Tool):
             if not isinstance(row.get(column), str):
                 raise DataError(
                     f"{self.config.documents}, row {number}: column {column!r} is {row.get(column)!r:.80}; expected text",
-                    hint=f"it has the columns {', '.join(map(str, row))}: set tools' `text` and `title`",
+                    hint=f"set the tool's `text` and `title` to text columns; the row has {', '.join(map(str, row))}",
                 )
             parts.append(row[column])
         return "\n".join(parts)
@@ -98,7 +98,7 @@ def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
 
             return pyarrow.parquet.read_table(file).to_pylist()
         if file.suffix != ".jsonl":
-            raise DataError(f"{file} is no .jsonl or .parquet file", hint="convert it to one of these")  # fmt: skip
+            raise DataError(f"the file {file} is neither a .jsonl nor a .parquet file", hint="convert the file to one of these formats")  # fmt: skip
         rows = []
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             row = json.loads(line) if line.strip() else None
@@ -110,5 +110,5 @@ def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{file} can't be read: {error}") from error
+        raise DataError(f"the file {file} can't be read: {error}") from error
     return rows

@@ -46,7 +46,7 @@ class Verl(Tool):
             entries = given["tools"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise PluginBrokenError(
-                f"{file} is no tools file of verl: {error!r}",
+                f"{file} is not a tools file of verl: {error!r}",
                 hint="write `tools:`, a list whose entries have class_name, config and tool_schema",
             ) from error
         tools = [_tool(entry, file) for entry in entries]
@@ -88,7 +88,7 @@ def _tool(entry: Any, file: Path) -> Any:
     """Make one tool of the YAML file."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
         raise PluginBrokenError(
-            f"{file}: a tool is {entry!r:.100}; expected a mapping with class_name"
+            f"{file}: an entry of `tools` is {entry!r:.100}; expected a mapping with class_name"
         )
     title, settings = entry["class_name"], entry.get("config") or {}
     if settings.get("type", "native") != "native":
@@ -114,21 +114,23 @@ def _unmade(which: str, error: Exception) -> DovetailError:
     if missing == "verl":
         return PluginNeedsError(
             f"{which} needs the module 'verl', which is not installed",
-            hint="pip install 'dovetail-tools[verl]', which has what tools import from verl",
+            hint="pip install 'dovetail-tools[verl]', which has stand-ins for the parts of verl that tools import",
         )
     verl = importlib.util.find_spec("verl")
     place = None if verl is None else verl.origin
     if missing and "dovetail_verl_shim" not in str(place) and "verl" not in sys.modules:
         return PluginNeedsError(
-            f"{which} needs verl, and that of {place} needs the module {missing!r}, which is not installed",
-            hint="install verl's packages; or take its folder off PYTHONPATH, and pip install 'dovetail-tools[verl]'",
+            f"{which} can't be loaded: the verl at {place} needs the module {missing!r}, which is not installed",
+            hint="install verl's dependencies; or remove that verl from PYTHONPATH, and pip install 'dovetail-tools[verl]'",
         )
     hint = None
     if missing:
-        hint = f"put the folder of {missing!r} on PYTHONPATH"
+        hint = f"add the folder that contains {missing!r} to PYTHONPATH"
         if missing.startswith("verl"):
             hint = "this tool needs more of verl than dovetail-verl-shim has: install verl"
-    return PluginBrokenError(f"{which} can't be made: {type(error).__name__}: {error}", hint=hint)
+    return PluginBrokenError(
+        f"{which} can't be created: {type(error).__name__}: {error}", hint=hint
+    )
 
 
 async def _call(method: Callable[..., Any], first: str, keywords: Mapping[str, Any]) -> Any:

@@ -36,12 +36,12 @@ class StreamingConfig(TrainerSection):
     def __attrs_post_init__(self) -> None:
         most = self.steps_behind + 1
         if self.over_sampling is not None and not self.sync_every <= self.over_sampling < most:
-            fix = "leave it out" + (
+            fix = "leave over_sampling out" + (
                 ", or raise max_staleness" if self.over_sampling >= most else ""
             )
             raise ValueError(
-                f"over_sampling = {self.over_sampling:g}; expected at least sync_every, {self.sync_every}, and less than "
-                f"(max_staleness + 1) · sync_every, {most}: {fix}"
+                f"over_sampling = {self.over_sampling:g}; expected at least sync_every = {self.sync_every}, and less than "
+                f"(max_staleness + 1) · sync_every = {most}: {fix}"
             )
 
     @property

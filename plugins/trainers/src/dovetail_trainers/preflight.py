@@ -36,12 +36,12 @@ def streaming_unsound(config: Any, plan: Any) -> Iterator[Finding]:
     old = f"trainer.name = streaming trains on samples that are up to {trainer.steps_behind} step(s) old"
     if weighs and correction.config.weight_upper is None and not rejects:
         yield Finding.error(
-            f"{old}, and algorithm.rollout_correction.weight_upper = null bounds no weight",
+            f"{old}, but algorithm.rollout_correction.weight_upper = null leaves the importance weights unbounded",
             hint="set algorithm.rollout_correction.weight_upper=2.0",
         )
     if mode == "decoupled" and not weighs and not rejects:
         yield Finding.error(
-            f"{old}, and algorithm.rollout_correction has neither weights nor criteria to reject by: it corrects nothing",
+            f"{old}, but algorithm.rollout_correction has neither `weights` nor `reject`, so it corrects nothing",
             hint="set algorithm.rollout_correction.weights=token",
         )
     if (weighs or mode == "decoupled") and plan.facts.updates_per_step == 1:
@@ -53,23 +53,23 @@ def _on_sync(trainer: StreamingConfig, rollout: Any, plan: Any) -> Iterator[Find
     for key, expected in trainer.settings()["rollout"].items():
         if (found := getattr(rollout, key)) != expected:
             yield Finding.error(
-                f"trainer.on_sync = {trainer.on_sync}, but rollout.{key} = {str(found).lower()}, which trainer.on_sync sets",
+                f"rollout.{key} = {str(found).lower()} contradicts trainer.on_sync = {trainer.on_sync}, which sets rollout.{key} itself",
                 hint=f"leave rollout.{key} out",
             )
     if trainer.over_sampling is not None and trainer.on_sync == "drain":
         yield Finding.warning(
-            f"trainer.over_sampling = {trainer.over_sampling:g} makes no step faster with trainer.on_sync = drain: every "
-            "publication waits for the responses that steps pass over",
+            f"trainer.over_sampling = {trainer.over_sampling:g} has no benefit with trainer.on_sync = drain: every "
+            "publication of weights waits for all responses under way",
             hint="set trainer.on_sync=abort (or keep), or leave trainer.over_sampling out",
         )
     if plan is not None and trainer.on_sync == "keep":
         problem = rollout.cache_problem()
         if "keeps_cache" not in plan.facts.plugins["rollout"].cls.capabilities:
-            problem = "keeps no requests with their keys and values over an update (capability keeps_cache)"
+            problem = "can't keep the keys and values of running requests over a weight update (capability keeps_cache)"
         if problem is not None:
             yield Finding.error(
-                f"trainer.on_sync = keep, and rollout {rollout.name!r} {problem}",
-                hint="set trainer.on_sync=abort: responses go on from their tokens, whose keys and values are computed anew",
+                f"trainer.on_sync = keep is not possible: rollout {rollout.name!r} {problem}",
+                hint="set trainer.on_sync=abort: responses then continue from their tokens, with newly computed keys and values",
             )
 
 
@@ -78,11 +78,11 @@ def _unclipped(config: Any, loss: Any, old: str) -> Iterator[Finding]:
     clip_high = getattr(loss.config, "clip_high", None)
     if not loss.cls.requires(loss.config) & {"old_log_probs", "rollout_log_probs"}:
         yield Finding.error(
-            f"{old}, and algorithm.policy_loss = {loss.ref.name} has no ratio to an older policy that it could clip",
+            f"{old}, but algorithm.policy_loss = {loss.ref.name} does not clip a ratio to an older policy",
             hint=fix,
         )
     elif config.actor.max_kl is None and isinstance(clip_high, int | float) and clip_high >= WIDE:
         yield Finding.error(
-            f"{old}, and algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice",
+            f"{old}, but algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice",
             hint="set algorithm.policy_loss.clip_high=0.2",
         )

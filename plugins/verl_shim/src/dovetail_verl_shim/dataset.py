@@ -67,7 +67,7 @@ class VerlDataset(DatasetSource):
         except Exception as error:
             hint = None
             if isinstance(error, ModuleNotFoundError):
-                hint = f"put the folder of {error.name!r} on PYTHONPATH, or install it"
+                hint = f"install {error.name!r}, or add the folder that contains it to PYTHONPATH"
             raise PluginBrokenError(
                 f"{self._where} can't be loaded: {type(error).__name__}: {error}", hint=hint
             ) from error

@@ -20,7 +20,7 @@ _ASK = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); impo
 
 @attrs.frozen
 class Fact:
-    """Whether a plugin meets a condition, and the fix if it does not."""
+    """Whether a plugin meets one condition of a quality tier, and the fix if it does not."""
 
     holds: bool
     reason: str | None = None
@@ -55,7 +55,7 @@ def _documented(cls: type[Plugin], entry: PluginEntry) -> Fact:
             lacking.append(f"{cls.__qualname__}.{name}")
     if not lacking:
         return Fact(True)
-    return Fact(False, f"write a docstring: {', '.join(lacking)}")
+    return Fact(False, f"write the missing docstrings: {', '.join(lacking)}")
 
 
 def _lazy(entry: PluginEntry) -> Fact:

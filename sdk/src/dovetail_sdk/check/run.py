@@ -32,7 +32,7 @@ def check_plugins(
 
     Args:
         entries: the plugins to check; broken ones get a report too.
-        overrides: `key=value` settings of their configs for the suites.
+        overrides: `key=value` settings of the plugins' configs, which the suites use.
         only: a pytest `-k` expression: run these tests alone. A report then has no tier.
         timeout: seconds for each plugin until the process is killed; the check or test that was running then counts as failed.
 

@@ -39,7 +39,7 @@ def installed(entry: PluginEntry) -> Installed:
 
 
 def check_manifest(entry: PluginEntry) -> None:
-    """Compare the installed manifest with the class, except for fields that come from pyproject.toml alone.
+    """Check that a plugin's installed manifest matches its class, except for fields that come only from pyproject.toml.
 
     Raises:
         PluginError: the manifest and the class differ; the message lists every difference.
@@ -70,8 +70,9 @@ def check_manifest(entry: PluginEntry) -> None:
     found = differences({**data, "plugins": ours}, {**data, "plugins": [derived]})
     if found:
         raise PluginError(
-            f"{path} disagrees with {entry.target}: " + "; ".join(found),
-            hint=f"write the manifest anew in the source folder of {entry.distribution}: {COMMAND}",
+            f"the manifest {path} differs from the plugin class {entry.target}: "
+            + "; ".join(found),
+            hint=f"write the manifest again: in the source folder of {entry.distribution}, run {COMMAND}",
         )
 
 
@@ -90,22 +91,22 @@ def check_wheel(entry: PluginEntry) -> None:
         names = {str(path) for path in metadata.files or ()}
         if wanted not in names:
             raise PluginError(
-                f"the installed wheel of {entry.distribution} has no {wanted}",
-                hint="let the build backend take the file along: it lies in the package, beside __init__.py",
+                f"the installed wheel of {entry.distribution} lacks the manifest {wanted}",
+                hint="configure the build backend to include the manifest, which lies beside the package's __init__.py",
             )
         return
     shipped = built_file(source, wanted)
     if shipped is None:
         raise PluginError(
-            f"the wheel built from {source} has no {wanted}",
-            hint="let the build backend take the file along: with hatchling, everything below "
-            "[tool.hatch.build.targets.wheel] packages goes in unless .gitignore names it",
+            f"the wheel built from {source} lacks the manifest {wanted}",
+            hint="configure the build backend to include the manifest; hatchling includes every file below "
+            "`packages` of [tool.hatch.build.targets.wheel] unless .gitignore names it",
         )
     here = (package_directories(package)[0] / FILE_NAME).read_bytes()
     if shipped != here:
         raise PluginError(
-            f"the manifest in the wheel built from {source} differs from the one in {package}",
-            hint=f"write it in the source folder: {COMMAND}",
+            f"the manifest in the wheel built from {source} differs from the manifest in the package {package}",
+            hint=f"write the manifest again: in the source folder, run {COMMAND}",
         )
 
 
@@ -149,13 +150,14 @@ def build_wheel(source: Path, folder: Path) -> Path:
         )
     except subprocess.TimeoutExpired as error:
         raise NotHereError(
-            f"building {source} took longer than {_BUILD_TIME:g} s", hint="build it by hand"
+            f"building a wheel from {source} took longer than {_BUILD_TIME:g} s",
+            hint="build the wheel by hand to see why",
         ) from error
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise NotHereError(
-            f"no wheel can be built from {source} here: {last}",
-            hint="install its build backend beside it, such as: pip install hatchling",
+            f"a wheel can't be built from {source} in this environment: {last}",
+            hint="install the package's build backend, for example: pip install hatchling",
         )
     return wheels[0]

@@ -45,7 +45,7 @@ def differences(cls: type, interface: type) -> list[SignatureDifference]:
 
 
 def members(interface: type) -> Mapping[str, Any]:
-    """Return the public methods and properties of an interface and its base classes by name, as declared."""
+    """Return the public methods and properties that an interface and its base classes declare, by name."""
     found: dict[str, Any] = {}
     for base in reversed(interface.__mro__):
         if not base.__module__.startswith("dovetail."):
@@ -104,20 +104,20 @@ def _is_method(member: object) -> bool:
 def _form(own: object, declared: object, name: str) -> str | None:
     wanted = form(declared)
     if wanted == "property":
-        return "is a method, where a property is wanted" if inspect.isfunction(own) else None
+        return "is a method; expected a property" if inspect.isfunction(own) else None
     if not _is_method(own):
-        return None if callable(own) else f"is {own!r}, where a method is wanted"
+        return None if callable(own) else f"is {own!r}; expected a method"
     found = form(own)
     if found == "property":
-        return "is a property, where a method is wanted"
+        return "is a property; expected a method"
     if (wanted == "classmethod") != (found == "classmethod"):
-        return f"is a {found}, where a {wanted} is wanted"
+        return f"is a {found}; expected a {wanted}"
     if wanted == "async method" and found != wanted:
         returns = str(signature_of(own).return_annotation)
         if found == "async generator" or not any(word in returns for word in _AWAITABLE):
-            return "is not async, and its callers await it"
+            return "is not async; expected an async method, since callers await its result"
     if wanted == "method" and found == "async method" and name not in _MAY_BE_ASYNC:
-        return "is async, and its callers do not await it"
+        return "is async; expected a plain method, since callers do not await its result"
     return None
 
 

@@ -67,8 +67,8 @@ def suites_for(
         if overrides:
             raise
         raise NotHereError(
-            f"the suite needs settings of the plugin: {error.message}",
-            hint=f"give them: dovetail plugins check {kind}/{cls.name} KEY=VALUE",
+            f"the conformance suite can't run with the default settings of {kind}/{cls.name}: {error.message}",
+            hint=f"give the settings: dovetail plugins check {kind}/{cls.name} KEY=VALUE",
         ) from error
     given = {"plugin": cls, "config": config}
     name = f"Test{class_name(cls.name)}"
@@ -81,8 +81,8 @@ def _suite_of(kind: str) -> type:
         return getattr(importlib.import_module(module), suite_name(kind))
     except (ImportError, AttributeError) as error:
         raise PluginBrokenError(
-            f"the kind {kind!r} has no conformance suite: {error}",
-            hint=f"the package that brings the kind defines {suite_name(kind)} in its module {module}",
+            f"the conformance suite of the kind {kind!r} can't be imported: {error}",
+            hint=f"define the class {suite_name(kind)} in the module {module} of the package that adds the kind",
         ) from error
 
 
@@ -148,8 +148,8 @@ def _declared_in(module_name: str, cls: type[Plugin], suite: type) -> dict[str, 
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise PluginBrokenError(
-            f"{module_name}, which declares the package's conformance suites, fails: {type(error).__name__}: {error}",
-            hint="fix it, or remove it: the plain suite of the kind runs without",
+            f"the module {module_name}, which declares the package's conformance suites, can't be imported: {type(error).__name__}: {error}",
+            hint="correct the module, or remove it: `dovetail plugins check` then runs the kind's default conformance suite",
         ) from error
     return {
         name: found

@@ -60,7 +60,7 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     taken = [str(path) for path in texts if (directory / path).exists()]
     if taken:
         raise PluginError(
-            f"{directory} holds {', '.join(taken)} already", hint="choose another name"
+            f"{directory} already contains {', '.join(taken)}", hint="choose another name"
         )
     with ExitStack() as undo:
         for kept in (pyproject, package / FILE_NAME):
@@ -82,7 +82,7 @@ def _check_module_free(package: Path, name: str) -> None:
     for taken in (package / f"{name}.py", package / name):
         if taken.exists():
             raise PluginError(
-                f"{package} holds {taken.name} already, and the new plugin's modules go to {name}/",
+                f"{package} already contains {taken.name}, but the new plugin's modules need the folder {name}/",
                 hint="choose another name",
             )
 
@@ -112,7 +112,7 @@ def _package(project: Project) -> Path:
         return found[0]
     raise PluginError(
         f"{project.directory} has no plugin yet, and src/ holds {len(found)} packages; expected one, for the plugin's code",
-        hint="leave --into out, which writes a package of its own",
+        hint="leave --into out to write a new package",
     )
 
 
@@ -126,7 +126,7 @@ def _with_entry(file: Path, kind: str, name: str, target: str) -> bytes:
     entries = groups.setdefault(group, tomlkit.table())
     if name in entries:
         raise PluginError(
-            f"{file} has an entry point {name!r} of the group {group} already",
+            f"{file} already has an entry point {name!r} in the group {group}",
             hint="choose another name",
         )
     entries[name] = target

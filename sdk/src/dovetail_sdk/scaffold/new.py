@@ -95,19 +95,19 @@ def new_plugin(
     check_words(kind, name)
     if licence not in LICENCES:
         raise PluginError(
-            f"{licence!r} is not a licence to choose from; there are {', '.join(LICENCES)}",
+            f"unknown licence {licence!r}; expected one of {', '.join(LICENCES)}",
             hint="choose one of them, and change pyproject.toml afterwards",
         )
     directory = parent / f"dovetail-{name.replace('_', '-')}"
     if directory.exists():
         raise PluginError(
-            f"{directory} exists already", hint="choose another name or --directory, or remove it"
+            f"{directory} already exists", hint="choose another name or --directory, or remove it"
         )
     try:
         directory.mkdir(parents=True)
     except OSError as error:
         raise PluginError(
-            f"{directory} can't be made: {error.strerror}", hint="choose another --directory"
+            f"{directory} can't be created: {error.strerror}", hint="choose another --directory"
         ) from error
     package = f"dovetail_{name}"
     words = {**_words(kind, name, package), "distribution": directory.name, "licence": licence}
@@ -216,11 +216,11 @@ def check_words(kind: str, name: str) -> None:
     if kind not in KINDS:
         near = nearest(kind, KINDS)
         raise PluginError(
-            f"there is no kind of plugin {kind!r}; there are {', '.join(KINDS)}",
+            f"unknown kind of plugin {kind!r}; expected one of {', '.join(KINDS)}",
             hint=f"did you mean {near}?" if near else None,
         )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise PluginError(
             f"{name!r} can't be a plugin's name",
-            hint="take a lower-case word of letters, digits and underscores, such as my_reward",
+            hint="use lower-case letters, digits and underscores, with a letter at the start, such as my_reward",
         )

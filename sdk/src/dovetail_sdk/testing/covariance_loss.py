@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class CovarianceLoss(PolicyLoss):
-    """L = −(A log π + H / 100) on tokens whose (A − Ā)(log π_old − mean) is not above 0, and 0 on other tokens."""
+    """L = −(A log π + H / 100) on tokens whose (A − Ā)(l − l̄) is not above 0, and 0 on other tokens.
+
+    A is the advantage, H the entropy, l = log π_old, and Ā and l̄ are means over the mini-batch.
+    """
 
     name = "covariance"
     api = ">=1.0,<2"

@@ -185,7 +185,7 @@ class ProcessRanks:
             for process in self._processes:
                 process.kill()
             raise WorkerError(
-                f"{what}: ranks {silent} of {self.world} gave no answer within {timeout:g} seconds, or died"
+                f"{what}: the ranks {silent} of {self.world} died or did not answer within {timeout:g} seconds"
                 + "".join(f"\nmeanwhile:\n{text}" for text in spoke),
                 rank=silent[0],
                 call=what,

@@ -55,7 +55,7 @@ class FunctionLoop(AgentLoop):
 
 
 def calls_of(count: int) -> list[dict[str, Any]]:
-    """Return `count` tool calls as a chat template takes them."""
+    """Return `count` tool calls in the form that chat templates read."""
     return [
         {
             "id": f"call{number:05}",

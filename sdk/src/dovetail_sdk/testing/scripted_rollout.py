@@ -118,7 +118,9 @@ class ScriptedRollout(BaseRollout):
         finally:
             self._running.discard(request.request_id)
         if good is not None:
-            raise RolloutError(f"scripted failure of {request.request_id!r} after {good} samples")
+            raise RolloutError(
+                f"the request {request.request_id!r} failed after {good} samples, as scripted"
+            )
 
     @property
     def version(self) -> int:

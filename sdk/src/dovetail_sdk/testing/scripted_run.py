@@ -169,7 +169,7 @@ class ScriptedRun(Run):
             )
         if self.position.finished:
             raise PluginBrokenError(
-                f"step {self._step + 1} is past the end of a run of {self._total_steps} steps",
+                f"step {self._step + 1} can't begin: the run has only {self._total_steps} steps",
                 hint="take steps while `not run.position.finished`",
             )
         self._current = step = _context(self._step + 1, self._version)
@@ -199,7 +199,7 @@ class ScriptedRun(Run):
         outstanding = self._outstanding
         if outstanding + count > (self._max_staleness + 1) * PROMPTS:
             raise PluginBrokenError(
-                f"{count} prompts are admitted while {outstanding} are outstanding; max_staleness is {self._max_staleness}",
+                f"{count} prompts can't be admitted while {outstanding} are outstanding: max_staleness is {self._max_staleness}",
                 hint="call run.publish_weights() after each step, and admit as many prompts as a step takes",
             )
         self._admitted.extend([self._version] * count)
@@ -208,7 +208,7 @@ class ScriptedRun(Run):
         self._note("collect")
         self._check_current(step)
         if step.collected is not None:
-            raise PluginBrokenError(f"step {step.number} was collected for already")
+            raise PluginBrokenError(f"run.collect was already called for step {step.number}")
         self._check_published()
         while len(self._admitted) < PROMPTS:
             self._admitted.append(self._version)
@@ -227,7 +227,7 @@ class ScriptedRun(Run):
                 f"step {step.number} has no experience", hint="call run.collect(step) first"
             )
         if self._counts(step):
-            raise PluginBrokenError(f"step {step.number} has been learned from already")
+            raise PluginBrokenError(f"run.learn was already called for step {step.number}")
         if self._learn_error is not None and step.number == self._fails_in:
             error, self._learn_error = self._learn_error, None
             raise error
@@ -261,7 +261,7 @@ class ScriptedRun(Run):
     def _note(self, call: str) -> None:
         self.calls.append(call)
         if len(self.calls) == self._stop_at:
-            raise StopRequested(f"stopped as scripted at call {self._stop_at} ({call})")
+            raise StopRequested(f"the run stopped at call {self._stop_at} ({call}), as scripted")
 
     def _counts(self, step: StepContext) -> bool:
         return step.number in self.learned
@@ -269,14 +269,14 @@ class ScriptedRun(Run):
     def _check_current(self, step: StepContext) -> None:
         if self._current is None or step is not self._current:
             raise PluginBrokenError(
-                "the step is over, or of another run; expected the one of the `with run.step()` block that is open"
+                "the given step is over or belongs to another run; expected the step of the open `with run.step()` block"
             )
 
     def _check_published(self) -> None:
         stale = not self._published or self._unpublished > self._max_staleness
         if self._generates and stale:
             raise PluginBrokenError(
-                f"the rollout holds weights from {self._unpublished} steps ago, or none that were published; "
+                f"the rollout's weights are {self._unpublished} steps old, or none were published yet; "
                 f"max_staleness is {self._max_staleness}",
                 hint="call run.publish_weights() before the first step and after each learn, or raise max_staleness",
             )
@@ -284,7 +284,7 @@ class ScriptedRun(Run):
     def _check_between_steps(self, method: str) -> None:
         if self._current is not None:
             raise PluginBrokenError(
-                f"step {self._current.number} is under way; expected run.{method}() after its `with` block"
+                f"step {self._current.number} is not over; expected run.{method}() after its `with` block"
             )
 
 

@@ -37,7 +37,7 @@ class TableEngine(TrainEngine):
     """A model with one logit for each token id, independent of context. Updates are plain gradient descent, so that a test can
     compute the expected weights.
 
-    log π(w) = log softmax(logits / temperature)_w
+    log π(w) = log softmax(logits / temperature)_w for token w
 
     Attributes:
         logits_V: float32 [V], the whole model; 0 at the start.
@@ -91,7 +91,9 @@ class TableEngine(TrainEngine):
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
         if self.context.transport is None:
-            raise WeightSyncError("the table has no weight transport to send through")
+            raise WeightSyncError(
+                "the table engine can't send weights: its context has no weight transport"
+            )
         self.context.transport.sender().send(manifest, [("logits", self.logits_V.detach())])
 
     def save(self, directory: Path) -> None:

@@ -80,7 +80,7 @@ def _kind_of(cls: type[Plugin]) -> str:
         if kind.interface in mro:
             return name
     raise PluginError(
-        f"{cls.__qualname__} extends no interface of a plugin",
+        f"{cls.__qualname__} does not extend a plugin interface",
         hint=f"extend one of {', '.join(kind.interface for kind in default_index().kinds.values())}",
     )
 

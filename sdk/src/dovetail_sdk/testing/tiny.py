@@ -143,7 +143,7 @@ def tiny_model(
     configs = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
     if architecture not in configs:
         raise ModelError(
-            f"unknown tiny architecture {architecture!r}; there are {', '.join(sorted(configs))}"
+            f"unknown tiny architecture {architecture!r}; expected one of {', '.join(sorted(configs))}"
         )
     extra: dict[str, Any] = {"head_dim": hidden_size // heads} if architecture == "qwen3" else {}
     if head == "value":

@@ -68,7 +68,7 @@ def tiny_vision_model(directory: Path, *, family: str = "qwen2_5_vl", seed: int 
 
     if family not in _MARKS:
         raise ModelError(
-            f"unknown tiny vision family {family!r}; there are {', '.join(sorted(_MARKS))}"
+            f"unknown tiny vision family {family!r}; expected one of {', '.join(sorted(_MARKS))}"
         )
     tokenizer = tiny_tokenizer(directory)
     tokenizer.add_special_tokens({"additional_special_tokens": list(_TOKENS)})

@@ -32,7 +32,7 @@ def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | 
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])i?B?|(\d+)", size.strip(), re.IGNORECASE)
     if found is None:
-        raise click.BadParameter(f"{size!r} is not a size of memory, such as 24GB")
+        raise click.BadParameter(f"{size!r} is not a memory size; expected one such as 24GB")
     if found[3]:
         return int(found[3])
     # GB of accelerators are in fact GiB: one of 80 GB reports 79.6 GiB.

@@ -73,7 +73,9 @@ def compare(paths: tuple[Path, ...], out: Path, as_json: bool) -> None:
     rows = [overview(path) for path in found]
     changed = differences(found)
     if not out.parent.is_dir():
-        raise ConfigError(f"--out={out}: there is no folder {out.parent}", hint="make it first")
+        raise ConfigError(
+            f"--out={out}: the folder {out.parent} does not exist", hint="create the folder first"
+        )
     out.write_text(page(found, [str(path) for path in paths]), encoding="utf-8")
     if as_json:
         render.dump_json({"runs": rows, "differences": changed, "page": str(out)})

@@ -107,8 +107,9 @@ def _checked(config: Sequence[str], overrides: Sequence[str]) -> list[SweptRun]:
                 errors.setdefault(listed, ConfigError(f"{suffix}: {listed}"))
     if len({run.path for run in runs}) < len(runs):
         errors["names"] = ConfigError(
-            "values of the sweep give two runs one name: " + ", ".join(r.path.name for r in runs),
-            hint="write the values so that their letters, digits, dots and signs differ",
+            "several runs of the sweep would have the same name: "
+            + ", ".join(r.path.name for r in runs),
+            hint="change the values: names differ only in their letters, digits, dots and signs",
         )
     if errors:
         *others, last = errors.values()
@@ -137,8 +138,8 @@ def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]
             continue
         if key in swept or key == "experiment" or len(set(values)) < len(values):
             raise ConfigError(
-                f"{text} sweeps {key}; expected different values, each key once, and no experiment, since runs are named after their values",
-                hint="write for example actor.optim.lr=1e-6,3e-6 seed=1,2,3; one value with a comma is a YAML list or quoted",
+                f"the override {text} can't be swept; expected a key that is swept once, with different values, and not `experiment`, which names each run by its values",
+                hint="write for example actor.optim.lr=1e-6,3e-6 seed=1,2,3; write a single value with a comma as a YAML list or in quotes",
             )
         swept[key] = values
     if not swept:

@@ -71,7 +71,8 @@ def _list(folder: Path, every: float, once: bool) -> None:
         rows.sort(key=lambda row: str(row["started"]), reverse=True)
         if not rows:
             raise RunDirectoryError(
-                f"there is no run in {folder}", hint="give a run directory, or a folder with some"
+                f"there is no run in {folder}",
+                hint="name a run directory, or a folder that contains some",
             )
         shown = [cells(row) for row in rows]
         # A change of the runs' age alone is not printed.
@@ -149,8 +150,8 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
 def _check(path: Path) -> None:
     if not path.is_dir():
         raise RunDirectoryError(
-            f"there is no folder {str(path)!r} (any more)",
-            hint="`dovetail runs list` shows the runs there are",
+            f"the folder {str(path)!r} does not exist (any more)",
+            hint="`dovetail runs list` shows the existing runs",
         )
 
 

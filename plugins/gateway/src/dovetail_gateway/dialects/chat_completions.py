@@ -31,7 +31,9 @@ class ChatCompletionsApi(Dialect):
         fields = Fields(body)
         messages = [_message(given) for given in fields.each("messages", least=1)]
         if fields.get("top_logprobs"):
-            raise fields.wrong("top_logprobs", "0: only those of drawn tokens are kept")
+            raise fields.wrong(
+                "top_logprobs", "0: only log-probabilities of drawn tokens are available"
+            )
         choice = fields.get("tool_choice")
         return ModelCall(
             model=fields.named("model", "the name of a model"),
@@ -115,7 +117,7 @@ def _message(given: Fields) -> Message:
 
 def _tool(tool: Fields) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise tool.wrong("type", "function; others are not served")
+        raise tool.wrong("type", "'function': other types are not supported")
     return tool.inner("function").tool("parameters")
 
 

@@ -35,7 +35,7 @@ class MessagesApi(Dialect):
             messages += _read_message(given)
         for tool in fields.each("tools"):
             if tool.get("type") not in ("custom", None):
-                raise tool.wrong("type", "custom; others are not served")
+                raise tool.wrong("type", "'custom': other types are not supported")
         if (limit := fields.count("max_tokens")) is None:
             raise fields.wrong("max_tokens", "an integer of 1 or more")
         choice = fields.inner("tool_choice").get("type")

@@ -77,21 +77,21 @@ class Fields:
         value = self.get(name)
         found = [value] if isinstance(value, str) else value or []
         if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
-            raise self.wrong(name, "a text, or a list of texts, none empty")
+            raise self.wrong(name, "a text or a list of texts, of which none is empty")
         return tuple(found)
 
     def text(self, name: str) -> str:
         """Return the text of a content field; a list of text parts is joined."""
         value = self.get(name)
         if value is not None and not isinstance(value, (str, list)):
-            raise self.wrong(name, "a text, or a list of its parts")
+            raise self.wrong(name, "a text, or a list of text parts")
         return value if isinstance(value, str) else "".join(p.part() for p in self.each(name))
 
     def part(self) -> str:
         """Return the text of this object, a part of a message's content."""
         text = self.get("text") or self.get("refusal") or ""
         if not isinstance(text, str) or not {"text", "refusal"} & self.values.keys():
-            raise self.wrong("type", "a part of text; others are not served")
+            raise self.wrong("type", "a text part: other types are not supported")
         return text
 
     def call(self, call_id: object, arguments: str) -> MessageCall:
@@ -138,5 +138,5 @@ def check_ends(messages: Sequence[Message]) -> Sequence[Message]:
     if messages and messages[-1]["role"] != "assistant":
         return messages
     what = "an assistant's message" if messages else "missing"
-    message = f"the last message is {what}; expected one of a user or a tool"
+    message = f"the last message is {what}; expected a message of a user or a tool"
     raise ApiError(400, "invalid_request", message, param="messages")

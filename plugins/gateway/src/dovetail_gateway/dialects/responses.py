@@ -34,7 +34,7 @@ class ResponsesApi(Dialect):
         fields = Fields(body)
         for name in ("background", "conversation", "prompt"):
             if fields.get(name):
-                raise fields.wrong(name, "nothing: it is not served")
+                raise fields.wrong(name, "no value: this endpoint does not support the field")
         given = body.get("input")
         if isinstance(given, str):
             fields = Fields({**body, "input": [{"role": "user", "content": given}]})
@@ -43,7 +43,7 @@ class ResponsesApi(Dialect):
             messages.insert(0, {"role": "system", "content": instructions})
         for tool in fields.each("tools"):
             if tool.get("type") != "function":
-                raise tool.wrong("type", "function; others are not served")
+                raise tool.wrong("type", "'function': other types are not supported")
         choice = fields.get("tool_choice")
         return ModelCall(
             model=fields.named("model", "the name of a model"),
@@ -187,7 +187,7 @@ class _Items:
                 {"role": "tool", "content": item.text("output"), "tool_call_id": call_id}
             )
         elif kind != "message":
-            raise item.wrong("type", "message, reasoning or function_call, or its output")
+            raise item.wrong("type", "message, reasoning, function_call or function_call_output")
         elif role == "assistant":
             self._text = item.text("content")
         elif role in ("system", "developer", "user"):

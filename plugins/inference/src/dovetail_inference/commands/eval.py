@@ -78,8 +78,8 @@ def evaluate(
     file = config or next((s.run.config for s in sources[:1] if s.run is not None), None)
     if file is None:
         raise ConfigError(
-            f"{sources[0].name} is not a checkpoint of a run, which would determine prompts and rewards",
-            hint="give --config=CONFIG",
+            f"{sources[0].name} is not a checkpoint of a run, so there is no config for prompts and rewards",
+            hint="name a config with --config=CONFIG",
         )
     settings = [source.load_config(file, overrides).config for source in sources]
     rows: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ def _server(
         return None
     if len(sources) != 1 or sources[0].step is None:
         raise click.UsageError(
-            "--served is compared with the validation of a run: name one checkpoint, RUN or RUN@STEP"
+            "--served needs exactly one checkpoint, RUN or RUN@STEP: the server is compared with the run's validation"
         )
     return ModelServer.find(url, model, auth_env)
 
@@ -133,15 +133,15 @@ def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
     assert source.step is not None
     figures = beside_the_run(source.run, source.step, metrics)
     outside = [
-        f"{each.name} is {each.served:.4f}, outside of [{each.low:.4f}, {each.high:.4f}]"
+        f"{each.name} is {each.served:.4f}, outside the interval [{each.low:.4f}, {each.high:.4f}]"
         for each in figures
         if not each.inside
     ]
     if outside:
         raise DovetailError(
-            f"the server's figures are not those of the run after step {source.step}: {'; '.join(outside)}",
-            hint="see that it serves this checkpoint, in the run's dtype or a quantization that keeps its quality; a validation of more prompts "
-            "or samples (rollout.validation.n) varies less",
+            f"the server's figures differ from the run's after step {source.step}: {'; '.join(outside)}",
+            hint="check that the server has this checkpoint, in the run's dtype or a quantization that keeps its quality; more prompts "
+            "or samples (rollout.validation.n) reduce the noise",
         )
     render.line(f"each figure is in the run's 95% interval after step {source.step}", err=True)
 
@@ -156,7 +156,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         or Path(argument.rpartition("@")[0] or argument).exists()
     ]
     if not models:
-        raise click.UsageError("no MODEL is named")
+        raise click.UsageError("name at least one MODEL")
     return models, [argument for argument in arguments if argument not in models]
 
 

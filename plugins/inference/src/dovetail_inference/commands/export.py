@@ -61,7 +61,7 @@ def export(
     if run.is_dir() and not RunDirectory.begun(run):
         if overrides or step is not None or best or role != "actor" or adapter or quantize:
             raise click.UsageError(
-                f"{run} is not a run directory; to export a checkpoint of another program, name the checkpoint's own folder, without options"
+                f"{run} is not a run directory; to export another program's checkpoint, name the checkpoint's own folder and give no options"
             )
         with place as written:
             if export_foreign(run, written):
@@ -69,16 +69,17 @@ def export(
                 return
     if adapter and quantize:
         raise click.UsageError(
-            "--quantize can't be combined with --adapter: an adapter is not quantized"
+            "--quantize can't be combined with --adapter: adapters can't be quantized"
         )
     store = CheckpointStore(RunDirectory.open(run).checkpoints)
     if best and step is not None:
-        raise click.UsageError("--best and --step name two checkpoints; give one")
+        raise click.UsageError("--best and --step can't be combined; give one of them")
     if best:
         marked = store.best()
         if marked is None:
             raise CheckpointError(
-                f"{run} has no best checkpoint", hint="set trainer.best_metric in the run"
+                f"{run} has no best checkpoint",
+                hint="name a step with --step; for later runs, set trainer.best_metric",
             )
         chosen = marked.path
     else:

@@ -43,7 +43,7 @@ def generate(
     from dovetail_inference.models import find_model
 
     if bool(prompts) == bool(texts):
-        raise click.UsageError("give prompts by --prompts FILE, or by --prompt TEXT")
+        raise click.UsageError("give prompts either by --prompts FILE or by --prompt TEXT")
     source = find_model(model)
     settings = source.load_config(
         config, ["rollout.n=1", "data.overlong_prompts=error", *overrides]

@@ -45,9 +45,9 @@ def read_trl(path: Path) -> TrlJob:
     try:
         module = ast.parse(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        raise ConfigError(f"the file {path} can't be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{path} is not Python: {error}") from error
+        raise ConfigError(f"the file {path} is not Python: {error}") from error
     names = {
         target.id: node.value
         for node in ast.walk(module)
@@ -60,8 +60,8 @@ def read_trl(path: Path) -> TrlJob:
     if len(configs) != 1:
         what = ", ".join(KINDS)
         raise ConfigError(
-            f"{path} makes {len(configs)} TRL configs; expected one {what}",
-            hint="name a file with one, or give its fields as YAML",
+            f"the file {path} creates {len(configs)} TRL configs; expected exactly one of {what}",
+            hint="name a file with a single config, or give its fields as YAML",
         )
     job = TrlJob(kind=KINDS[_name(configs[0])], given=_keywords(configs[0], names))
     for call in calls:

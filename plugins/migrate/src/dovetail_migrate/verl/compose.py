@@ -62,11 +62,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text("utf-8")
         tree = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        raise ConfigError(f"the file {path} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+        raise ConfigError(f"the file {path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds {type(tree).__name__}; expected a mapping of verl's keys")
+        raise ConfigError(
+            f"the file {path} contains a {type(tree).__name__}; expected a mapping of verl's keys"
+        )
     if (line := re.search(r"^#\s*@package\s+(\S+)", text, re.MULTILINE)) is not None:
         tree["# @package"] = line[1]
     return without_targets(tree)
@@ -167,8 +169,10 @@ class Composer:
             return known[name]
         near = nearest(name, known)
         raise ConfigError(
-            f"there is no config {name!r} in {self.folder or 'the working directory'}, nor is it one of verl {self.version}'s",
-            hint=f"did you mean {near!r}?" if near else "give its folder: --config-path DIR",
+            f"the config {name!r} is neither in {self.folder or 'the working directory'} nor one of verl {self.version}'s",
+            hint=f"did you mean {near!r}?"
+            if near
+            else "name the config's folder: --config-path DIR",
         )
 
 

@@ -101,7 +101,7 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
         name = _config_of_program(folder, command, places)
     if name is None:
         raise ConfigError(
-            f"which config {command.module} reads is not known: it is not a program of verl {version}'s, and its folder was not found",
+            f"the config that {command.module} reads is unknown: verl {version} has no such program, and its folder was not found",
             hint="add --config-path DIR --config-name NAME to the command",
         )
     return _job(version, name, folder, command.overrides, command)
@@ -136,7 +136,7 @@ def _job(
     command: VerlCommand | None,
 ) -> Job:
     if version not in VERSIONS:
-        raise ConfigError(f"there is no table for verl {version}; expected {' or '.join(VERSIONS)}")
+        raise ConfigError(f"verl {version} is not supported; expected {' or '.join(VERSIONS)}")
     groups = {o.key: str(o.value) for o in overrides if not o.sign and "." not in o.key}
     own = folder / f"{name}.yaml" if folder is not None else None
     base_name, from_files = _base(own, command)
@@ -261,5 +261,5 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"a value of verl's config can't be resolved: {first}",
-            hint="give the key that it refers to",
+            hint="set the key that the value refers to",
         ) from error

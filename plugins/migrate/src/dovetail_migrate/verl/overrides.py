@@ -41,7 +41,7 @@ def read_override(word: str) -> Override:
     if match is None or (match["value"] is None and match["sign"] != "~"):
         raise ConfigError(
             f"{word!r} is not a Hydra override; expected key=value",
-            hint="quote it as one word",
+            hint="if the override has spaces, quote it as one word",
         )
     sign: Any = match["sign"]
     return Override(word, sign, match["key"], read_value(match["value"] or "", word))
@@ -83,7 +83,7 @@ class _Reader:
     def expect_end(self) -> None:
         self._skip()
         if self.at < len(self.text):
-            raise self._error("it has text after its end")
+            raise self._error("text follows the value")
 
     def _pair(self) -> tuple[Any, Any]:
         key = self.value(":")
@@ -113,7 +113,7 @@ class _Reader:
         while end < len(self.text) and self.text[end] != quote:
             end += 2 if self.text[end] == "\\" else 1
         if end >= len(self.text):
-            raise self._error(f"a {quote} is not closed")
+            raise self._error(f"the quote {quote} is not closed")
         inner, self.at = self.text[self.at + 1 : end], end + 1
         return inner.replace(f"\\{quote}", quote).replace("\\\\", "\\")
 

@@ -131,7 +131,7 @@ class ScriptRun:
 def may_do(script: Path) -> str:
     """Return a text on what the script may do, to print before the script runs; for errors see `run_script`."""
     if not script.is_file():
-        raise ConfigError(f"there is no script {script}")
+        raise ConfigError(f"the script {script} does not exist")
     return WHAT_IT_MAY_DO.format(script=script, seconds=SECONDS, more=len(STAND_INS) - 6)
 
 

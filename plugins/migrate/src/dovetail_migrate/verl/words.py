@@ -207,7 +207,7 @@ def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
         return found[0]
     if command.config_path and command.config_path not in ("config", "./config"):
         raise ConfigError(
-            f"--config-path={command.config_path} is not a folder here, nor beside {command.module}",
+            f"--config-path={command.config_path} is neither a folder in the working directory nor one beside {command.module}",
             hint="run the import where the command would run, or give the folder's full path",
         )
     return None

@@ -66,7 +66,7 @@ class Tagged(ToolParser):
             ValueError: a parameter has no name, is not closed or is repeated; or the function's tag is not closed, or closed twice.
         """
         if text.find(self.function_end, position) < 0:
-            raise ValueError(f"it has no {self.function_end}")
+            raise ValueError(f"the call has no {self.function_end}")
         following = re.compile(rf"\s*(?:{self.parameter.pattern}|{self.function_end})")
         arguments: dict[str, Any] = {}
         tag = following.search(text, position)
@@ -86,7 +86,9 @@ class Tagged(ToolParser):
         after = self.function.search(text, tag.end())
         rest = text[tag.end() : None if after is None else after.start()]
         if PARAMETER_END in rest or self.function_end in rest:
-            raise ValueError(f"a value holds {self.function_end}, which ends the call")
+            raise ValueError(
+                f"a parameter's value contains {self.function_end}, which ends the call"
+            )
         return arguments, tag.end()
 
     def _value_end(self, text: str, start: int, following: re.Pattern[str]) -> re.Match[str] | None:

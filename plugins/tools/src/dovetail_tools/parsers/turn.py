@@ -101,7 +101,7 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
     try:
         value, end = _DECODER.raw_decode(text, space.end())
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     return value, end
 
 
@@ -113,7 +113,7 @@ def whole_json(text: str) -> Any:
     """
     value, end = json_at(text, 0)
     if text[end:].strip():
-        raise ValueError(f"{text[end:].strip()[:_SHOWN]!r} follows it")
+        raise ValueError(f"{text[end:].strip()[:_SHOWN]!r} follows the JSON value")
     return value
 
 

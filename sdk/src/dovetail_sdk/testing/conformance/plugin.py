@@ -48,15 +48,15 @@ class PluginConformance:
             if (actual := next(base for base in cls.__mro__ if name in vars(base))) is not owner:
                 raise PluginError(
                     f"{actual.__module__}.{actual.__qualname__} overrides the standard test {name} of {owner.__name__}",
-                    hint="give a test of your own another name; where the standard one can't hold, write in the class: "
+                    hint="give your test another name; if the plugin can't pass the standard test, write in the class: "
                     f'expected_failures = {{"{name}": "the reason"}}',
                 )
         for name, reason in cls.expected_failures.items():
             if name not in standard or not reason:
                 near = nearest(name, standard)
                 raise PluginError(
-                    f"{cls.__qualname__} expects {name!r} to fail for the reason {reason!r}; expected a test of its suite, "
-                    "and a sentence",
+                    f"{cls.__qualname__}.expected_failures has {name!r}: {reason!r}; expected a standard test of the suite "
+                    "and the reason why it fails",
                     hint=f"did you mean {near!r}?" if near and name not in standard else None,
                 )
 

@@ -39,7 +39,7 @@ class RolloutCorrectionConformance(PluginConformance):
     def inputs(
         self, seed: int, lengths: tuple[int, ...] = LENGTHS, spread: float = 0.1
     ) -> CorrectionInputs:
-        """Return random packed samples, one empty and the last fully masked; the policies differ by about `spread` nats per token."""
+        """Return random packed samples, one empty and the last fully masked; rollout and training policy differ by about `spread` nats per token."""
         generator = torch.Generator().manual_seed(seed)
         total = sum(lengths)
         rollout_T = -torch.rand(total, generator=generator) * 3 - 0.1

@@ -115,7 +115,7 @@ class DispatchModeConformance(PluginConformance):
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """Return a split's calls by rank and its receipt for `collect`; skip the test if the mode does not accept the suite's arguments."""
+        """Return the suite's arguments as a call per rank, with a receipt for `collect`; skip the test if the mode refuses them."""
         try:
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:

@@ -84,7 +84,7 @@ class StageConformance(PluginConformance):
         return random_outputs(role, batch, names)
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:
-        """Make a step over this batch, with models for the roles that the stage names."""
+        """Return the context of a step that has collected this batch, with models for the roles that the stage names."""
         facts, timers = self.facts(), Timers()
         return StepContext(
             number=number,
@@ -102,7 +102,7 @@ class StageConformance(PluginConformance):
     def run(
         self, batch: Batch, *, stage: Stage | None = None, number: int = 1
     ) -> tuple[Batch, StepContext]:
-        """Run the stage on a read-only batch; return the stage's batch (the given batch if the stage skips) and the step."""
+        """Run the stage on a read-only batch; return the resulting batch (the given one if the stage skips the step) and the step's context."""
         if stage is None:
             stage = self.started()
         given, step = batch.read_only(), self.step(batch, number=number)

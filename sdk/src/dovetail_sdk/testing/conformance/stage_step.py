@@ -134,7 +134,7 @@ def random_outputs(role: str, batch: Batch, outputs: frozenset[str | OutputSpec]
     specs = {OUTPUTS.get(o, OutputSpec(name=o)) if isinstance(o, str) else o for o in outputs}
     if unknown := sorted({spec.name for spec in specs} - OUTPUTS.keys()):
         raise ConfigError(
-            f"a model does not give {unknown[0]!r}; expected one of {sorted(OUTPUTS)}"
+            f"a forward pass of {role} can't return the output {unknown[0]!r}; expected one of {sorted(OUTPUTS)}"
         )
     mask = batch["response_mask"]
     columns = {}
@@ -202,7 +202,7 @@ class RandomModel:
 
     def __getattr__(self, method: str) -> NoReturn:
         raise AssertionError(
-            f"the stage uses {method!r} of the role {self.role!r}; expected forward, update, write_weights or average_weights"
+            f"the stage calls {method!r} of the role {self.role!r}; expected forward, update, write_weights or average_weights"
         )
 
 
@@ -223,7 +223,9 @@ class Roles(dict[str, Any]):
 
     def __missing__(self, role: str) -> NoReturn:
         self.refused.append(role)
-        raise AssertionError(f"the stage uses the role {role!r}, which its `roles` do not name")
+        raise AssertionError(
+            f"the stage uses the role {role!r}, but its attribute `roles` does not name that role"
+        )
 
 
 class ControllerPlugins(dict[str, Any]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def __getattr__(name: str) -> object:
     raise ImportError(
-        f"dovetail-verl-shim has no verl.{name}: a file that needs it needs verl itself"
+        f"dovetail-verl-shim has no verl.{name}; to run a file that imports it, install verl itself"
         if not name.startswith("__")
         else name
     )

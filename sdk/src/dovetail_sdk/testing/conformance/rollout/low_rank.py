@@ -21,7 +21,7 @@ _BEFORE = "base_model.model."
 class PlainAdapter:
     """A low-rank adapter in the layout of weight updates.
 
-    Legend: r rank; an adapted layer's weight is [out, in].
+    Legend: r rank; an adapted layer's weight W is [out, in], and becomes W + s · B A.
     """
 
     manifest: WeightManifest
@@ -49,9 +49,9 @@ class PlainAdapter:
             version: the version of the update.
             modules: last parts of the names of the adapted layers, such as `q_proj`.
             rank: the rank r.
-            alpha: the numerator of the scale s.
+            alpha: the numerator of the scale s in s · B A.
             rank_stabilised: whether s is alpha / √r instead of alpha / r (arXiv 2312.03732).
-            strength: standard deviation of the entries of B; entries of A have 1.
+            strength: standard deviation of the entries of B; it is 1 for the entries of A.
             seed: the random seed; by default the version.
         """
         generator = torch.Generator().manual_seed(version if seed is None else seed)
@@ -82,7 +82,7 @@ class PlainAdapter:
         return self._of(tensors, version=self.manifest.version, adapter=self.manifest.adapter)
 
     def merged(self, base: PlainModel) -> PlainModel:
-        """Return the model with W + s · B A in the adapted layers."""
+        """Return the base model with the adapter added to its weights: W + s · B A, with scale s, in each adapted layer."""
         spec = self.manifest.adapter
         assert spec is not None
         scale = spec.alpha / (spec.rank**0.5 if spec.rank_stabilised else spec.rank)

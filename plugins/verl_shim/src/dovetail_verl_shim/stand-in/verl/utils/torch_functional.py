@@ -28,7 +28,7 @@ def postprocess_data(
     before = {"left": 0, "right": max_length, "middle": max_length // 2}.get(truncation)
     if before is None and length > max_length:
         raise ValueError(
-            f"{length} tokens are more than {max_length}, and truncation is {truncation!r}"
+            f"there are {length} tokens; expected at most {max_length}, since truncation is {truncation!r}"
         )
     before = before or 0
     places = [*range(before), *range(length - max_length + before, length)]

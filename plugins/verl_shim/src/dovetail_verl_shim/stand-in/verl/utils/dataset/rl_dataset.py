@@ -38,7 +38,7 @@ class RLHFDataset(Dataset[Any]):
         for file in self.data_files:
             kind = kinds.get(file.rpartition(".")[2])
             if kind is None:
-                raise ValueError(f"{file} is neither Parquet nor JSON lines")
+                raise ValueError(f"{file} is neither a .parquet nor a .json or .jsonl file")
             read.append(datasets.load_dataset(kind, data_files=file)["train"])
         self.dataframe = datasets.concatenate_datasets(read)
 

@@ -32,5 +32,5 @@ def _rule(name: str) -> Any:
         return make_plugin(PluginRef(kind="reward_function", name=known), PluginContext())
     except PluginNotFoundError as error:
         raise NotImplementedError(
-            f"there is no reward function for data_source {name!r}"
+            f"data_source {name!r} has no reward function in Dovetail"
         ) from error
