@@ -30,24 +30,27 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
     batch.require(READS, "the training engine")
     prompts, responses, mask = (batch[name] for name in READS[:3])
     if not np.array_equal(responses.offsets, mask.offsets):
-        raise ColumnError("response_mask does not line up with response_ids")
+        raise ColumnError(
+            "the columns response_mask and response_ids differ in length; expected one mask value for each token"
+        )
     empty = np.flatnonzero((prompts.lengths == 0) & (mask.sum() > 0))
     if empty.size:
         raise ColumnError(
-            f"sample {empty[0]} has an empty prompt: nothing predicts its first token",
+            f"sample {empty[0]} has an empty prompt, so no token precedes its first response token to predict it",
             hint="start the prompt with the tokenizer's bos token",
         )
     wrong = np.flatnonzero(~(batch["temperature"] > 0))
     if wrong.size:
         raise ColumnError(
-            f"sample {wrong[0]} has temperature {batch['temperature'][wrong[0]]}, which logits can't be divided by",
-            hint="log-probabilities need a temperature above 0; greedy samples are scored at 1",
+            f"sample {wrong[0]} has temperature {batch['temperature'][wrong[0]]}; log-probabilities need one above 0",
+            hint="score greedy samples at temperature 1",
         )
     for output in outputs:
         if output.inner and (count := output.inner[0]) > vocabulary:
             raise ConfigError(
-                f"{output.name} with {count} token ids for each token is requested, and the model's vocabulary has {vocabulary}",
-                hint=f"ask for {vocabulary} at most",
+                f"the output {output.name!r} is requested for {count} token ids per token, but the model's vocabulary has only "
+                f"{vocabulary}",
+                hint=f"request at most {vocabulary} token ids",
             )
         if output.name == "log_probs_at":
             _check_ids(batch, output, vocabulary)
@@ -95,14 +98,16 @@ def _check_ids(batch: Batch, output: OutputSpec, vocabulary: int) -> None:
     ids, mask = batch[name], batch["response_mask"]
     if ids.dtype.kind not in "iu" or ids.inner != output.inner:
         raise ColumnError(
-            f"{name} holds {ids.dtype} {sizes_of('T', *ids.inner)}; expected integers {sizes_of('T', *output.inner)}"
+            f"the column {name!r} holds {ids.dtype} {sizes_of('T', *ids.inner)}; expected integers {sizes_of('T', *output.inner)}"
         )
     if not np.array_equal(ids.offsets, mask.offsets):
-        raise ColumnError(f"{name} does not line up with response_ids")
+        raise ColumnError(
+            f"the columns {name!r} and 'response_ids' differ in length; expected one entry for each response token"
+        )
     wrong = ids.values[mask.values.astype(bool)]
     wrong = wrong[(wrong < 0) | (wrong >= vocabulary)]
     if wrong.size:
         raise ColumnError(
-            f"{name} holds the token id {wrong[0]}, and the model's vocabulary has {vocabulary} tokens",
-            hint="score with models of one vocabulary",
+            f"the column {name!r} holds the token id {wrong[0]}, but the model's vocabulary has only {vocabulary} tokens",
+            hint="use a model with the vocabulary from which the token ids come",
         )

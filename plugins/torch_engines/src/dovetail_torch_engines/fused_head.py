@@ -39,7 +39,7 @@ def _has_triton() -> bool:
     found = find_spec("triton") is not None
     if not found:
         _logger.warning(
-            "triton is missing, so the output layer runs without its kernels: slower, and with more memory"
+            "the package triton is not installed: the output layer runs without Triton kernels, slower and with more memory"
         )
     return found
 

@@ -35,7 +35,7 @@ class Ranks:
         if joined != self.size:
             raise DispatchError(
                 f"the mesh {mesh} has {self.size} ranks, but torch's process group has {joined}",
-                hint="a runtime of several processes joins them before it starts the engine",
+                hint="the runtime must join all ranks in one process group before it starts the engine",
             )
 
     @property

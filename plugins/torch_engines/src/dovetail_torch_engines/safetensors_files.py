@@ -51,7 +51,7 @@ class SafetensorsWriter:
             self._write()
         if self._failure is not None:
             raise CheckpointError(
-                f"{self._folder} can't be written: {self._failure}",
+                f"the directory {self._folder} can't be written: {self._failure}",
                 hint="see that there is room on the disk, and that every rank sees the directory",
             ) from self._failure
 
@@ -116,7 +116,7 @@ class SafetensorsStore:
         if not self._entries:
             raise CheckpointError(
                 f"checkpoint {folder.parent} has no {folder.name}/*.safetensors",
-                hint="it is incomplete",
+                hint="the checkpoint is incomplete: use another one",
             )
 
     @property
@@ -132,10 +132,14 @@ class SafetensorsStore:
         """
         stored = {name: tuple(entry.size) for name, entry in self._entries.items()}
         shapes = {name: tuple(shape) for name, shape in expected.items()}
-        wrong = [f"it lacks {name!r}" for name in sorted(shapes.keys() - stored.keys())]
-        wrong += [f"it has {name!r} besides" for name in sorted(stored.keys() - shapes.keys())]
+        wrong = [
+            f"the tensor {name!r} is missing" for name in sorted(shapes.keys() - stored.keys())
+        ]
         wrong += [
-            f"{name!r} has shape {stored[name]} there and {shape} here"
+            f"the tensor {name!r} is not expected" for name in sorted(stored.keys() - shapes.keys())
+        ]
+        wrong += [
+            f"the tensor {name!r} has shape {stored[name]}; expected {shape}"
             for name, shape in shapes.items()
             if name in stored and shape != stored[name]
         ]

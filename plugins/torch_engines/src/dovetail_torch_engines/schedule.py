@@ -28,7 +28,7 @@ class LearningRate:
         self._schedule = cast("Schedule", make_plugin(ref, PluginContext()))
         if total_steps is None and self._schedule.needs_end:
             raise ConfigError(
-                f"optim.schedule {ref.name!r} needs to know how many steps the run will take",
+                f"optim.schedule={ref.name} needs the run's number of steps, which is not set",
                 hint="use optim.schedule=constant, or set trainer.total_steps",
             )
         self._section, self._total_steps = section, total_steps

@@ -195,6 +195,8 @@ class TorchEngine(TrainEngine):
         """Return the error with the samples, on any rank, that caused it. Collective."""
         samples = self._ranks.every(sample_names(mini_batch, rows))
         whence = (
-            f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"
+            f"; the cause is {listed(samples)}"
+            if samples
+            else "; the loss of each single sample is finite"
         )
         return NumericsError(error.message + whence, hint=error.hint, sample_ids=samples)
