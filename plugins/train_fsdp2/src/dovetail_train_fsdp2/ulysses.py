@@ -93,7 +93,7 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
     if heads % degree:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ConfigError(
-            f"sequence_parallel_size {degree} does not divide the model's {heads} attention heads",
+            f"sequence_parallel_size={degree} does not divide the model's {heads} attention heads",
             hint=f"use one of {', '.join(map(str, fitting))}",
         )
 
