@@ -75,9 +75,9 @@ class MegatronAdapter:
                 _attach(place.module, updates, magnitudes)
         if not self._updates:
             raise ConfigError(
-                f"lora.target_modules {', '.join(section.target_modules)} leaves stage {parallel.pp_rank} of the pipeline "
-                "without anything to train",
-                hint="name layers of every stage, or use pipeline_parallel_size=1",
+                f"lora.target_modules=[{', '.join(section.target_modules)}] names no layer of pipeline stage {parallel.pp_rank}; "
+                "expected at least one layer in each stage",
+                hint="name layers of every stage, or set pipeline_parallel_size=1",
             )
         _let_gradients_start(network)
         self._draw(network, every, seed)

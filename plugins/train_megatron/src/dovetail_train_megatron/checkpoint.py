@@ -141,13 +141,13 @@ def load(
             and not optimizer.kinds
         ):
             raise CheckpointError(
-                f"checkpoint {directory} has moments, and sgd has none",
-                hint="resume with the optimizer of the run that wrote it, or start anew from an exported model",
+                f"checkpoint {directory} has an optimizer's moments, but optim.name=sgd of this run keeps none",
+                hint="resume with the optimizer of the run that wrote the checkpoint, or start anew from an exported model",
             )
         if optimizer is not None and trained is not None and trained["steps"] and optimizer.kinds:
             if not trained["parameters"]:
                 raise CheckpointError(
-                    f"checkpoint {directory} is of an optimizer without moments (sgd), and this one has moments",
+                    f"checkpoint {directory} has no optimizer's moments (it was written with sgd), but this run's optimizer needs them",
                     hint="resume with optim.name=sgd, or start anew from an exported model",
                 )
             moments = SafetensorsStore(directory / MOMENTS)
