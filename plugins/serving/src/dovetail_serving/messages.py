@@ -123,7 +123,7 @@ def error_of(header: Any) -> RolloutError:
     """
     kind, text = header.get("kind"), header.get("error")
     if not isinstance(kind, str) or not isinstance(text, str):
-        raise ValueError(f"no error is named in {header!r}")  # noqa: TRY004 - data, not an argument
+        raise ValueError(f"expected an error with a text and a kind, got {header!r}")  # noqa: TRY004 - data, not an argument
     if kind == RequestRefusedError.__name__:
         return RequestRefusedError(text)
     if kind in (RolloutError.__name__, WeightSyncError.__name__, ENGINE_DIED):
