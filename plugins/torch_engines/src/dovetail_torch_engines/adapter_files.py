@@ -81,14 +81,14 @@ def write_adapter(
 def adapter_tensors(
     section: LoraSection, expected: Mapping[str, Iterable[int]]
 ) -> dict[str, Tensor]:
-    """Return the tensors of the adapter at `adapter_path`, float32 on the CPU, by their names in peft's checkpoints.
+    """Return the tensors of the adapter at `section.adapter_path`, float32 on the CPU, by their names in peft's checkpoints.
 
     Args:
         section: a `lora` section with an `adapter_path`.
-        expected: the expected unsharded shapes, by name.
+        expected: the expected unsharded shapes, by tensor name in peft's checkpoints.
 
     Raises:
-        ConfigError: the adapter is missing or does not match the section.
+        ConfigError: the adapter is missing, or does not match the section or the expected shapes.
         CheckpointError: the adapter's files can't be read.
     """
     from safetensors import SafetensorError

@@ -20,12 +20,12 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
 
     Args:
         batch: N samples.
-        outputs: the result of `check_outputs`.
+        outputs: the specs of the requested outputs, as `check_outputs` returns them.
         vocabulary: the model's vocabulary size.
 
     Raises:
         ColumnError: a column is missing or invalid, a prompt is empty, or a temperature is not positive.
-        ConfigError: an output asks for more tokens than the vocabulary has.
+        ConfigError: an output asks for more token ids per token than the vocabulary has.
     """
     batch.require(READS, "the training engine")
     prompts, responses, mask = (batch[name] for name in READS[:3])
@@ -57,26 +57,26 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
 
 
 def columns_read(outputs: Iterable[OutputSpec]) -> list[str]:
-    """Return the names of the columns that outputs read beyond those of every forward pass, in order."""
+    """Return the sorted names of the columns that these outputs read beyond the columns of every forward pass."""
     return sorted(set().union(*(output.reads for output in outputs)))
 
 
 def read_at(
     micro_batch: Batch, token_R: np.ndarray, outputs: Iterable[OutputSpec]
 ) -> dict[str, np.ndarray]:
-    """Return the values of the columns that outputs read at the scored tokens, [R, …] by name; integers as int64.
+    """Return, for R scored tokens, the values of the columns that the outputs read: [R, …] by column name, integers as int64.
 
     Args:
-        micro_batch: a micro-batch with these columns, ragged over response tokens.
+        micro_batch: a micro-batch with the outputs' columns, ragged over response tokens.
         token_R: int64 [R], positions of the scored tokens.
-        outputs: the result of `check_outputs`.
+        outputs: the specs of the requested outputs, as `check_outputs` returns them.
     """
     found = {name: micro_batch[name].values[token_R] for name in columns_read(outputs)}
     return {n: x.astype(np.int64) if x.dtype.kind in "iu" else x for n, x in found.items()}
 
 
 def empty_columns(tokens: int, outputs: Iterable[OutputSpec]) -> dict[str, np.ndarray]:
-    """Return zeros for each output by name, [T, …] in the dtype and inner shape of the output."""
+    """Return zeros for each output, by name: [tokens, …] in the dtype and inner shape of the output."""
     return {o.name: np.zeros((tokens, *o.inner), o.dtype) for o in outputs}
 
 
@@ -86,7 +86,7 @@ def ids_column(outputs: Iterable[OutputSpec]) -> str | None:
 
 
 def without_padding(mini_batch: Batch) -> Batch:
-    """Remove the masked padding samples that ranks without samples of their own receive."""
+    """Return the mini-batch without its masked padding samples, which a rank receives if it has no samples of its own."""
     if PADDING not in mini_batch:
         return mini_batch
     return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])

@@ -82,7 +82,7 @@ class ProfilerRange:
         self.label = nvtx.range
 
     def start(self) -> None:
-        """Start Nsight Systems' recording, without work that was queued earlier."""
+        """Start Nsight Systems' recording after all queued work of the device has finished."""
         # Kernels that were queued before the range must not be recorded in it.
         self._module.synchronize()
         self._module.profiler.start()

@@ -25,7 +25,7 @@ class Ranks:
     """
 
     def __init__(self, mesh: Mesh | None, rank: int) -> None:
-        """See that the process group is there.
+        """Check that torch's process group has as many ranks as the mesh.
 
         Raises:
             DispatchError: the mesh has several ranks, and the process group has another number or is missing.

@@ -31,7 +31,7 @@ class SafetensorsWriter:
         self._failure: Exception | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor of any shape; a file is written when it is full."""
+        """Add a tensor of any shape; a file is written when its size limit is reached."""
         if self._failure is not None:
             return
         size = tensor.numel() * tensor.element_size()
@@ -102,7 +102,7 @@ class SafetensorsStore:
         """Read the files' headers.
 
         Raises:
-            CheckpointError: they can't be read, or there are none.
+            CheckpointError: the files can't be read, or there are none.
         """
         from safetensors import SafetensorError
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader

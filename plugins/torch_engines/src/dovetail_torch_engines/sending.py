@@ -20,12 +20,12 @@ class Sending(ABC):
     """
 
     def __init__(self, context: PluginContext, ranks: Ranks, *, critic: str | None = None) -> None:
-        """Nothing is connected yet.
+        """Store the arguments; the sender is connected at the first update.
 
         Args:
-            context: with the weight transport, where there is one.
-            ranks: all of the engine.
-            critic: what the model ends in, in words, where no rollout can take its weights.
+            context: the engine's context, with the weight transport if there is one.
+            ranks: all ranks of the engine.
+            critic: the name of a critic's head for errors, such as `a value head`; None for a policy.
         """
         self._context, self._ranks, self._critic = context, ranks, critic
         self._sender: WeightSender | None = None

@@ -58,7 +58,7 @@ class StoredCheckpoint:
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Return the dtype of a tensor in safetensors; None unless it is a usual floating-point dtype."""
+        """Return the dtype of a tensor in safetensors; None if it is not one of torch's common floating-point dtypes."""
         return _DTYPES.get(self._slice(name).get_dtype())
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
@@ -137,10 +137,10 @@ def _names(file: Path) -> list[str]:
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Return the name of the checkpoint file with each tensor, by the tensor's name.
+    """Return the file name of each tensor of a checkpoint, by tensor name, from the checkpoint's index.
 
     Raises:
-        ModelError: the file is not an index.
+        ModelError: the file can't be read as an index.
     """
     try:
         places: dict[str, str] = json.loads(file.read_bytes())["weight_map"]

@@ -54,7 +54,7 @@ class PreparedUpdate:
     prepared: Batch
     """The mini-batch with the columns that micro-batches need."""
     denominators: Mapping[str, float]
-    """Denominators of the whole mini-batch."""
+    """The loss's denominators over the whole mini-batch, by name."""
 
 
 class TorchEngine(TrainEngine):
@@ -90,7 +90,7 @@ class TorchEngine(TrainEngine):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """Return the outputs that every engine has and, for a language model, those of `TOKEN_OUTPUTS`."""
+        """Return, by name, the outputs that every engine has and, for a language model, those of `TOKEN_OUTPUTS`."""
         return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     @classmethod

@@ -22,7 +22,7 @@ VALUE_HEADS = (
 def stored_value_head(
     checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
 ) -> dict[str, Tensor]:
-    """Return `weight` [1, H] and, if present, `bias` [1] of the checkpoint's own value head; empty if it has no such head.
+    """Return `weight` [1, hidden_size] and, if present, `bias` [1] of the checkpoint's value head; empty if it has none.
 
     Raises:
         ModelError: the head has more than one output, or is not a linear layer.
