@@ -52,8 +52,8 @@ class PeftAdapter:
         """Wrap the layers that the section names, in place, and freeze everything else.
 
         Args:
-            model: its other weights are the same afterwards. Where they are on the meta device, so is the adapter:
-                `reset` it once both have memory.
+            model: the model; its other weights do not change. If they are on the meta device, so is the adapter: call `reset` once
+                both have memory.
             section: rank, scale and layers.
             seed: the seed of the matrices A; torch's random state is not changed.
 
@@ -70,7 +70,7 @@ class PeftAdapter:
             self.reset()
 
     def reset(self) -> None:
-        """Load the adapter of `adapter_path`, or initialise A from the seed and B with 0. Collective with DoRA.
+        """Load the adapter of `lora.adapter_path`, or initialise A from the seed and B with 0. Collective with DoRA.
 
         A is the same on any number of ranks.
 

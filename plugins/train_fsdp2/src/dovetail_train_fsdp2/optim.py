@@ -37,13 +37,13 @@ class ShardedOptimizer:
         ranks: Ranks | None = None,
         replicas: int = 1,
     ) -> None:
-        """Take every parameter that is trained.
+        """Construct the optimizer of all trained parameters.
 
         Args:
-            model: where sharded, with its parameters in shards.
+            model: the model; if it is sharded, its parameters are this rank's shards.
             head: the model's output layer.
             training: optimizer, schedule and clipping.
-            total_steps: optimizer steps of the run, where they are known.
+            total_steps: the number of the run's optimizer steps; None if unknown.
             ranks: the ranks that hold shards; by default one, which holds everything.
             replicas: how many ranks hold each shard.
         """

@@ -35,7 +35,7 @@ _HARMLESS = frozenset(
 
 
 class Reach:
-    """Placeholder for a mask: the number of tokens that each token sees, itself included; `FAR` for all, None for no window."""
+    """Placeholder for a mask: how many tokens each token sees, itself included; `FAR` for all, None if the mask is no window."""
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens

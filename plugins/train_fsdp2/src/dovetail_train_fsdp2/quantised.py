@@ -25,7 +25,7 @@ class Nf4Linear(nn.Module):
     weight: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
-        """Take the place of a frozen layer, without its weight."""
+        """Create the replacement of a frozen linear layer, without its weight."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias

@@ -45,7 +45,7 @@ class Sharding:
     """
 
     def __init__(self, config: Fsdp2Config, ranks: Ranks, device: torch.device) -> None:
-        """Make the device mesh; collective.
+        """Create the device mesh; collective.
 
         Raises:
             PlanError: `shard_size` does not divide the number of ranks.

@@ -48,7 +48,7 @@ class SequenceParallel:
         self.index = dist.get_rank(group)
 
     def part(self, layout: MicroBatchLayout) -> RankLayout:
-        """Return this rank's share of a packed layout; if C does not divide F, a last sequence of padding is added."""
+        """Return this rank's share of a packed layout; a last sequence of padding makes the ranks' shares equal."""
         fed = layout.fed
         assert isinstance(fed, PackedSequences)
         count = -(-len(fed.ids_F) // self.size)

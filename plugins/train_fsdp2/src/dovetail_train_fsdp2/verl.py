@@ -76,7 +76,7 @@ def export_verl(folder: Path, directory: Path) -> None:
     At most one file's tensors are in memory.
 
     Args:
-        folder: the result of `checkpoint_in`.
+        folder: the folder with verl's rank files, as `checkpoint_in` returns it.
         directory: the directory of the model.
 
     Raises:

@@ -41,7 +41,7 @@ def cut_with_images(
     Args:
         batch: the samples, with the columns that `cut` needs.
         budget: the token limit of a micro-batch.
-        means: the layouts for text.
+        means: the allowed layouts of samples without images.
         at_least: the minimum number of micro-batches.
         unit: the kind of samples that stay together, such as `group`; one image makes all samples of a unit padded.
         together: the number of ranks that share each sequence.
