@@ -32,7 +32,7 @@ class MegatronAdapter:
     """
 
     def __init__(self, network: Network, section: LoraSection, *, seed: int) -> None:
-        """Add updates to the layers that the section names, and freeze everything else but a value head.
+        """Add low-rank updates to the layers that the section names, and freeze everything else but a value head.
 
         Args:
             network: the network; its weights need not be loaded yet.
@@ -40,7 +40,7 @@ class MegatronAdapter:
             seed: the seed of the matrices A; torch's random state is not changed.
 
         Raises:
-            ConfigError: the model has no such layers, they can't be adapted here, or a stage would have none.
+            ConfigError: the model has no such layers, they can't be adapted, or a pipeline stage has none of them.
         """
         self.section = section
         architecture, parallel = network.architecture, network.parallel

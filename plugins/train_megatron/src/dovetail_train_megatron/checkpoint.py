@@ -65,7 +65,7 @@ def staged(
         ranks: the ranks, each of which writes some tensors.
         random: the random state of this rank.
         copy: whether to copy all tensors to host memory, so that training may continue before the function writes; else this call
-            writes files as they fill.
+            already writes full files.
 
     Raises:
         CheckpointError: the directory can't be created; raised on every rank.
@@ -173,7 +173,7 @@ def load(
 
 @torch.no_grad()
 def start_adapter(network: Network, table: TensorTable, section: LoraSection) -> None:
-    """Load this rank's shards of the adapter at `adapter_path`.
+    """Load this rank's shards of the adapter at `section.adapter_path`.
 
     Raises:
         ConfigError: the adapter does not match the section, or belongs to another model.

@@ -27,14 +27,14 @@ class Parallel:
     """One rank's coordinates and process groups.
 
     Attributes:
-        tp, pp, cp, ep: the sizes of the axes.
+        tp, pp, cp, ep: the sizes of the tensor-, pipeline-, context- and expert-parallel axes.
         tp_rank, pp_rank, cp_rank, ep_rank: this rank's coordinates.
         dp_rank: this rank's index among the data-parallel ranks.
         state: Megatron's module `parallel_state`, with the process groups.
     """
 
     def __init__(self, config: MegatronConfig, context: PluginContext) -> None:
-        """Join Megatron's groups, or find those of an engine that was started before.
+        """Create Megatron's process groups, or reuse those of an engine that was started before.
 
         Raises:
             ConfigError: the mesh is not that of the config, or another engine of this process has another layout.

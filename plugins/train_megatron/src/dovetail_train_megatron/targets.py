@@ -58,7 +58,7 @@ def _dense_layers(architecture: Architecture) -> list[bool]:
 def chosen(
     section: LoraSection, every: Mapping[str, int], architecture: Architecture
 ) -> frozenset[str]:
-    """Return the names of the layers that a `lora` section selects.
+    """Return the names of the layers in `every` (see `linear_layers`) that a `lora` section selects.
 
     Raises:
         ConfigError: a name of the section matches no layer, or `all-linear` includes experts.
