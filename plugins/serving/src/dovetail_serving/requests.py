@@ -25,7 +25,7 @@ def problem_of(
 
     Args:
         request: the request.
-        facts: the facts of the model.
+        facts: the model's vocabulary size and maximum length.
         engine: the engine's name in messages.
         log_probs: the distribution of the engine's log-probabilities, as in `ServingRollout.log_probs`.
     """

@@ -13,7 +13,7 @@ class WeightState:
     Attributes:
         version: the current weight version; 0 is the model loaded from disk.
         adapted: whether the last update was an adapter.
-        asleep: the memory tags that are asleep.
+        asleep: the tags of the memory that is freed at present.
     """
 
     def __init__(self) -> None:
