@@ -302,7 +302,7 @@ class ServerConnection:
         if self._death is not None:
             return self._dead()
         return RolloutError(
-            f"a request to the {self.engine} server at {self.url} failed: the connection broke: {type(error).__name__}: {error}"
+            f"a request to the {self.engine} server at {self.url} failed, because the connection broke: {type(error).__name__}: {error}"
         )
 
     async def _engine_died(self, frame: Frame) -> None:

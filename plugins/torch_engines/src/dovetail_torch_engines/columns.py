@@ -36,7 +36,7 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
     empty = np.flatnonzero((prompts.lengths == 0) & (mask.sum() > 0))
     if empty.size:
         raise ColumnError(
-            f"sample {empty[0]} has an empty prompt, so no token precedes its first response token to predict it",
+            f"sample {empty[0]} has an empty prompt; expected at least one token, from which the first response token is predicted",
             hint="start the prompt with the tokenizer's bos token",
         )
     wrong = np.flatnonzero(~(batch["temperature"] > 0))

@@ -79,7 +79,7 @@ def chosen(
         if not named:
             raise ConfigError(
                 f"lora.target_modules names {target!r}, but the engine megatron can adapt no layer of that name in this model",
-                hint=f"set it to {ALL_LINEAR}, or to some of: {', '.join(kinds)}; the engine fsdp2 can also adapt output layers and "
+                hint=f"set lora.target_modules to {ALL_LINEAR}, or to some of: {', '.join(kinds)}; the engine fsdp2 can also adapt output layers and "
                 "embeddings",
             )
         found |= named
