@@ -73,7 +73,7 @@ def test_a_pool_of_cpus_is_an_error_and_a_machine_without_a_gpu_a_warning(found)
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "olmo2"}, "the architecture 'olmo2'.* nearest: 'llama'"),
+        ({"model_type": "olmo2"}, "the architecture 'olmo2'.*nearest: 'llama'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"use_sliding_window": True, "sliding_window": 64}, "windows of 64 tokens"),
     ],
