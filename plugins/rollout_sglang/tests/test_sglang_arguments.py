@@ -146,10 +146,10 @@ def test_arguments_that_an_update_or_the_token_contradicts_are_refused_with_the_
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tensor_parallel_size": 3}, "does not divide .* has 4 attention heads.*one of 1, 2, 4"),
+        ({"tensor_parallel_size": 3}, "does not divide the 4 attention heads.*one of 1, 2, 4"),
         (
             {"tensor_parallel_size": 2, "expert_parallel_size": 2},
-            "expert_parallel_size=2 spreads experts.*has none.*leave it out",
+            "expert_parallel_size=2 needs experts.*has none.*leave rollout.expert_parallel_size out",
         ),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_layout_that_the_model_divides_into_is_taken(config, context) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"urls": ("10.0.0.2:30000",)}, "an address"),
+        ({"urls": ("10.0.0.2:30000",)}, "server's address"),
         ({"urls": ("http://a:1", "http://a:1/")}, "server twice"),
         ({"port": 8000, "urls": ("http://a:1",)}, "joins servers"),
         ({"expert_parallel_size": 2}, "does not divide rollout.tensor_parallel_size=1"),

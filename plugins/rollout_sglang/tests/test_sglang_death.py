@@ -137,7 +137,10 @@ def test_a_killed_server_ends_what_it_did_and_its_replica_starts_again(
 
 @pytest.mark.parametrize(
     ("process", "how"),
-    [(DOOR, "has not said that it is well for 8 s"), (SCHEDULER, "says that its engine died")],
+    [
+        (DOOR, "has answered no health check for 8 s"),
+        (SCHEDULER, "reports that its engine has died"),
+    ],
 )
 @pytest.mark.parametrize("during", ["generation", "an update"])
 def test_a_server_that_stands_still_ends_what_it_did(

@@ -101,8 +101,8 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(fake, config, context) -
         ({"adapter_rank": 4}, "adapters of rank 8"),
         ({"max_model_len": 100}, "its context_length is 100, below 256"),
         ({"tokenizer": False}, "rollout.stop needs a tokenizer"),
-        ({"architectures": ["LlamaForCausalLM"]}, "model is LlamaForCausalLM"),
-        ({"shape": {"hidden_size": 7}}, "has hidden_size 7, and"),
+        ({"architectures": ["LlamaForCausalLM"]}, "architecture LlamaForCausalLM"),
+        ({"shape": {"hidden_size": 7}}, "has hidden_size=7, but"),
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does(

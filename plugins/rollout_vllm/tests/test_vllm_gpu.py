@@ -166,7 +166,7 @@ class TestWeights:
         engine.close()
 
     def test_it_starts_on_random_weights_and_serves_none_of_them(self, acts, engine, plain) -> None:
-        with pytest.raises(RolloutError, match="come yet"):
+        with pytest.raises(RolloutError, match="received no weights yet"):
             asyncio.run(collected(engine, acts.request()))
         send_model(acts, engine, 1, plain)
         assert far_from(plain, engine) < ROUNDING

@@ -26,7 +26,7 @@ def rollout(name: str, ranks: int, **settings: Any) -> dict[str, Any]:
     ("ranks", "words"),
     [
         (5, "tensor_parallel_size=5 does not divide"),
-        (6, "12 attention heads, and 4 for"),
+        (6, "12 attention heads and 4 key-value heads"),
     ],
 )
 def test_ranks_that_do_not_divide_the_heads_are_refused(
@@ -35,14 +35,14 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(
     (finding,) = judge("rollout_layout", {"model": model, "rollout": rollout(engine, ranks)})
     assert finding.severity == "error"
     assert words in finding.message
-    assert finding.hint == "set it to one of 1, 2, 4, 12"
+    assert finding.hint == "set rollout.tensor_parallel_size to one of 1, 2, 4, 12"
 
 
 def test_experts_are_spread_over_what_divides_them(judge: Any, model: Any) -> None:
     spread = rollout("sglang", 4, expert_parallel_size=4)
     (finding,) = judge("rollout_layout", {"model": model, "rollout": spread})
-    assert "expert_parallel_size=4 spreads experts," in finding.message
-    assert finding.hint == "set it to one of 1, 2, 3, 6"
+    assert "expert_parallel_size=4 does not divide the 6 experts" in finding.message
+    assert finding.hint == "set rollout.expert_parallel_size to one of 1, 2, 3, 6"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_load_that_fails_gives_the_room_back() -> None:
 
 def test_what_got_nothing_is_named_the_first_three_of_it() -> None:
     refuse_missing_weights([])
-    with pytest.raises(WeightSyncError, match="nothing for a") as few:
+    with pytest.raises(WeightSyncError, match="model: a") as few:
         refuse_missing_weights(["a", "b", "c"])
     assert "more" not in few.value.message
     with pytest.raises(WeightSyncError, match="a, b, c and 2 more"):

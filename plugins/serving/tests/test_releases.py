@@ -90,7 +90,7 @@ def test_a_newer_release_is_taken_and_spoken_of(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         install("1.10").require("pip install it", logging.getLogger("motor"))
-    assert "motor-cpu 1.10 is installed" in caplog.text
+    assert "motor-cpu 1.10 is untested" in caplog.text
     assert "Motor 1.4 to 1.9" in caplog.text
 
 
@@ -99,7 +99,7 @@ def test_a_newer_release_is_taken_and_spoken_of(
     [
         ("1.3.9", "", "needs Motor 1.4 or.*motor-cpu 1.3.9 is installed"),
         ("of tomorrow", "", "needs Motor 1.4 or newer"),
-        ("1.5", "from motor.deep import B\n", r"motor\.deep\.B, and motor-cpu 1\.5 has no such"),
+        ("1.5", "from motor.deep import B\n", r"motor\.deep\.B, which motor-cpu 1\.5 lacks"),
     ],
 )
 def test_what_is_not_driven_is_refused(
@@ -112,7 +112,7 @@ def test_what_is_not_driven_is_refused(
 def test_an_engine_that_is_not_there_is_refused(install: Install, tmp_path: Path) -> None:
     engine = install("1.5")
     (tmp_path / "motor").rename(tmp_path / "elsewhere")
-    with pytest.raises(PluginNeedsError, match="the package `motor` is missing"):
+    with pytest.raises(PluginNeedsError, match="its package `motor` is missing"):
         engine.require("pip install it")
     (tmp_path / "motor_cpu.dist-info").rename(tmp_path / "gone")
     assert engine.installed() is None
@@ -124,8 +124,8 @@ def test_an_engine_that_is_not_there_is_refused(install: Install, tmp_path: Path
     ("version", "severity", "words"),
     [
         ("0.32.1", None, ""),
-        ("0.99", "warning", "vllm 0.99 is installed, and this plugin was tried with vLLM 0.24 to"),
-        ("0.31", "error", "no vllm.lora.request.LoRARequest"),
+        ("0.99", "warning", "vllm 0.99 is untested: this plugin was tested with vLLM 0.24 to"),
+        ("0.31", "error", " vllm.lora.request.LoRARequest"),
     ],
 )
 def test_check_says_what_is_wrong_with_an_installed_engine(

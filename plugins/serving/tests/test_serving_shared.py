@@ -65,7 +65,7 @@ class TestSection:
     @pytest.mark.parametrize(
         ("settings", "said"),
         [
-            ({"urls": ("10.0.0.2:8000",)}, "an address"),
+            ({"urls": ("10.0.0.2:8000",)}, "server's address"),
             ({"urls": ("http://a", "http://a/")}, "server twice"),
             ({"urls": ("http://a",), "port": 8000}, r"joins servers \(rollout.urls\)"),
             ({"port": 80}, "1024"),
@@ -79,7 +79,7 @@ class TestSection:
     def test_without_servers_there_is_nothing_to_join_and_no_port(self) -> None:
         with pytest.raises(ValueError, match=r"set rollout\.mode=server"):
             WithMode(name="x", urls=("http://a",))
-        with pytest.raises(ValueError, match="has mode 'engine': leave it out"):
+        with pytest.raises(ValueError, match=r"has mode 'engine': leave rollout\.port out"):
             WithMode(name="x", port=8000)
         assert WithMode(name="x", mode="server", port=8000).port == 8000
 
@@ -109,7 +109,7 @@ class TestArguments:
         }
         (record,) = caplog.records
         assert record.getMessage().endswith(
-            "instead of a=1 (Dovetail sets 5); deep.x.p=1 (Dovetail sets 9); flat={'k': 1} (Dovetail sets 7)"
+            "Dovetail's own: a=1 (Dovetail sets 5); deep.x.p=1 (Dovetail sets 9); flat={'k': 1} (Dovetail sets 7)"
         )
         assert theirs["deep"] == {"x": {"p": 1, "q": 2}, "y": 3}
 
@@ -209,7 +209,9 @@ class TestJoining:
 
     def test_nobody_and_another_token_are_told_apart(self, fake: FakeServer) -> None:
         fake.answers[DESCRIBE] = words_of({}, status=401)
-        with pytest.raises(RolloutError, match=r"requires another token\n.*set TOKEN here"):
+        with pytest.raises(
+            RolloutError, match=r"requires another access token .*\n.*set TOKEN here"
+        ):
             self._asked(fake.url, DESCRIBE)
         with pytest.raises(RolloutError, match="no server answers"):
             self._asked("http://127.0.0.1:9", DESCRIBE)

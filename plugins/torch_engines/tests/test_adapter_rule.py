@@ -47,12 +47,12 @@ def test_a_layer_that_is_not_there_is_named_with_the_nearest(judge, model, name)
     assert finding.severity == "error"
     assert finding.message.startswith("actor.engine: ")
     assert "'v_porj'" in finding.message
-    assert finding.hint == f"did you mean 'v_proj'? Its layers are {NAMES}"
+    assert finding.hint == f"did you mean 'v_proj'? The model's layers are {NAMES}"
 
 
 def test_what_is_near_nothing_is_told_what_there_is(judge, model) -> None:
     (finding,) = judge("adapter_targets", model, engine("Wqkv_xyz_0123"))
-    assert finding.hint == f"Its layers are {NAMES}"
+    assert finding.hint == f"The model's layers are {NAMES}"
 
 
 def test_a_critic_with_the_actors_engine_says_the_same_once(judge, model, tied) -> None:
@@ -67,9 +67,9 @@ def test_a_critic_with_the_actors_engine_says_the_same_once(judge, model, tied) 
 @pytest.mark.parametrize(
     ("target", "module", "hint"),
     [
-        ("mlp", "model.layers.0.mlp", "layers inside it: down_proj, gate_proj, up_proj"),
+        ("mlp", "model.layers.0.mlp", "layers inside this module: down_proj, gate_proj, up_proj"),
         ("layers.0.self_attn", "model.layers.0.self_attn", "k_proj, o_proj, q_proj, v_proj"),
-        ("norm", "model.norm", "adapt linear layers"),
+        ("norm", "model.norm", "name linear layers"),
     ],
 )
 def test_what_is_no_layer_is_refused_with_the_layers_inside(
@@ -78,7 +78,7 @@ def test_what_is_no_layer_is_refused_with_the_layers_inside(
     (finding,) = judge("adapter_targets", model, engine("q_proj", target))
     assert finding.severity == "error"
     assert finding.message == (
-        f"actor.engine: lora.target_modules names {target!r}, and the model's {module} is not a layer with a weight matrix"
+        f"actor.engine: lora.target_modules names {target!r}, but the model's module {module!r} has no weight matrix"
     )
     assert hint in finding.hint
 
@@ -90,8 +90,10 @@ def test_a_tied_weight_is_refused_where_both_its_layers_are(
     judge, model, tied, target, layer
 ) -> None:
     (finding,) = judge("adapter_targets", tied, engine(target, "q_proj"), GAE)
-    assert finding.message.startswith(f"actor.engine: lora.target_modules names {layer!r}, whose")
-    assert finding.hint == "leave it out: the two would part when the update is merged"
+    assert finding.message.startswith(f"actor.engine: lora.target_modules names {layer!r}, which")
+    assert finding.hint == (
+        "leave this layer out: merging its update would give the two layers different weights"
+    )
     assert judge("adapter_targets", model, engine(target)) == []
     # A critic's value head replaces the output layer, with which the embedding is tied.
     own = f"critic.engine={{name: fsdp2, lora: {{target_modules: [q_proj, {target}]}}}}"
@@ -107,7 +109,7 @@ def test_a_router_of_experts_has_a_matrix_of_its_own(judge, tmp_path, linear) ->
     section = {"model": {"path": str(tmp_path)}}
     assert judge("adapter_targets", section, engine("gate")) == []
     (finding,) = judge("adapter_targets", section, engine("experts"))
-    assert "model.layers.0.mlp.experts is not a layer" in finding.message
+    assert "'model.layers.0.mlp.experts' has no weight matrix" in finding.message
 
 
 @pytest.mark.parametrize(

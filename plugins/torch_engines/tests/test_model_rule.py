@@ -59,32 +59,32 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "no weights": (
         lambda m: (m / "model.safetensors").unlink(),
-        ["has no weights; expected model.safetensors"],
+        ["has no weights; expected a file model.safetensors"],
     ),
-    "empty": (lambda m: cut(m / "model.safetensors", 0), ["model.safetensors has 0 bytes"]),
+    "empty": (lambda m: cut(m / "model.safetensors", 0), ["model.safetensors (0 bytes)"]),
     "cut in the header": (
         lambda m: cut(m / "model.safetensors", 100),
-        ["model.safetensors has 100 bytes", "truncated"],
+        ["model.safetensors (100 bytes)", "truncated"],
     ),
     "cut in the tensors": (
         lambda m: cut(m / "model.safetensors", 200_000),
-        ["model.safetensors has 200,000 bytes", "truncated"],
+        ["model.safetensors (200,000 bytes)", "truncated"],
     ),
     "a pointer": (
         lambda m: (m / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
-        ["no safetensors file"],
+        ["not a safetensors file"],
     ),
     "another hidden size": (
         lambda m: configure(m, hidden_size=32),
-        ["in ", "model.safetensors has the shape [300, 64]; expected [300, 32] by config.json"],
+        ["in ", "model.safetensors has the shape [300, 64]; config.json requires [300, 32]"],
     ),
     "more layers": (
         lambda m: configure(m, num_hidden_layers=3, layer_types=["full_attention"] * 3),
-        ["has model.layers.2.", "config.json asks for (and 11 more tensors)"],
+        ["lack the tensor model.layers.2.", "config.json requires (and 11 more)"],
     ),
     "a tensor less": (
         lambda m: change(m, lambda tensors: tensors.pop("model.norm.weight")),
-        ["no file of", "has model.norm.weight, which its config.json asks for"],
+        ["the files in", "lack the tensor model.norm.weight, which config.json requires"],
     ),
 }  # fmt: skip
 
@@ -163,15 +163,15 @@ class Runs:
 
 
 PICKLES: dict[str, tuple[Callable[[Path, dict[str, torch.Tensor]], Any], str]] = {
-    "code": (lambda m, t: pickled(m, {"x": Runs(m / "ran")}), "more than tensors"),
+    "code": (lambda m, t: pickled(m, {"x": Runs(m / "ran")}), "other than tensors"),
     "no pickle": (lambda m, t: pickled(m, t).write_bytes(b"garbage" * 100), "damaged"),
     "nothing": (lambda m, t: pickled(m, t).write_bytes(b""), "damaged"),
     "cut": (lambda m, t: cut(pickled(m, t), 5000), "damaged"),
-    "a list": (lambda m, t: pickled(m, list(t.values())), "holds list"),
+    "a list": (lambda m, t: pickled(m, list(t.values())), "type list"),
     "no tensors": (lambda m, t: pickled(m, dict.fromkeys(t, 1)), "names to tensors"),
     "no names": (lambda m, t: pickled(m, dict(enumerate(t.values()))), "names to tensors"),
     "wrapped": (lambda m, t: pickled(m, {"state_dict": t}), "names to tensors"),
-    "a tensor less": (lambda m, t: pickled(m, {**t, "model.norm.weight": None}), "has model.norm.weight"),
+    "a tensor less": (lambda m, t: pickled(m, {**t, "model.norm.weight": None}), "the tensor model.norm.weight"),
     "another shape": (lambda m, t: pickled(m, {**t, "model.norm.weight": torch.ones(1)}), "the shape [1]"),
 }  # fmt: skip
 
@@ -279,7 +279,7 @@ def test_a_model_that_loads_is_not_spoken_of(
     [
         (lambda file: file.unlink(), "can't be read"),
         (lambda file: cut(file, 5000), "truncated"),
-        (lambda file: save_file({"x": torch.ones(1)}, file), "has no tensor"),
+        (lambda file: save_file({"x": torch.ones(1)}, file), "lacks the tensor"),
     ],
     ids=["missing", "truncated", "another"],
 )

@@ -107,12 +107,12 @@ def test_an_adapter_that_does_not_fit_is_refused(untied, make_engine, tmp_path):
         settings = {"rank": 4, "adapter_path": str(directory)} | lora
         make_engine(untied, config=Fsdp2Config(lora=LoraSection(**settings)))
 
-    with pytest.raises(ConfigError, match=r"rank 4 and not 8, alpha 32") as error:
+    with pytest.raises(ConfigError, match=r"rank=4, but the config sets rank=8; alpha=32") as error:
         start(rank=8, alpha=16.0)
     assert error.value.hint == "set lora.rank=4 lora.alpha=32"
-    with pytest.raises(ConfigError, match="besides"):
+    with pytest.raises(ConfigError, match="not expected"):
         start(target_modules=("q_proj",))
-    with pytest.raises(ConfigError, match=r"no adapter_config.json"):
+    with pytest.raises(ConfigError, match="holds no adapter"):
         start(adapter_path=str(tmp_path / "none"))
     config = json.loads((directory / "adapter_config.json").read_text())
     (directory / "adapter_config.json").write_text(
@@ -135,12 +135,12 @@ def test_an_adapter_that_does_not_fit_is_refused(untied, make_engine, tmp_path):
 
 def test_models_without_one_alone_are_refused(tiny, make_engine, tmp_path):
     full = make_engine(tiny)
-    with pytest.raises(ConfigError, match="without an adapter"):
+    with pytest.raises(ConfigError, match="no adapter to export"):
         full.export_adapter(tmp_path, tmp_path / "out")
     critic = make_engine(tiny, config=Fsdp2Config(lora=LoraSection(rank=4)), head="value")
     with pytest.raises(ConfigError, match="value head"):
         critic.export_adapter(tmp_path, tmp_path / "out")
     full.save(tmp_path / "state")
     engine = adapted(make_engine, tiny)
-    with pytest.raises(CheckpointError, match=r"not a tensor .*adapter"):
+    with pytest.raises(CheckpointError, match="belongs to no adapter"):
         engine.export_adapter(tmp_path / "state", tmp_path / "out")

@@ -63,7 +63,7 @@ def test_layers_that_do_not_divide_stay():
 
 
 def test_it_is_refused_beside_adapters_and_on_devices_without_it(monkeypatch):
-    with pytest.raises(ValueError, match="float8=rowwise with lora"):
+    with pytest.raises(ValueError, match="float8=rowwise can't be combined with lora"):
         Fsdp2Config(float8="rowwise", lora=LoraSection(rank=4))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")

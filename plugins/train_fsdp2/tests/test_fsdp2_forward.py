@@ -180,7 +180,7 @@ def test_extreme_logits_stay_finite():
             ),
             "empty prompt",
         ),
-        (lambda b: b.with_columns({"response_mask": b["prompt_ids"]}), "line up"),
+        (lambda b: b.with_columns({"response_mask": b["prompt_ids"]}), "differ in length"),
     ],
 )
 def test_a_batch_that_can_not_be_scored_is_refused(tiny, make_engine, batch, wrong, message):

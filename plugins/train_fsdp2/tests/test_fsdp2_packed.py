@@ -221,7 +221,7 @@ def test_a_mask_with_holes_is_no_window(monkeypatch):
         return plain(**given, and_mask_function=lambda batch, head, q, kv: kv != q - 5)
 
     monkeypatch.setattr(modeling_qwen2, "create_causal_mask", with_holes)
-    assert "masks its attention" in probe_packing(model).why_not
+    assert "uses an attention mask" in probe_packing(model).why_not
 
 
 def test_a_layer_that_mixes_tokens_unseen_is_found_out():

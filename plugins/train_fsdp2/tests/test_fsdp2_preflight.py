@@ -47,7 +47,7 @@ def test_what_can_be_built_is_not_spoken_of(findings, overrides):
         ((TWO, "actor.engine.liger=true"), "CUDA"),
         (
             ("runtime={name: ray, workers_per_node: 3}", "actor.engine.sequence_parallel_size=3"),
-            "sequence_parallel_size 3",
+            "sequence_parallel_size=3",
         ),
         (("model.attn_implementation=quick",), "quick"),
     ],

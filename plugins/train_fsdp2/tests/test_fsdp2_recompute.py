@@ -172,7 +172,7 @@ def test_what_the_config_means(value, compiled, accelerated, how):
 
 
 def test_liger_is_refused_on_a_cpu():
-    with pytest.raises(ConfigError, match="CUDA only"):
+    with pytest.raises(ConfigError, match="CUDA device"):
         prepare_layers(nn.Linear(1, 1), Fsdp2Config(liger=True), torch.device("cpu"))
 
 

@@ -83,7 +83,7 @@ def test_a_critic_shares_sequences_as_one(two, classifier, on_ranks, make_engine
 def test_a_degree_that_does_not_divide_the_heads(two, tmp_path, on_ranks):
     path = tiny_model_and_tokenizer(tmp_path, hidden_size=24, heads=3, kv_heads=1, layers=1)
     with pytest.raises(
-        ConfigError, match=r"sequence_parallel_size 2 (.*)3 attention heads(.|\n)*1, 3"
+        ConfigError, match=r"sequence_parallel_size=2 (.*)3 attention heads(.|\n)*1, 3"
     ):
         on_ranks(two, path, sequence_parallel_size=2)
 

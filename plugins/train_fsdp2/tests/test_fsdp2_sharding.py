@@ -185,5 +185,5 @@ def test_a_mesh_needs_its_processes(tiny):
     with pytest.raises(DispatchError, match=r"2 ranks, .* group has 1"):
         Ranks(Mesh(dp=2), 0)
     engine = Fsdp2Engine(Fsdp2Config(), PluginContext(mesh=Mesh(dp=2), role="actor"))
-    with pytest.raises(DispatchError, match="several processes"):
+    with pytest.raises(DispatchError, match="one process group"):
         engine.start()

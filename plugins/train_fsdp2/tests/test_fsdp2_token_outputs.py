@@ -140,7 +140,7 @@ def test_columns_that_hold_no_words_are_refused(tiny, make_engine, worded):
         (words.with_values(words.values + VOCABULARY), "token id .* 300"),
         (words.with_values(words.values.astype(np.float32)), "float32.*expected integers"),
         (words.with_values(words.values[:, :2]), r"int32 \[T, 2\]; expected integers \[T, 5\]"),
-        (shifted, "does not line up"),
+        (shifted, "differ in length"),
     ):
         with pytest.raises(ColumnError, match=said):
             engine.forward(worded.with_columns({"words": column}), frozenset({AT}))

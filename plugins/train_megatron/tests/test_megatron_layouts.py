@@ -63,11 +63,11 @@ def test_an_engine_that_is_closed_leaves_no_groups_behind(two, on_ranks, tiny):
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        ({"tensor_parallel_size": 4}, "tensor_parallel_size 4 .* 2 key"),
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 .* 4 attention heads"),
-        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size 3 .* 2 layers"),
-        ({"context_parallel_size": 8}, "context_parallel_size 8 .* 4 attention heads"),
-        ({"expert_parallel_size": 2}, "expert_parallel_size 2, .* no experts"),
+        ({"tensor_parallel_size": 4}, "tensor_parallel_size=4 .* 2 key"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3 .* 4 attention heads"),
+        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size=3 .* 2 layers"),
+        ({"context_parallel_size": 8}, "context_parallel_size=8 .* 4 attention heads"),
+        ({"expert_parallel_size": 2}, "expert_parallel_size=2 .* no experts"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_model_is_refused_with_what_would(tiny, layout, said):
@@ -79,7 +79,7 @@ def test_ranks_without_a_token_of_the_vocabulary_are_refused_with_what_would(tin
     hf = read_config(ModelSection(path=str(tiny)))
     hf.num_attention_heads = hf.num_key_value_heads = 4
     hf.vocab_size = 5
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size 4 .* vocabulary of 5(?s:.)*1, 2$"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=4 .* vocabulary of 5(?s:.)*1, 2$"):
         check_layout(hf, MegatronConfig(tensor_parallel_size=4))
     check_layout(hf, MegatronConfig(tensor_parallel_size=2))
     hf.vocab_size = 7
@@ -94,13 +94,13 @@ def test_a_layout_that_does_not_divide_the_ranks_is_refused_by_the_plan():
         config.shards(6)
     with pytest.raises(PlanError, match="expert_parallel_size=3"):
         MegatronConfig(expert_parallel_size=3).shards(4)
-    with pytest.raises(PlanError, match="not possible"):
+    with pytest.raises(PlanError, match="can't be combined"):
         MegatronConfig(expert_parallel_size=2, pipeline_parallel_size=2).shards(4)
 
 
 def test_without_cuda_the_engine_says_so_before_it_loads_anything(tiny):
     context = PluginContext(role="actor", model=ModelSection(path=str(tiny)), device="cpu")
-    with pytest.raises(PluginNeedsError, match="computes on CUDA"):
+    with pytest.raises(PluginNeedsError, match="needs a CUDA device"):
         MegatronEngine(MegatronConfig(), context).start()
 
 
@@ -112,7 +112,7 @@ def test_an_architecture_that_it_lacks_is_named_with_the_nearest(tmp_path):
     pytest.importorskip("mbridge", reason="needs mbridge")
     Qwen2MoeConfig(num_hidden_layers=2).save_pretrained(tmp_path)
     context = PluginContext(role="actor", model=ModelSection(path=str(tmp_path)))
-    with pytest.raises(ModelError, match=r"no architecture 'qwen2_moe'.*nearest"):
+    with pytest.raises(ModelError, match=r"the architecture 'qwen2_moe'.*nearest"):
         MegatronOnCpu(MegatronConfig(), context).start()
 
 

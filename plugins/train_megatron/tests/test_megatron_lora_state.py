@@ -228,7 +228,7 @@ def test_layers_that_can_not_be_adapted_are_named_with_what_can(tiny, tmp_path):
         with pytest.raises(ConfigError, match=rf"{target}(.|\n)*q_proj.*down_proj(.|\n)*fsdp2"):
             started(tiny, section)
     Qwen3MoeConfig(**EXPERTS).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="reaches experts"):
+    with pytest.raises(ConfigError, match="layers of experts"):
         started(tmp_path, SECTION)
 
 

@@ -42,7 +42,7 @@ def test_one_that_does_not_is_one_error_that_names_only_sizes_which_divide_every
     kl = {"kl": {"in_loss": {"estimator": "k3", "coef": 0.1}}}
     [(severity, message, hint)] = found({"tensor_parallel_size": 8}, algorithm=kl)
     assert severity == "error"
-    assert message.startswith("actor.engine: tensor_parallel_size 8 does not divide")
+    assert message.startswith("actor.engine: tensor_parallel_size=8 does not divide")
     assert hint == "use one of 1, 2"
 
 
@@ -53,7 +53,7 @@ def test_two_layouts_in_one_pool_are_refused_and_in_two_pools_are_not(found):
     }
     [(severity, message, _)] = found({}, **both)
     assert severity == "error"
-    assert "critic.engine.pipeline_parallel_size = 2, and actor.engine" in message
+    assert "critic.engine.pipeline_parallel_size = 2, but actor.engine" in message
     pools = {
         "train": {"roles": ["actor", "rollout"], "gpus_per_node": 4},
         "value": {"roles": "critic", "gpus_per_node": 4},
@@ -73,7 +73,7 @@ def test_a_pool_of_cpus_is_an_error_and_a_machine_without_a_gpu_a_warning(found)
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "olmo2"}, "no architecture 'olmo2'.* of which 'llama' is nearest"),
+        ({"model_type": "olmo2"}, "the architecture 'olmo2'.*nearest: 'llama'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"use_sliding_window": True, "sliding_window": 64}, "windows of 64 tokens"),
     ],

@@ -39,7 +39,7 @@ def test_stages_need_not_divide_the_layers(layers, stages, last):
 
 def test_more_stages_than_layers_are_refused_with_what_is_possible():
     for refused in (lambda: last_stage_layers(4, 8, 3.0), lambda: check_last_stage(1, 4, 8)):
-        with pytest.raises(ConfigError, match=r"pipeline_parallel_size 8 .* 4 layers.*\n.*at most 4"):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"pipeline_parallel_size=8 .* 4 layers.*\n.*at most 4"):  # fmt: skip
             refused()
 
 
@@ -90,5 +90,5 @@ def test_unequal_stages_compute_what_plain_transformers_does(
 )  # fmt: skip
 def test_a_last_stage_that_the_others_can_not_divide_is_refused_with_what_would(deep, stages, last, why):  # fmt: skip
     config = MegatronConfig(pipeline_parallel_size=stages, last_stage_layers=last)
-    with pytest.raises(ConfigError, match=f"last_stage_layers {last} .*{why}"):  # fmt: skip
+    with pytest.raises(ConfigError, match=f"last_stage_layers={last} .*{why}"):  # fmt: skip
         check_layout(read_config(ModelSection(path=str(deep))), config)

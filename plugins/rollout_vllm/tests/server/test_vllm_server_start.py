@@ -134,10 +134,10 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(fake: Any, context: Plug
         ({"api_servers": 2}, "--api-server-count is 2, not 1"),
         ({"max_model_len": 100}, "--max-model-len is 100, below 256"),
         ({"tokenizer": False}, "rollout.stop needs a tokenizer"),
-        ({"architectures": ["LlamaForCausalLM"]}, "model is LlamaForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM"]}, "architecture LlamaForCausalLM"),
         (
             {"shape": {"hidden_size": 128, "num_hidden_layers": 2, "vocab_size": 300}},
-            "has hidden_size 128, and",
+            "has hidden_size=128, but",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_url_where_nobody_answers_is_reported(fake: Any, context: PluginContex
 
 def test_a_replica_without_a_url_is_an_error(fake: Any, context: PluginContext) -> None:
     error = failure(attrs.evolve(context, rank=2), urls=(fake.url, "http://127.0.0.1:9"))
-    assert "rollout.urls names 2" in error.message
+    assert "rollout.urls names only 2" in error.message
 
 
 def test_engine_arguments_reach_the_command_line(context: PluginContext) -> None:
@@ -249,8 +249,8 @@ def test_engine_arguments_reach_the_command_line(context: PluginContext) -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"urls": ("10.0.0.2:8000",), "mode": "server"}, "an address"),
-        ({"urls": ("http://a:1",)}, "rollout.mode is 'engine'"),
+        ({"urls": ("10.0.0.2:8000",), "mode": "server"}, "server's address"),
+        ({"urls": ("http://a:1",)}, "rollout.mode=engine"),
         ({"urls": ("http://a:1", "http://a:1"), "mode": "server"}, "server twice"),
         ({"urls": ("http://a:1", "http://a:1/"), "mode": "server"}, "server twice"),
         ({"port": 8000}, "has mode 'engine'"),

@@ -154,7 +154,7 @@ class TestVllmServer(RolloutConformance):
             attrs.evolve(CONFIG, urls=(by_hand.url,)),
             PluginContext(model=suite_model(model_directory)),
         )
-        with pytest.raises(RolloutError, match="requires another token"):
+        with pytest.raises(RolloutError, match="requires another access token"):
             stranger.start()
 
     def test_a_server_that_is_killed_loses_no_sample_and_doubles_none(

@@ -26,16 +26,14 @@ def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) 
         The reason as text that follows the engine's name; None if no obstacle is known.
     """
     if dora:
-        return "does not apply DoRA adapters"
+        return "can't apply DoRA adapters"
     named = sorted({target.rpartition(".")[2] for target in targets})
     embeddings = [name for name in named if name in EMBEDDINGS]
     if embeddings:
-        return f"does not apply adapters of embeddings ({', '.join(embeddings)})"
+        return f"can't apply adapters of embeddings ({', '.join(embeddings)})"
     roomless = [name for name in named if layers is not None and name not in layers]
     if layers is not None and roomless:
-        return (
-            f"has no room for adapters of {', '.join(roomless)}, but of {', '.join(sorted(layers))}"
-        )
+        return f"can't apply adapters of {', '.join(roomless)}; expected only layers of {', '.join(sorted(layers))}"
     return None
 
 
@@ -47,7 +45,7 @@ def without_room(version: int, who: str) -> WeightSyncError:
         who: the engine's name in messages.
     """
     return WeightSyncError(
-        f"update {version} is an adapter, and this {who} was started without room for one",
+        f"weight update {version} is an adapter, but this {who} was started without room for adapters",
         hint=f"set rollout.max_adapter_rank, {_MERGED}",
     )
 
@@ -66,7 +64,9 @@ def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, 
     """
     what, adapter = f"weight update {version} is", manifest.adapter
     if adapter is None:
-        raise WeightSyncError(f"{what} an adapter, and its manifest does not describe it")
+        raise WeightSyncError(
+            f"{what} an adapter, but its manifest has no description of the adapter"
+        )
     problem = unapplied(adapter.dora, adapter.target_modules, None)
     if problem is not None:
         raise WeightSyncError(
@@ -74,8 +74,8 @@ def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, 
             hint=_MERGED.removeprefix("or "),
         )
     if room is None or adapter.rank > room:
-        have = "no room for one" if room is None else f"room for rank {room}"
+        have = "no room for adapters" if room is None else f"room only for ranks up to {room}"
         raise WeightSyncError(
-            f"{what} an adapter of rank {adapter.rank}, and {who} has {have}",
+            f"{what} an adapter of rank {adapter.rank}, but {who} has {have}",
             hint=f"set rollout.max_adapter_rank={adapter.rank}, {_MERGED}",
         )

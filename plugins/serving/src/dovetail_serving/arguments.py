@@ -31,7 +31,8 @@ def merged_arguments(
     clashes = list(_clashes(theirs, ours))
     if clashes:
         context.logger.warning(
-            "rollout.engine_args: Dovetail's own values hold instead of %s", "; ".join(clashes)
+            "rollout.engine_args: these values are overridden by Dovetail's own: %s",
+            "; ".join(clashes),
         )
     return _over(theirs, ours)
 
@@ -47,7 +48,9 @@ def unknown_argument(name: str, known: Collection[str], *, engine: str) -> Confi
     close = nearest(name, known)
     return ConfigError(
         f"rollout.engine_args: {engine} has no engine argument {name!r}",
-        hint=f"did you mean {close!r}?" if close else f"see the names in {engine}'s documentation",
+        hint=f"did you mean {close!r}?"
+        if close
+        else f"use an argument from {engine}'s documentation",
     )
 
 

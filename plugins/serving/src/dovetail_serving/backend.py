@@ -110,7 +110,7 @@ class Backend(ABC):
             RolloutError: the engine can't pause calls.
         """
         raise RolloutError(
-            "the engine can't keep running requests with their keys and values",
+            "the engine can't pause running requests and keep their KV cache",
             hint="set rollout.keep_cache=false",
         )
 

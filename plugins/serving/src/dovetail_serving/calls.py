@@ -54,7 +54,9 @@ class ServerCalls:
         """
         self._connection.refuse_dead()
         if call.call_id in self._running:
-            raise RolloutError(f"two running calls have the id {call.call_id!r}")
+            raise RolloutError(
+                f"the call {call.call_id!r} can't be started: a running call has the same id"
+            )
         loop = asyncio.get_running_loop()
         running = _Running(call, next(self._names), loop.create_future())
         self._running[call.call_id] = running
@@ -100,7 +102,7 @@ class ServerCalls:
                 else:
                     running.result.set_exception(found)
 
-        failure = f"the {self._connection.engine} server ended its answer before this sample"
+        failure = f"the {self._connection.engine} server ended its answer without this sample"
         hint = None
         try:
             content = packed_calls({one.name: one.call for one in batch})
@@ -108,9 +110,7 @@ class ServerCalls:
         except RolloutError as error:
             failure, hint = error.message, error.hint
         except Exception as error:
-            failure = (
-                f"the answer of the {self._connection.engine} server was not understood: {error!r}"
-            )
+            failure = f"the answer of the {self._connection.engine} server can't be read: {error!r}"
             raise
         finally:
             taken()

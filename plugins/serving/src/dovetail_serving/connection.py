@@ -259,13 +259,13 @@ class ServerConnection:
                 silent_since = silent_since or time.monotonic()
                 if time.monotonic() - silent_since >= self._patience:
                     self._die(
-                        f"has not said that it is well for {self._patience:g} s ({type(error).__name__})"
+                        f"has answered no health check for {self._patience:g} s ({type(error).__name__})"
                     )
                     return
                 continue
             silent_since = None
             if status == httpx2.codes.SERVICE_UNAVAILABLE:
-                self._die("says that its engine died")
+                self._die("reports that its engine has died")
                 return
 
     def _die(self, how: str) -> None:
@@ -302,7 +302,7 @@ class ServerConnection:
         if self._death is not None:
             return self._dead()
         return RolloutError(
-            f"a request to the {self.engine} server at {self.url} broke off: {type(error).__name__}: {error}"
+            f"a request to the {self.engine} server at {self.url} failed, because the connection broke: {type(error).__name__}: {error}"
         )
 
     async def _engine_died(self, frame: Frame) -> None:

@@ -31,7 +31,7 @@ class CounterDelta:
         """Return the metrics since the previous totals; empty if `counted` has not grown.
 
         Args:
-            totals: a server's answer to `metrics`.
+            totals: the server's totals since its start, by name.
         """
         before, self._before = self._before, dict(totals)
         grown = {name: value - before.get(name, 0.0) for name, value in totals.items()}

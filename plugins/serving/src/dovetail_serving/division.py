@@ -48,9 +48,9 @@ def _refuse_heads(text: object, path: str, ranks: int) -> None:
     fitting = [n for n in range(1, heads + 1) if heads % n == 0 and _share(kv_heads, n)]
     if heads and ranks not in fitting:
         raise ConfigError(
-            f"rollout.tensor_parallel_size={ranks} does not divide {path}: it has {heads} attention heads, and {kv_heads} "
-            "for keys and values",
-            hint=f"set it to one of {', '.join(map(str, fitting))}",
+            f"rollout.tensor_parallel_size={ranks} does not divide the {heads} attention heads and {kv_heads} key-value heads of "
+            f"{path}",
+            hint=f"set rollout.tensor_parallel_size to one of {', '.join(map(str, fitting))}",
         )
 
 
@@ -63,6 +63,10 @@ def _refuse_experts(text: object, path: str, spread: int) -> None:
     experts = experts_of(text)
     if experts % spread or not experts:
         raise ConfigError(
-            f"rollout.expert_parallel_size={spread} spreads experts, and a layer of {path} has {experts or 'none'}",
-            hint=f"set it to one of {divisors(experts)}" if experts else "leave it out",
+            f"rollout.expert_parallel_size={spread} does not divide the {experts} experts in a layer of {path}"
+            if experts
+            else f"rollout.expert_parallel_size={spread} needs experts, but the model {path} has none",
+            hint=f"set rollout.expert_parallel_size to one of {divisors(experts)}"
+            if experts
+            else "leave rollout.expert_parallel_size out",
         )

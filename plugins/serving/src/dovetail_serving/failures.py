@@ -67,14 +67,14 @@ class Failures:
                 return known
         return RolloutError(
             f"{self.engine} did not start: {type(error).__name__}: {error}{self._end_of(log)}",
-            hint="the first error in what it printed is the cause of the others",
+            hint="fix the first error in the engine's output: it is the cause of the others",
         )
 
     def death(self, error: BaseException | str, log: Path | None) -> RolloutError:
         """Return the error for an engine or a server that died after its start."""
         return RolloutError(
             f"{self.engine} has died: {error}{self._end_of(log)}",
-            hint="the run starts it again, up to rollout.max_restarts times in a row",
+            hint="the run restarts the engine, up to rollout.max_restarts times in a row",
         )
 
     def _end_of(self, log: Path | None) -> str:

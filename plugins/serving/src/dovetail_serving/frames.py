@@ -73,7 +73,9 @@ class Unpacker:
         self._waiting += piece
         while len(self._waiting) >= _HEAD_BYTES:
             if not self._waiting.startswith(_START):
-                raise RolloutError(f"the server sent something else than frames: {_excerpt(piece)}")
+                raise RolloutError(
+                    f"the server's answer is not a Dovetail frame: {_excerpt(piece)}"
+                )
             head_bytes, body_bytes = _SIZES.unpack_from(self._waiting, len(_START))
             whole = _HEAD_BYTES + head_bytes + body_bytes
             if len(self._waiting) < whole:
@@ -92,7 +94,9 @@ def unpack(data: bytes) -> Frame:
     unpacker = Unpacker()
     frames = list(unpacker.feed(data))
     if len(frames) != 1 or unpacker.unfinished:
-        raise RolloutError(f"expected one frame, got {len(frames)}: {_excerpt(data)}")
+        raise RolloutError(
+            f"expected exactly one Dovetail frame, got {len(frames)}: {_excerpt(data)}"
+        )
     return frames[0]
 
 
@@ -108,7 +112,9 @@ def _read(frame: bytes, head_bytes: int) -> Frame:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RolloutError(f"a frame from the server can't be read: {error!r}") from error
     if end != len(frame):
-        raise RolloutError(f"a frame has {len(frame) - end} bytes more than its header says")
+        raise RolloutError(
+            f"a frame from the server is damaged: it has {len(frame) - end} bytes more than its header gives"
+        )
     return Frame(header=header, arrays=tuple(arrays))
 
 

@@ -33,12 +33,13 @@ def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str
     ours = read_config(model)
     text = ours.get_text_config()
     problems = [
-        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
+        f"its model ({found['model']}) has {name}={value}, but the run's model {model.path} has {getattr(text, name)}"
         for name, value in found["shape"].items()
         if getattr(text, name, value) != value
     ]
     if ours.architectures and list(ours.architectures) != found["architectures"]:
         problems.append(
-            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
+            f"its model has the architecture {', '.join(found['architectures'])}, but the run's model {model.path} has "
+            f"{', '.join(ours.architectures)}"
         )
     return problems

@@ -41,8 +41,8 @@ async def answers_of(
         ) from error
     if any(one.status_code == httpx2.codes.UNAUTHORIZED for one in found):
         raise RolloutError(
-            f"the server at {url} requires another token",
-            hint=f"set {token_variable} here to what it was when the server was started",
+            f"the server at {url} requires another access token than the one in {token_variable}",
+            hint=f"set {token_variable} here to the value with which the server was started",
         )
     return found
 

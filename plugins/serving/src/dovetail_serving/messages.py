@@ -48,7 +48,7 @@ def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
 
 
 def calls_of(frame: Frame) -> list[SampleCall]:
-    """Return the calls in a frame from `packed_calls`, whose ids are their names on the server.
+    """Return the calls in a frame from `packed_calls`; their ids are the names on the server.
 
     Raises:
         RolloutError: the frame holds no calls.
@@ -116,14 +116,14 @@ def result_of(frame: Frame) -> SampleResult | RolloutError:
 
 
 def error_of(header: Any) -> RolloutError:
-    """Return a server's error as an exception.
+    """Return the error in a server's answer as an exception.
 
     Raises:
-        ValueError: the header holds no error.
+        ValueError: the answer holds no error.
     """
     kind, text = header.get("kind"), header.get("error")
     if not isinstance(kind, str) or not isinstance(text, str):
-        raise ValueError(f"no error is named in {header!r}")  # noqa: TRY004 - data, not an argument
+        raise ValueError(f"expected an error with a text and a kind, got {header!r}")  # noqa: TRY004 - data, not an argument
     if kind == RequestRefusedError.__name__:
         return RequestRefusedError(text)
     if kind in (RolloutError.__name__, WeightSyncError.__name__, ENGINE_DIED):

@@ -50,6 +50,6 @@ def refuse_missing_weights(missing: Sequence[str]) -> None:
         return
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     raise WeightSyncError(
-        f"the update has nothing for {', '.join(missing[:_NAMED])}{more}",
+        f"the weight update lacks parameters of the model: {', '.join(missing[:_NAMED])}{more}",
         hint="send every tensor of the model",
     )

@@ -125,8 +125,8 @@ class OwnServer:
         printed = self._failures.tail_of(self.log)
         if "address already in use" in printed.lower():
             return PortTakenError(
-                f"{self._failures.engine} can't be served at {self.url}: another process has taken the port since it was "
-                "looked at",
-                hint="start again; or set rollout.port to one that is kept free",
+                f"{self._failures.engine} can't be served at {self.url}: another process took the port before the "
+                "server did",
+                hint="start the run again, or set rollout.port to a port that stays free",
             )
         return self._failures.start(error, self.log, self._config)

@@ -43,11 +43,11 @@ def engine_release(config: Any, plan: Any) -> Iterator[Finding]:
         return  # the plugin's needs report a missing engine
     if gone := engine.missing_names():
         yield Finding.error(
-            f"{release} is installed, and has no {', no '.join(gone)}; {engine.tried}",
-            hint=f"install one of these releases of {engine.title}",
+            f"the installed {release} lacks names that the plugin imports: {', '.join(gone)}; {engine.tried}",
+            hint=f"install one of the tested releases of {engine.title}",
         )
     elif engine.untried(release):
         yield Finding.warning(
-            f"{release} is installed, and {engine.tried}",
-            hint="every name of it that the plugin imports is there; try a short run first, or install a release that was tried",
+            f"the installed {release} is untested: {engine.tried}",
+            hint="try a short run first, since all names that the plugin imports exist; or install a tested release",
         )

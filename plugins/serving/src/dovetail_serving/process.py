@@ -43,7 +43,7 @@ def refuse_used(port: int, engine: str) -> None:
         except OSError as error:
             raise RolloutError(
                 f"{engine} can't be served at {LOOPBACK}:{port}: the port is in use ({error.strerror})",
-                hint="set rollout.port to another, or leave it out: a free one is then used",
+                hint="set rollout.port to a free port, or leave it out: Dovetail then finds a free one",
             ) from error
 
 

@@ -86,26 +86,26 @@ class DrivenEngine:
             raise PluginNeedsError(f"{needs}, which is not installed", hint=install)
         if release.number < self.oldest:
             raise PluginNeedsError(
-                f"{needs} {self.oldest} or newer, and {release} is installed: {self.lacks}",
+                f"{needs} {self.oldest} or newer, but {release} is installed: {self.lacks}",
                 hint=f"{install} --upgrade",
             )
         if importlib.util.find_spec(self.package) is None:
             raise PluginNeedsError(
-                f"{release} is registered, but the package `{self.package}` is missing",
+                f"{release} is registered as installed, but its package `{self.package}` is missing",
                 hint=f"{install} --force-reinstall",
             )
         if gone := self.missing_names():
             raise PluginNeedsError(
-                f"{needs} with {', '.join(gone)}, and {release} has no such name: {self.tried}",
-                hint=f"install a release that was tried: {install}",
+                f"{needs} with {', '.join(gone)}, which {release} lacks: {self.tried}",
+                hint=f"install a tested release: {install}",
             )
         if logger is not None and self.untried(release):
-            logger.warning("%s is installed, and %s", release, self.tried)
+            logger.warning("the installed %s is untested: %s", release, self.tried)
 
     @property
     def tried(self) -> str:
         """A clause that names the tested releases, for messages."""
-        return f"this plugin was tried with {self.title} {self.oldest} to {self.newest}"
+        return f"this plugin was tested with {self.title} {self.oldest} to {self.newest}"
 
     def untried(self, release: Release) -> bool:
         """Return whether a release is newer than `newest`, compared to the precision of `newest`."""
@@ -139,7 +139,10 @@ def missing_names(plugin: Path, package: Path) -> tuple[str, ...]:
 def _directory(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise PluginNeedsError(f"the package `{package}` is not installed as a package with files")
+        raise PluginNeedsError(
+            f"the package `{package}` has no importable files in this Python environment",
+            hint="reinstall the package",
+        )
     return Path(spec.submodule_search_locations[0])
 
 

@@ -25,7 +25,7 @@ def problem_of(
 
     Args:
         request: the request.
-        facts: the facts of the model.
+        facts: the model's vocabulary size and maximum length.
         engine: the engine's name in messages.
         log_probs: the distribution of the engine's log-probabilities, as in `ServingRollout.log_probs`.
     """
@@ -33,24 +33,24 @@ def problem_of(
     if len(ids_P) == 0:
         return "its prompt is empty"
     if ids_P.min() < 0 or ids_P.max() >= facts.vocab_size:
-        return f"its prompt holds token ids outside 0 … {facts.vocab_size - 1}"
+        return f"its prompt holds token ids outside the vocabulary; expected 0 to {facts.vocab_size - 1}"
     if sampling.max_new_tokens < 1:
-        return f"max_new_tokens is {sampling.max_new_tokens}; 1 is the least"
+        return f"max_new_tokens is {sampling.max_new_tokens}; expected 1 or more"
     if sampling.temperature < 0:
-        return f"temperature is {sampling.temperature}; 0 (greedy) is the least"
+        return f"temperature is {sampling.temperature}; expected 0 (greedy) or more"
     if not 0 < sampling.top_p <= 1:
-        return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+        return f"top_p is {sampling.top_p}; expected a number above 0 and at most 1"
     if sampling.top_k < -1:
-        return f"top_k is {sampling.top_k}; -1 and 0 mean all tokens, other values must be above 0"
+        return f"top_k is {sampling.top_k}; expected -1 or 0 (all tokens), or a number above 0"
     if "" in sampling.stop:
-        return "a stop string is empty"
+        return "a stop string is empty; expected at least one character"
     if problem := _log_probs_problem(sampling, engine, log_probs):
         return problem
     total = len(ids_P) + sampling.max_new_tokens
     if facts.max_positions is not None and total > facts.max_positions:
         return (
-            f"{len(ids_P)} prompt and {sampling.max_new_tokens} new tokens exceed the "
-            f"{facts.max_positions} positions of the model (or rollout.max_model_len)"
+            f"{len(ids_P)} prompt tokens and {sampling.max_new_tokens} new tokens exceed the limit of {facts.max_positions} tokens "
+            "(rollout.max_model_len, or the model's positions)"
         )
     return None
 
@@ -61,9 +61,9 @@ def _log_probs_problem(
     if sampling.top_p == 1 and sampling.top_k <= 0:
         return None  # without top-p and top-k, both log-probabilities are equal
     if given == "processed" and sampling.raw_log_probs:
-        return f"{engine} gives log-probabilities after top_p and top_k, not before (raw_log_probs)"
+        return f"{engine} can't return log-probabilities before top_p and top_k (raw_log_probs), only after them (log_probs)"
     if given == "raw" and sampling.log_probs and sampling.top_k <= 0:
-        return f"{engine} gives log-probabilities before top_p (raw_log_probs), and after it (log_probs) only beside top_k"
+        return f"{engine} can't return log-probabilities after top_p (log_probs) unless top_k is set; without it, use raw_log_probs"
     return None
 
 

@@ -169,17 +169,18 @@ class ServingRollout(BaseRollout):
         who = f"weight update {version}"
         if self.context.transport is None:
             raise WeightSyncError(
-                f"{who} has no weight transport", hint="set rollout.weight_transport"
+                f"{who} can't be received: the rollout has no weight transport",
+                hint="set rollout.weight_transport",
             )
         if manifest.kind == "delta":
             raise WeightSyncError(
-                f"{who} is of kind 'delta', which rollout {self.name!r} does not take",
+                f"{who} is of kind 'delta', which rollout {self.name!r} does not support",
                 hint="send whole weights or an adapter",
             )
         if manifest.kind == "adapter":
             if "lora" not in self.capabilities:
                 raise WeightSyncError(
-                    f"{who} is an adapter, and rollout {self.name!r} takes none",
+                    f"{who} is an adapter, but rollout {self.name!r} does not support adapters",
                     hint="send merged weights (actor.engine.lora.sync: merged)",
                 )
             refuse_adapter(version, manifest, room=self._adapter_room, who=self.engine)
@@ -220,7 +221,9 @@ class ServingRollout(BaseRollout):
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         backend = self._running()
         if self._gate.running:
-            raise RolloutError("requests are running", hint="pause the rollout before sleep")
+            raise RolloutError(
+                "the rollout can't sleep while requests are running", hint="pause the rollout first"
+            )
         # Updates with adapters do not contain the base weights, which must therefore be kept, even before the first update.
         keep = keep_weights or self._weight_state.adapted or self._adapter_room is not None
         freed = backend.sleep(tags - self._weight_state.asleep, keep_weights=keep)
@@ -280,7 +283,7 @@ class ServingRollout(BaseRollout):
             return
         self._gate.open()
         raise WeightSyncError(
-            f"weight update {version} was called on an event loop that it would block while {len(running)} samples run",
+            f"weight update {version} can't run on this event loop: it would block the {len(running)} running samples",
             hint="pause the rollout first, or call receive_weights in another thread",
         )
 
@@ -292,7 +295,7 @@ class ServingRollout(BaseRollout):
 
     def _running(self) -> Backend:
         if self._backend is None:
-            raise RolloutError("the rollout is not running", hint="call start first")
+            raise RolloutError("the rollout is not running", hint="call start() first")
         return self._backend
 
     def _refuse(self, request: RolloutRequest) -> None:
@@ -302,6 +305,6 @@ class ServingRollout(BaseRollout):
         self._weight_state.refuse_use(what)
         problem = problem_of(request, self._facts, engine=self.engine, log_probs=self.log_probs)
         if request.media and "images" not in self.capabilities:
-            problem = f"its prompt has {len(request.media)} images, and {self.engine} is given none"
+            problem = f"its prompt has images ({len(request.media)}), but this {self.engine} rollout does not support images"
         if problem:
             raise RequestRefusedError(f"{what}: {problem}")

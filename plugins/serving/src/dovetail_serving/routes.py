@@ -89,13 +89,13 @@ class Host(ABC):
             RolloutError: the engine can't pause calls.
         """
         raise RolloutError(
-            "the server's engine can't keep running requests with their keys and values"
+            "the server's engine can't pause running requests and keep their KV cache"
         )
 
     async def thaw(self, _: Frame) -> Frame:
         """Continue the paused calls; for errors see `freeze`."""
         raise RolloutError(
-            "the server's engine can't continue requests: it does not support stopping them"
+            "the server's engine can't continue requests: it does not support pausing them"
         )
 
     @abstractmethod
@@ -143,7 +143,7 @@ class Routes(ABC):
             return
         if not self._known(scope):
             await _answer(
-                send, 401, {"error": "the token is wrong or missing", "kind": "RolloutError"}
+                send, 401, {"error": "the access token is wrong or missing", "kind": "RolloutError"}
             )
             return
         host = self._host = self._host or self.make_host(scope)
@@ -151,12 +151,12 @@ class Routes(ABC):
         framed = dict(scope["headers"]).get(b"content-type") == MEDIA_TYPE.encode()
         body = await _body(receive, MAX_BODY_BYTES if framed else 0)
         if body is None and framed:
-            message = f"a body here has at most {MAX_BODY_BYTES} bytes"
+            message = f"the request's body is too large; expected at most {MAX_BODY_BYTES} bytes"
             await _answer(send, 413, {"error": message, "kind": "RequestRefusedError"})
             return
         if body is None:
             # A web page in a browser can send other content types to the loopback interface without a CORS preflight.
-            message = f"a body here is of type {MEDIA_TYPE}"
+            message = f"the request's body has another content type; expected {MEDIA_TYPE}"
             await _answer(send, 415, {"error": message, "kind": "RolloutError"})
             return
         if name == "generate":
@@ -169,7 +169,11 @@ class Routes(ABC):
         own = {"connect": self._connect, "drain": self._drain}
         answer = own.get(name) or (getattr(host, name) if name in _ANSWERED else None)
         if answer is None:
-            await _answer(send, 404, {"error": f"no path {scope['path']}", "kind": "RolloutError"})
+            await _answer(
+                send,
+                404,
+                {"error": f"the path {scope['path']} does not exist", "kind": "RolloutError"},
+            )
             return
         await _answered(answer, body, send)
 
@@ -195,8 +199,8 @@ class Routes(ABC):
         path = frame.header["info"]["transport"]["path"]
         if path is not None and not self._token:
             raise RolloutError(
-                f"the weight transport is the file {path!r}, which a server that asks for no token does not run: start "
-                f"it with {self.token_variable}, and set the same here"
+                f"the weight transport in the file {path!r} is refused, because this server requires no token: start the server "
+                f"with a token in {self.token_variable}, and set the same token for the run"
             )
         return await self._host.connect(frame)
 
@@ -253,7 +257,7 @@ async def _answered(answer: Callable[[Frame], Awaitable[Frame]], body: bytes, se
     try:
         frame = await answer(unpack(body) if body else Frame(header={}))
     except Exception as error:
-        log.exception("a request failed")
+        log.exception("a request from the rollout failed")
         kind = type(error).__name__
         await _answer(send, 500, {"error": str(error) or kind, "kind": kind})
         return

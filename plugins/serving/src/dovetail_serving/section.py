@@ -19,15 +19,17 @@ def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise ValueError(
-                f"rollout.urls: {url!r} is not an address of a server, such as http://10.0.0.2:8000"
+                f"rollout.urls: {url!r} is not a server's address; expected one such as http://10.0.0.2:8000"
             )
     mode = getattr(section, "mode", "server")
     if urls and mode != "server":
         raise ValueError(
-            f"rollout.urls joins servers, and rollout.mode is {mode!r}: set rollout.mode=server"
+            f"rollout.urls can't be combined with rollout.mode={mode}: set rollout.mode=server to join servers"
         )
     if len({url.rstrip("/") for url in urls}) < len(urls):
-        raise ValueError("rollout.urls names a server twice: each is one replica")
+        raise ValueError(
+            "rollout.urls names a server twice; expected each server once, as one replica"
+        )
 
 
 def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
@@ -36,7 +38,7 @@ def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
     if port is not None and (mode != "server" or section.urls):
         why = "joins servers (rollout.urls)" if section.urls else f"has mode {mode!r}"
         raise ValueError(
-            f"rollout.port={port} is for servers that the run starts, and this rollout {why}: leave it out"
+            f"rollout.port={port} applies only to servers that the run starts, but this rollout {why}: leave rollout.port out"
         )
 
 
@@ -128,9 +130,9 @@ class AdaptedSection(ServingSection):
     def adapter_problem(self, rank: int | None) -> str | None:
         room = self.max_adapter_rank
         if room is None:
-            return f"has no room for one: set rollout.max_adapter_rank={rank or 'its rank'}"
+            return f"has no room for adapters: set rollout.max_adapter_rank={rank or 'RANK'}"
         if rank is not None and rank > room:
-            return f"has room for rank {room}, and the adapter has {rank}: set rollout.max_adapter_rank={rank}"
+            return f"has room only for ranks up to {room}, but the adapter has rank {rank}: set rollout.max_adapter_rank={rank}"
         return None
 
     def adapter_layers(self) -> tuple[str, ...] | None:

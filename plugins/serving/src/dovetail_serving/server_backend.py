@@ -93,7 +93,7 @@ class ServerBackend(Backend):
             outcome = Outcome(**self._ask("connect", {"info": info}))
             if outcome.error is not None:
                 raise WeightSyncError(
-                    f"the {self.engine} server at {self.url} can't make its end of the weight transport: {outcome.error}",
+                    f"the {self.engine} server at {self.url} can't connect to the weight transport: {outcome.error}",
                     hint=outcome.hint,
                 )
 
@@ -197,7 +197,7 @@ class ServerBackend(Backend):
     def _joined_death(self, how: str) -> RolloutError:
         return RolloutError(
             f"{self.engine} has died: {how}",
-            hint="it was started by hand, and has to be started again by hand; its own output says why it ended",
+            hint="start the server again by hand, as it was started; its output says why it ended",
         )
 
     def _ask(self, name: str, header: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class ServerBackend(Backend):
         return self._calls
 
     def _not_connected(self) -> RolloutError:
-        return RolloutError(f"the {self.engine} server is not connected", hint="call start first")
+        return RolloutError(f"the {self.engine} server is not connected", hint="call start() first")
 
 
 def _url_of(urls: Sequence[str], rank: int) -> str:
@@ -230,7 +230,7 @@ def _url_of(urls: Sequence[str], rank: int) -> str:
         return urls[0].rstrip("/")
     if rank >= len(urls):
         raise RolloutError(
-            f"rollout replica {rank} has no server to join: rollout.urls names {len(urls)}",
-            hint="leave rollout.replicas out: there are as many as urls",
+            f"rollout replica {rank} has no server to join: rollout.urls names only {len(urls)} servers",
+            hint="leave rollout.replicas out: the number of replicas is then that of the servers",
         )
     return urls[rank].rstrip("/")

@@ -13,7 +13,7 @@ class WeightState:
     Attributes:
         version: the current weight version; 0 is the model loaded from disk.
         adapted: whether the last update was an adapter.
-        asleep: the memory tags that are asleep.
+        asleep: the tags of the memory that is freed at present.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class WeightState:
 
     def began_empty(self) -> None:
         """Record that the engine has started without the model's weights."""
-        self._unfit = "no weights have come yet: an update has to come first"
+        self._unfit = "the engine has received no weights yet"
 
     def updated(self, version: int, manifest: WeightManifest) -> None:
         """Record that an update was loaded completely."""
@@ -37,14 +37,14 @@ class WeightState:
         """Record that an update failed; generation is then refused, unless no weight was overwritten."""
         if isinstance(error, WeightsUntouchedError):
             return
-        self._unfit = f"its weights were torn by update {version}: a whole one has to come first"
+        self._unfit = f"weight update {version} failed and left the engine's weights incomplete"
         self._baseless = self._baseless or manifest.kind != "adapter"
 
     def slept(self, tags: frozenset[str], *, kept_weights: bool) -> None:
         """Record that the memory with these tags was freed."""
         self.asleep |= tags
         if "weights" in tags and not kept_weights:
-            self._unfit = "its weights were let go in sleep: an update has to come first"
+            self._unfit = "the engine's weights were freed during sleep"
             self._baseless = True
 
     def woke(self, tags: frozenset[str]) -> None:
@@ -67,9 +67,9 @@ class WeightState:
         """
         if self.asleep:
             slept = " and ".join(sorted(self.asleep))
-            raise RolloutError(f"{what}: {slept} of the engine sleep", hint="wake them first")
+            raise RolloutError(f"{what}: the engine is asleep ({slept})", hint="call wake() first")
         if self._unfit is not None:
-            raise RolloutError(f"{what}: {self._unfit}", hint="send the weights again")
+            raise RolloutError(f"{what}: {self._unfit}", hint="send a complete weight update first")
 
     def refuse_update(self, version: int, manifest: WeightManifest) -> None:
         """Refuse an update that the current state does not allow.
@@ -80,10 +80,11 @@ class WeightState:
         who = f"weight update {version}"
         if "weights" in self.asleep:
             raise WeightSyncError(
-                f"{who} arrived while the weights were asleep", hint="wake them first"
+                f"{who} can't be received: the engine's weights are asleep",
+                hint="call wake() first",
             )
         if manifest.kind == "adapter" and self._baseless:
             raise WeightSyncError(
-                f"{who} is an adapter, and its base weights are not loaded: {self._unfit}",
-                hint="send whole weights, or start the replica again",
+                f"{who} is an adapter, but its base weights are not loaded: {self._unfit}",
+                hint="send whole weights, or restart the replica",
             )

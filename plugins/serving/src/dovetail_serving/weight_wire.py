@@ -217,7 +217,7 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:
-    """Return the index of a failed process, preferably one that failed by itself and not by a call-off, or None."""
+    """Return the index of a failed process, preferably one that failed by itself and not by a call-off; None if all succeeded."""
     failed = [index for index, one in enumerate(outcomes) if one.error is not None]
     return min(failed, key=lambda index: outcomes[index].called_off, default=None)
 

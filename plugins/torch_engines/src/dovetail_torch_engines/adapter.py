@@ -82,16 +82,16 @@ def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
     """
     inside = {name.rpartition(".")[2] for name in layers if name.startswith(f"{module}.")}
     return ConfigError(
-        f"lora.target_modules names {target!r}, and the model's {module} is not a layer with a weight matrix",
-        hint=f"name the layers inside it: {', '.join(sorted(inside))}"
+        f"lora.target_modules names {target!r}, but the model's module {module!r} has no weight matrix",
+        hint=f"name the layers inside this module: {', '.join(sorted(inside))}"
         if inside
-        else "adapt linear layers and embeddings only",
+        else "name linear layers or embeddings",
     )
 
 
 def shared_weight(layer: str) -> ConfigError:
     """Return the error for a `lora.target_modules` entry whose weight is shared with another layer, such as a tied output layer."""
     return ConfigError(
-        f"lora.target_modules names {layer!r}, whose weight is another layer's too",
-        hint="leave it out: the two would part when the update is merged",
+        f"lora.target_modules names {layer!r}, which shares its weight with another layer",
+        hint="leave this layer out: merging its update would give the two layers different weights",
     )

@@ -44,16 +44,22 @@ def write_adapter(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    without = "leave out --adapter: the whole model is exported then"
+    without = "leave out --adapter to export the whole model"
     if section is None:
-        raise ConfigError(f"{context.role or 'actor'} is trained without an adapter", hint=without)
+        raise ConfigError(
+            f"role {context.role or 'actor'!r} has no adapter to export: it is trained without one",
+            hint=without,
+        )
     if context.head == "value":
-        raise ConfigError("peft's adapter format can't hold a value head", hint=without)
+        raise ConfigError(
+            "the adapter of a critic can't be exported: peft's format can't hold a value head",
+            hint=without,
+        )
     store = SafetensorsStore(saved / WEIGHTS)
     names = store.names
     if whole := [name for name in names if ".lora_" not in name]:
         raise CheckpointError(
-            f"checkpoint {saved} holds {whole[0]!r}, which is not a tensor of an adapter",
+            f"checkpoint {saved} can't be exported as an adapter: its tensor {whole[0]!r} belongs to no adapter",
             hint=without,
         )
     tensors = dict(zip(map(wire_name, names), store.read(names), strict=True))
@@ -75,14 +81,14 @@ def write_adapter(
 def adapter_tensors(
     section: LoraSection, expected: Mapping[str, Iterable[int]]
 ) -> dict[str, Tensor]:
-    """Return the tensors of the adapter at `adapter_path`, float32 on the CPU, by their names in peft's checkpoints.
+    """Return the tensors of the adapter at `section.adapter_path`, float32 on the CPU, by their names in peft's checkpoints.
 
     Args:
         section: a `lora` section with an `adapter_path`.
-        expected: the expected unsharded shapes, by name.
+        expected: the expected unsharded shapes, by tensor name in peft's checkpoints.
 
     Raises:
-        ConfigError: the adapter is missing or does not match the section.
+        ConfigError: the adapter is missing, or does not match the section or the expected shapes.
         CheckpointError: the adapter's files can't be read.
     """
     from safetensors import SafetensorError
@@ -92,7 +98,7 @@ def adapter_tensors(
     key = f"lora.adapter_path={directory}"
     if not (directory / CONFIG).is_file() or not (directory / TENSORS).is_file():
         raise ConfigError(
-            f"{key}: there is no {CONFIG} with {TENSORS}",
+            f"{key} holds no adapter; expected a directory with {CONFIG} and {TENSORS}",
             hint="name the directory of an adapter that peft or `dovetail export --adapter` saved",
         )
     try:
@@ -103,18 +109,21 @@ def adapter_tensors(
     _check_config(key, config, section)
     shapes = {name: tuple(shape) for name, shape in expected.items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = [f"it lacks {name!r}" for name in sorted(shapes.keys() - found.keys())]
-    wrong += [f"it has {name!r} besides" for name in sorted(found.keys() - shapes.keys())]
+    wrong = [f"the tensor {name!r} is missing" for name in sorted(shapes.keys() - found.keys())]
     wrong += [
-        f"{name!r} has shape {found[name]} there and {shape} here"
+        f"the tensor {name!r} is not expected" for name in sorted(found.keys() - shapes.keys())
+    ]
+    wrong += [
+        f"the tensor {name!r} has shape {found[name]}; expected {shape}"
         for name, shape in shapes.items()
         if found.get(name, shape) != shape
     ]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise ConfigError(
-            f"{key} is of another model or of other layers: {wrong[0]}{more}",
-            hint=f"its target_modules are {config.get('target_modules')}, its base {config.get('base_model_name_or_path')}",
+            f"{key} does not fit the model and the layers of lora.target_modules: {wrong[0]}{more}",
+            hint=f"use the adapter's own base model, {config.get('base_model_name_or_path')}, and its target_modules, "
+            f"{config.get('target_modules')}, or name another adapter",
         )
     return {name: tensor.float() for name, tensor in tensors.items()}
 
@@ -145,12 +154,15 @@ def _config(section: LoraSection, layers: Iterable[str], context: PluginContext)
 def _check_config(key: str, config: Any, section: LoraSection) -> None:
     """Check that an adapter's config agrees with the section."""
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise ConfigError(f"{key} is not an adapter of peft_type LORA", hint="name a LoRA adapter")
+        raise ConfigError(
+            f"{key} is not a LoRA adapter: its {CONFIG} does not say peft_type LORA",
+            hint="name a LoRA adapter",
+        )
     for name in ("rank_pattern", "alpha_pattern"):
         if config.get(name):
             raise ConfigError(
-                f"{key} has a {name}: its layers differ in rank or scale",
-                hint="name an adapter whose layers are alike, or merge this one into the model",
+                f"{key} has a {name}: its layers differ in rank or scale; expected one rank and scale for all layers",
+                hint="name another adapter, or merge this one into the model",
             )
     differing = {
         ours: value
@@ -158,7 +170,9 @@ def _check_config(key: str, config: Any, section: LoraSection) -> None:
         if (value := config.get(theirs, default)) != getattr(section, ours)
     }
     if differing:
-        said = ", ".join(f"{k} {v} and not {getattr(section, k)}" for k, v in differing.items())
+        said = "; ".join(
+            f"{k}={v}, but the config sets {k}={getattr(section, k)}" for k, v in differing.items()
+        )
         raise ConfigError(
             f"{key} has {said}",
             hint="set " + " ".join(f"lora.{k}={json.dumps(v)}" for k, v in differing.items()),

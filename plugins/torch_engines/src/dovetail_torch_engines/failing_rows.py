@@ -39,8 +39,8 @@ def failing_rows(
         goal: the objective, built from the spec.
         spec: the specification of the objective.
         micro_batch: the micro-batch of a prepared mini-batch.
-        outputs: the outputs of the micro-batch, [T, …] each.
-        denominators: the denominators of the mini-batch.
+        outputs: the model's outputs by name, [T, …] each for the T response tokens.
+        denominators: the loss's denominators over the whole mini-batch, by name.
     """
     offsets = micro_batch["response_mask"].offsets
     failing: list[int] = []

@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 def fuses(hidden_RH: Tensor) -> bool:
-    """Return whether these kernels can run on the device of the hidden states."""
+    """Return whether the fused kernels can run on the device of the hidden states."""
     return hidden_RH.device.type == "cuda" and _has_triton()
 
 
@@ -39,7 +39,7 @@ def _has_triton() -> bool:
     found = find_spec("triton") is not None
     if not found:
         _logger.warning(
-            "triton is missing, so the output layer runs without its kernels: slower, and with more memory"
+            "the package triton is not installed: the output layer runs without Triton kernels, slower and with more memory"
         )
     return found
 
@@ -59,12 +59,14 @@ def fused_scores(
     ids_RK: Tensor | None = None,
     top_k: int = 0,
 ) -> dict[str, Tensor]:
-    """Compute log-probabilities and other scores of tokens. Collective over the vocabulary's ranks, which must hold the same hidden states.
+    """Compute log-probabilities and other scores of tokens. Collective over the ranks that divide the vocabulary; they must hold
+    the same hidden states.
 
     Args:
         hidden_RH: float [R, H], the hidden state that predicts each token. If the vocabulary is divided, the gradient is this
             rank's summand of a sum over the ranks.
-        weight_VH: float [V, H], this rank's rows of the output layer; [V + P, H] if the vocabulary is divided.
+        weight_VH: float [V, H], this rank's rows of the output layer; [V + P, H], with P rows of padding, if the vocabulary is
+            divided.
         bias_V: float [V] or None; None if the vocabulary is divided.
         targets_R: int64 [R], token ids in the whole vocabulary.
         temperature_R: float32 [R]; None means 1.
@@ -72,13 +74,13 @@ def fused_scores(
         dtype: the dtype in which the output layer multiplies; softmax is float32.
         room: bytes of logits that may be kept for the backward pass.
         vocabulary: this rank's shard of the vocabulary, at least one token; None for the whole vocabulary.
-        chunk: the number of rows in a chunk; None to use `chunk_rows`.
+        chunk: the number of rows of hidden states that are processed at once; None to use `chunk_rows`.
         ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary. If a row repeats an id, gradients are not
             deterministic.
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
-        The outputs by name, the same on every rank: float32 [R], or [R, K] for K words, in nats; int32 [R, K] for `top_ids`.
+        The outputs by name, the same on every rank: float32 [R], or [R, K] for K token ids, in nats; int32 [R, K] for `top_ids`.
     """
     found = _FusedScores.apply(  # type: ignore[no-untyped-call]
         hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,
@@ -90,7 +92,7 @@ def fused_scores(
 
 
 def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
-    """Return the number of rows in a chunk, so that chunks are about equal and as few as `CHUNK_BYTES` allows."""
+    """Return the number of rows to process at once, so that chunks are about equal and as few as `CHUNK_BYTES` allows."""
     most = max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (vocabulary * dtype.itemsize))
     chunks = max(1, -(-rows // most))
     return -(-max(1, rows) // (chunks * ROW_MULTIPLE)) * ROW_MULTIPLE

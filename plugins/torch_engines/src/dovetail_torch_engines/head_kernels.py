@@ -35,7 +35,7 @@ def row_scores(
     Args:
         logits_CV: float16, bfloat16 or float32 [C, V], rows contiguous.
         bias_V: float32 [V] or None.
-        targets_C: int64 [C].
+        targets_C: int64 [C], the token id whose log-probability is returned.
         temperature_C: float32 [C]; None means 1.
         entropies: whether to compute entropies; else 0 is returned for them.
         squares: whether to compute Σ p²; else 0 is returned for it.
@@ -67,7 +67,7 @@ def into_gradient(
     entropies_C: Float32[Tensor, "C"],
     grad_entropies_C: Float32[Tensor, "C"] | None,
 ) -> None:
-    """Turn logits into their gradient in place: (g (1_y − p) − h p (log p + H)) / temperature.
+    """Turn logits into their gradient in place: (g (1_y − p) − h p (log p + H)) / temperature, with softmax p and target y.
 
     Args:
         logits_CV: as for `row_scores`; [C, V], overwritten with the gradient in the same dtype.

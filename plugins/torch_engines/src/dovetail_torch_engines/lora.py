@@ -51,15 +51,15 @@ class LoraSection:
                 re.compile(self.exclude_modules)
             except re.error as error:
                 raise ValueError(
-                    f"exclude_modules={self.exclude_modules!r} is not a regular expression: {error}; use such as .*visual.*"
+                    f"exclude_modules={self.exclude_modules!r} is not a regular expression: {error}; expected one such as .*visual.*"
                 ) from error
         if self.base is not None and self.sync == "adapter":
             raise ValueError(
-                f"base={self.base} with sync=adapter: the rollout would put the adapter on weights that are not rounded; set sync=merged"
+                f"base={self.base} can't be combined with sync=adapter: the rollout would apply the adapter to unrounded weights; set sync=merged"
             )
         if self.base is not None and self.dora:
             raise ValueError(
-                f"base={self.base} with dora: it needs the norms of unquantised weights; set dora=false"
+                f"base={self.base} can't be combined with dora=true: DoRA needs the norms of unquantised weights; set dora=false"
             )
 
     def planned(self) -> PlannedAdapter:

@@ -98,7 +98,7 @@ class MicroBatchRows:
     def with_rows(
         self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
     ) -> tuple[int, ...]:
-        """Return cost, number of prompts, longest prompt and longest row of the micro-batch if these rows were added."""
+        """Return cost, number of prompts, longest prompt and longest row of the micro-batch if rows of one prompt were added."""
         prompts = self.prompts + (prompt != self.last_prompt)
         longest_prompt = max(self.longest_prompt, prompt_length)
         longest = max(self.longest, length)
@@ -106,7 +106,7 @@ class MicroBatchRows:
         return cost, prompts, longest_prompt, longest
 
     def add(self, rows: Sequence[int], prompt: int, after: tuple[int, ...]) -> None:
-        """Add rows; `after` is the result of `with_rows`."""
+        """Add rows of one prompt; `after` is the result of `with_rows` for the same rows."""
         self.rows += rows
         self.last_prompt = prompt
         self.cost, self.prompts, self.longest_prompt, self.longest = after

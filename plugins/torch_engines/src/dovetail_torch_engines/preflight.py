@@ -45,13 +45,13 @@ def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             find = Finding.error if config.runtime.in_process else Finding.warning
             cause = error.__cause__
             reason = f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
-            instead = "" if policy else ", or leave it out to take model.path"
-            hint = f"set {key}= to a directory with config.json, or a hub id{instead}"
+            instead = "" if policy else ", or leave it out to use model.path"
+            hint = f"set {key}= to a directory with config.json or to a hub id{instead}"
             if isinstance(cause, ModelError):
                 reason, hint = cause.message, cause.hint or hint
             elif "trust_remote_code" in str(cause):
-                reason = "it is Python code that comes with the weights"
-                hint = "read that code, then set model.trust_remote_code=true"
+                reason = "its architecture is Python code that comes with the weights"
+                hint = "read that code; if you trust it, set model.trust_remote_code=true"
             yield find(
                 f"{key} = {role.path} holds no model that transformers can read: {reason}",
                 hint=hint,
@@ -68,7 +68,7 @@ def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             find = Finding.error if role.moves or config.runtime.in_process else Finding.warning
             yield find(
                 f"{key} = {role.path} has quantised weights: {problem}",
-                hint=f"set {key}= to the model in full precision",
+                hint=f"set {key}= to the same model in full precision",
             )
 
 
@@ -99,11 +99,11 @@ def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
     if wrong:
         name, (file, shape_there), expected = wrong[0]
         return (
-            f"{name} in {file} has the shape {list(shape_there)}; expected {list(expected)} by config.json"
+            f"the tensor {name} in {file} has the shape {list(shape_there)}; config.json requires {list(expected)}"
             f"{_and_more(wrong)}"
         )
     if missing:
-        return f"no file of {directory} has {missing[0]}, which its config.json asks for{_and_more(missing)}"
+        return f"the files in {directory} lack the tensor {missing[0]}, which config.json requires{_and_more(missing)}"
     return None
 
 
@@ -114,7 +114,7 @@ def _quantisation_problem(role: ModelRole, given: Any) -> str | None:
     if given is None or not AutoHfQuantizer.supports_quant_method(given):
         return None
     if role.moves:
-        return "those of a model that is trained have to be stored in full precision"
+        return "a model that is trained must be stored in full precision"
     try:
         quantizer = AutoHfQuantizer.from_config(deepcopy(given), pre_quantized=True)
         quantizer.validate_environment(device_map=None)
@@ -124,7 +124,7 @@ def _quantisation_problem(role: ModelRole, given: Any) -> str | None:
 
 
 def _and_more(found: Sequence[object]) -> str:
-    return f" (and {len(found) - 1} more tensors)" if len(found) > 1 else ""
+    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""
 
 
 def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
@@ -155,7 +155,7 @@ def _problem(target: str, shape: ModelShape, role: ModelRole) -> ConfigError | N
     named = sorted(shape.matching(target))
     if not named:
         return ConfigError(
-            f"the adapter is to be put on {target!r}, and {role.path} has no module of that name",
+            f"lora.target_modules names {target!r}, but the model {role.path} has no module of that name",
             hint=_layers(target, shape),
         )
     for name in named:
@@ -177,7 +177,9 @@ def _section(plan: Plan | None, role: ModelRole) -> str:
 def _layers(target: str, shape: ModelShape) -> str:
     known = sorted({name.rpartition(".")[2] for name in shape.layers})
     near = nearest(target.rpartition(".")[2], known)
-    return (f"did you mean {near!r}? " if near else "") + f"Its layers are {', '.join(known)}"
+    return (
+        f"did you mean {near!r}? " if near else ""
+    ) + f"The model's layers are {', '.join(known)}"
 
 
 def _stored(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
@@ -188,7 +190,9 @@ def _stored(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     """
     name = next((name for name in FILES if (directory / name).is_file()), None)
     if name is None:
-        raise ModelError(f"{directory} has no weights; expected {FILES[1]} or {FILES[0]}")
+        raise ModelError(
+            f"the directory {directory} has no weights; expected a file {FILES[1]} or {FILES[0]}"
+        )
     file = directory / name
     if file.suffix != ".json":
         return {tensor: (file, shape) for tensor, shape in _shapes(file).items()}
@@ -196,7 +200,9 @@ def _stored(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     parts = {part: _shapes(directory / part) for part in sorted(set(places.values()))}
     for tensor, part in places.items():
         if tensor not in parts[part]:
-            raise ModelError(f"{directory / part} has no tensor {tensor}, which {file.name} names")
+            raise ModelError(
+                f"the file {directory / part} lacks the tensor {tensor}, which {file.name} assigns to it"
+            )
     return {tensor: (directory / part, parts[part][tensor]) for tensor, part in places.items()}
 
 
@@ -210,8 +216,8 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(file, framework="np") as opened:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in list(opened.keys())}
     except OSError as error:
-        raise ModelError(f"{file} can't be read: {error.strerror}") from error
+        raise ModelError(f"the file {file} can't be read: {error.strerror}") from error
     except SafetensorError as error:
         raise ModelError(
-            f"{file} has {size:,} bytes and is truncated, or no safetensors file: {error}"
+            f"the file {file} ({size:,} bytes) is truncated or is not a safetensors file: {error}"
         ) from error

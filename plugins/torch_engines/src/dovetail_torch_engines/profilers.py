@@ -49,9 +49,8 @@ class MemoryHistory:
         self._memory: Any = getattr(_device_module(device), "memory", None)
         if not hasattr(self._memory, "_record_memory_history"):
             raise ConfigError(
-                "profile.tool=memory records the allocations of an accelerator, and torch keeps no history of those "
-                f"on {device}",
-                hint="run on an accelerator that has it, or set profile.tool=torch",
+                f"profile.tool=memory can't be used on {device}: torch keeps no history of this device's allocations",
+                hint="run on a device with such a history, such as an NVIDIA GPU, or set profile.tool=torch",
             )
         self.label = nullcontext
 
@@ -77,13 +76,13 @@ class ProfilerRange:
         profiler, nvtx = (getattr(self._module, name, None) for name in ("profiler", "nvtx"))
         if not hasattr(profiler, "start") or nvtx is None:
             raise ConfigError(
-                f"profile.tool=nsys marks ranges by the profiler of an NVIDIA GPU, which {device} is not",
+                f"profile.tool=nsys needs an NVIDIA GPU; the device is {device}",
                 hint="run on an NVIDIA GPU under `nsys profile`, or set profile.tool=torch",
             )
         self.label = nvtx.range
 
     def start(self) -> None:
-        """Start Nsight Systems' recording, without work that was queued earlier."""
+        """Start Nsight Systems' recording after all queued work of the device has finished."""
         # Kernels that were queued before the range must not be recorded in it.
         self._module.synchronize()
         self._module.profiler.start()

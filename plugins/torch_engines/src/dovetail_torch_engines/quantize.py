@@ -27,14 +27,14 @@ def quantization(method: str) -> Callable[[Path], None]:
     """
     if method not in SCHEMES:
         raise ConfigError(
-            f"--quantize={method} is not known; expected {', '.join(SCHEMES)}",
+            f"--quantize={method} is not a known method; expected {', '.join(SCHEMES)}",
             hint=f"export with --quantize={next(iter(SCHEMES))}",
         )
     try:
         import compressed_tensors  # noqa: F401 - asked before anything is written
     except ImportError as error:
         raise ConfigError(
-            f"--quantize={method} needs the package compressed-tensors: {error}",
+            f"--quantize={method} needs the package compressed-tensors, which can't be imported here: {error}",
             hint="pip install 'dovetail-rl[quantize]'",
         ) from error
     return partial(_quantize, scheme_name=SCHEMES[method])
@@ -48,7 +48,8 @@ def _quantize(model: Path, scheme_name: str) -> None:
     section = ModelSection(path=str(model))
     if takes_images(read_config(section)):
         raise ModelError(
-            "the model takes images, and servers differ in which layers of its tower they expect quantized",
+            "--quantize can't be used for a model that takes images: servers differ in which layers of its vision tower they "
+            "expect quantized",
             hint="export without --quantize, and let the server quantize: vllm serve DIR --quantization fp8",
         )
     layers = read_shape(section).layers
@@ -90,7 +91,8 @@ def _quantized_tensors(tensors: Mapping[str, Any], linear: set[str], scheme: Any
     for name, tensor in tensors.items():
         if ".experts." in name or tensor.ndim > 2:
             raise ModelError(
-                f"{name} is part of a mixture of experts, or not a matrix: --quantize does not quantize it, and a server expects it quantized",
+                f"--quantize can't quantize the tensor {name}, which belongs to a mixture of experts or is not a matrix, and servers "
+                "expect it quantized",
                 hint="export without --quantize, and let the server quantize: vllm serve DIR --quantization fp8",
             )
         layer = name.removesuffix(".weight")

@@ -32,7 +32,7 @@ class RandomState:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Give torch's generators this state within the block, then save it and restore the generators' earlier state."""
+        """Set torch's generators to this state within the block; then save their new state and restore the earlier one."""
         before = self._current()
         self._set(self.tensors)
         try:
@@ -42,7 +42,7 @@ class RandomState:
             self._set(before)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state of each generator, uint8 [n]; generators that the checkpoint lacks keep their state."""
+        """Restore the generators' states, uint8 [n] by name, from a checkpoint; generators that it lacks keep their state."""
         self.tensors |= {name: tensors[name] for name in self.tensors.keys() & tensors.keys()}
 
     def _current(self) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ class Ranks:
     """
 
     def __init__(self, mesh: Mesh | None, rank: int) -> None:
-        """See that the process group is there.
+        """Check that torch's process group has as many ranks as the mesh.
 
         Raises:
             DispatchError: the mesh has several ranks, and the process group has another number or is missing.
@@ -35,7 +35,7 @@ class Ranks:
         if joined != self.size:
             raise DispatchError(
                 f"the mesh {mesh} has {self.size} ranks, but torch's process group has {joined}",
-                hint="a runtime of several processes joins them before it starts the engine",
+                hint="the runtime must join all ranks in one process group before it starts the engine",
             )
 
     @property

@@ -31,7 +31,7 @@ class SafetensorsWriter:
         self._failure: Exception | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor of any shape; a file is written when it is full."""
+        """Add a tensor of any shape; a file is written when its size limit is reached."""
         if self._failure is not None:
             return
         size = tensor.numel() * tensor.element_size()
@@ -51,7 +51,7 @@ class SafetensorsWriter:
             self._write()
         if self._failure is not None:
             raise CheckpointError(
-                f"{self._folder} can't be written: {self._failure}",
+                f"the directory {self._folder} can't be written: {self._failure}",
                 hint="see that there is room on the disk, and that every rank sees the directory",
             ) from self._failure
 
@@ -102,7 +102,7 @@ class SafetensorsStore:
         """Read the files' headers.
 
         Raises:
-            CheckpointError: they can't be read, or there are none.
+            CheckpointError: the files can't be read, or there are none.
         """
         from safetensors import SafetensorError
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -116,7 +116,7 @@ class SafetensorsStore:
         if not self._entries:
             raise CheckpointError(
                 f"checkpoint {folder.parent} has no {folder.name}/*.safetensors",
-                hint="it is incomplete",
+                hint="the checkpoint is incomplete: use another one",
             )
 
     @property
@@ -132,10 +132,14 @@ class SafetensorsStore:
         """
         stored = {name: tuple(entry.size) for name, entry in self._entries.items()}
         shapes = {name: tuple(shape) for name, shape in expected.items()}
-        wrong = [f"it lacks {name!r}" for name in sorted(shapes.keys() - stored.keys())]
-        wrong += [f"it has {name!r} besides" for name in sorted(stored.keys() - shapes.keys())]
+        wrong = [
+            f"the tensor {name!r} is missing" for name in sorted(shapes.keys() - stored.keys())
+        ]
         wrong += [
-            f"{name!r} has shape {stored[name]} there and {shape} here"
+            f"the tensor {name!r} is not expected" for name in sorted(stored.keys() - shapes.keys())
+        ]
+        wrong += [
+            f"the tensor {name!r} has shape {stored[name]}; expected {shape}"
             for name, shape in shapes.items()
             if name in stored and shape != stored[name]
         ]

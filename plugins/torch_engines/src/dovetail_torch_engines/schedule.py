@@ -14,21 +14,21 @@ class LearningRate:
     """The learning rate at a step: warm-up, then the schedule of an `optim` section."""
 
     def __init__(self, section: OptimSection, total_steps: int | None) -> None:
-        """Make the schedule that the section names.
+        """Construct the schedule that the section names.
 
         Args:
-            section: the section of the role.
-            total_steps: optimizer steps of the run, where they are known.
+            section: the role's `optim` section.
+            total_steps: the number of the run's optimizer steps; None if unknown.
 
         Raises:
             ConfigError: the schedule must know the number of steps.
-            PluginError: it can't be found or loaded.
+            PluginError: the schedule can't be found or loaded.
         """
         ref = ref_for("schedule", section.schedule)
         self._schedule = cast("Schedule", make_plugin(ref, PluginContext()))
         if total_steps is None and self._schedule.needs_end:
             raise ConfigError(
-                f"optim.schedule {ref.name!r} needs to know how many steps the run will take",
+                f"optim.schedule={ref.name} needs the run's number of steps, which is not set",
                 hint="use optim.schedule=constant, or set trainer.total_steps",
             )
         self._section, self._total_steps = section, total_steps
@@ -38,7 +38,7 @@ class LearningRate:
 
         Args:
             step: the step of the optimizer.
-            peak: the peak of a group of parameters with another than `optim.lr`.
+            peak: the peak learning rate of a parameter group; None for `optim.lr`.
         """
         section = self._section
         peak = section.lr if peak is None else peak

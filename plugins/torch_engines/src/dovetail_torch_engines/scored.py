@@ -30,7 +30,7 @@ class Scored:
 
     @classmethod
     def of(cls, mask: Ragged) -> Scored:
-        """Return the tokens at which a mask, ragged [T] of N samples, is 1."""
+        """Return the scored tokens of a mask, ragged [T] of N samples: the tokens whose mask is 1."""
         scored_N = scored_lengths(mask)
         active_B = np.flatnonzero(scored_N)
         token_R = np.flatnonzero(mask.values)

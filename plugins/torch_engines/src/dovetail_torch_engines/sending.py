@@ -20,12 +20,12 @@ class Sending(ABC):
     """
 
     def __init__(self, context: PluginContext, ranks: Ranks, *, critic: str | None = None) -> None:
-        """Nothing is connected yet.
+        """Store the arguments; the sender is connected at the first update.
 
         Args:
-            context: with the weight transport, where there is one.
-            ranks: all of the engine.
-            critic: what the model ends in, in words, where no rollout can take its weights.
+            context: the engine's context, with the weight transport if there is one.
+            ranks: all ranks of the engine.
+            critic: the name of a critic's head for errors, such as `a value head`; None for a policy.
         """
         self._context, self._ranks, self._critic = context, ranks, critic
         self._sender: WeightSender | None = None
@@ -81,7 +81,7 @@ class Sending(ABC):
         if self._sender is None:
             if self._context.transport is None:
                 raise WeightSyncError(
-                    f"role {self._context.role!r} has no weight transport to send through",
+                    f"role {self._context.role!r} can't send its weights: it has no weight transport",
                     hint="set rollout.weight_transport",
                 )
             self._sender = cast("WeightTransport", self._context.transport).sender()
@@ -90,23 +90,24 @@ class Sending(ABC):
     def _check_policy(self) -> None:
         if self._critic is not None:
             raise WeightSyncError(
-                f"role {self._context.role or 'actor'!r} ends in {self._critic}, and no rollout takes the weights "
-                "of a critic",
+                f"the weights of role {self._context.role or 'actor'!r} can't be sent to a rollout: its model ends in "
+                f"{self._critic}",
                 hint="send the weights of the actor",
             )
 
     def _check(self, version: int, manifest: WeightManifest) -> None:
         if version != manifest.version:
             raise WeightSyncError(
-                f"version {version} was asked for with the manifest of version {manifest.version}"
+                f"weights of version {version} can't be sent with the manifest of version {manifest.version}; expected the "
+                "manifest of the same version"
             )
         own = {spec.name: spec for spec in self.described(version).tensors}
         for spec in manifest.tensors:
             mine = own.get(spec.name)
             if mine is None or mine.shape != spec.shape:
-                have = "nothing of that name" if mine is None else f"shape {mine.shape}"
+                have = "no tensor of that name" if mine is None else f"it with shape {mine.shape}"
                 raise WeightSyncError(
-                    f"the manifest of version {version} names {spec.name!r} with shape {spec.shape}, "
+                    f"the manifest of version {version} lists the tensor {spec.name!r} with shape {spec.shape}, "
                     f"but the model has {have}",
-                    hint="make the manifest with the weight_manifest of the engine that sends",
+                    hint="make the manifest with weight_manifest() of the engine that sends the weights",
                 )

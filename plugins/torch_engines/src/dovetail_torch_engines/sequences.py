@@ -90,7 +90,7 @@ class Buckets:
         ]
 
     def gathered(self, x_NXD: Tensor) -> Tensor:
-        """Return the tokens [T, X, D] without padding, from the buckets one after another, [N, X, D]."""
+        """Return the tokens without padding, [T, X, D], from the concatenated tokens of all buckets, [N, X, D]."""
         if self._slot_T is None:
             return x_NXD
         return _Gathered.apply(x_NXD, self._slot_T)  # type: ignore[no-untyped-call]

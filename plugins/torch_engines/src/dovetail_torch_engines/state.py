@@ -71,7 +71,7 @@ def read_facts(directory: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(
             f"checkpoint {directory} has no {TRAINING}",
-            hint="it is incomplete, or the run that wrote it did not train this model",
+            hint="use another checkpoint: this one is incomplete, or its run did not train this model",
         ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {file} can't be read: {error}") from error
@@ -79,7 +79,7 @@ def read_facts(directory: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise CheckpointError(
             f"checkpoint {directory} has format {found!r}; this version reads {FORMAT}",
-            hint="resume with the version of the engine that wrote it",
+            hint="resume with the version of Dovetail that wrote the checkpoint",
         )
     return dict(facts)
 

@@ -58,7 +58,7 @@ class StoredCheckpoint:
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Return the dtype of a tensor in safetensors; None unless it is a usual floating-point dtype."""
+        """Return the dtype of a tensor in safetensors; None if it is not one of torch's common floating-point dtypes."""
         return _DTYPES.get(self._slice(name).get_dtype())
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
@@ -137,20 +137,20 @@ def _names(file: Path) -> list[str]:
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Return the name of the checkpoint file with each tensor, by the tensor's name.
+    """Return the file name of each tensor of a checkpoint, by tensor name, from the checkpoint's index.
 
     Raises:
-        ModelError: the file is not an index.
+        ModelError: the file can't be read as an index.
     """
     try:
         places: dict[str, str] = json.loads(file.read_bytes())["weight_map"]
         if all(isinstance(part, str) for part in places.values()):
             return places
-        why = "its weight_map names no files"
+        why = "its weight_map assigns a tensor to something other than a file name"
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
     raise ModelError(
-        f"{file} can't be read as an index of weights: {why}",
+        f"the file {file} can't be read as an index of weights: {why}",
         hint="fetch or export the model again",
     )
 
@@ -161,21 +161,21 @@ def unpickled(file: Path) -> dict[str, Tensor]:
     Raises:
         ModelError: the file has no tensors, or objects that torch does not unpickle as tensors.
     """
-    hint = "fetch the model again, or take it in safetensors"
+    hint = "fetch the model again, or use its safetensors files"
     try:
         found = torch.load(file, weights_only=True, mmap=is_zipfile(file), map_location="cpu")
     except Exception as error:  # damaged bytes raise errors of any class
-        why = "is damaged, or holds more than tensors, which is not unpickled"
+        why = "can't be loaded: it is damaged or holds objects other than tensors, which are not unpickled"
         if isinstance(error, FileNotFoundError | PermissionError):
             why = f"can't be read: {error.strerror}"
-        raise ModelError(f"{file} {why}", hint=hint) from error
+        raise ModelError(f"the file {file} {why}", hint=hint) from error
     pairs = found.items() if isinstance(found, dict) else ()
     tensors = {
         key: each for key, each in pairs if isinstance(each, Tensor) and isinstance(key, str)
     }
     if not tensors:
         raise ModelError(
-            f"{file} holds {type(found).__name__}; expected a mapping of names to tensors",
+            f"the file {file} holds an object of type {type(found).__name__} without tensors; expected a mapping of names to tensors",
             hint=hint,
         )
     return tensors

@@ -54,7 +54,7 @@ class PreparedUpdate:
     prepared: Batch
     """The mini-batch with the columns that micro-batches need."""
     denominators: Mapping[str, float]
-    """Denominators of the whole mini-batch."""
+    """The loss's denominators over the whole mini-batch, by name."""
 
 
 class TorchEngine(TrainEngine):
@@ -90,7 +90,7 @@ class TorchEngine(TrainEngine):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """Return the outputs that every engine has and, for a language model, those of `TOKEN_OUTPUTS`."""
+        """Return, by name, the outputs that every engine has and, for a language model, those of `TOKEN_OUTPUTS`."""
         return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     @classmethod
@@ -195,6 +195,8 @@ class TorchEngine(TrainEngine):
         """Return the error with the samples, on any rank, that caused it. Collective."""
         samples = self._ranks.every(sample_names(mini_batch, rows))
         whence = (
-            f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"
+            f"; the cause is {listed(samples)}"
+            if samples
+            else "; the loss of each single sample is finite"
         )
         return NumericsError(error.message + whence, hint=error.hint, sample_ids=samples)

@@ -27,9 +27,10 @@ from dovetail_torch_engines.sequences import sent
 def to_heads(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert all heads of this rank's tokens to all tokens of this rank's heads, by an all-to-all. Collective and differentiable.
+    """Convert all heads of this rank's T tokens to all F tokens of its heads, by an all-to-all. Collective and
+    differentiable.
 
-    If C does not divide the key and value heads, they are repeated.
+    If C, the number of ranks, does not divide the key and value heads, these are repeated.
 
     Args:
         query_THD: float [T, H, D]; C divides H.
@@ -58,7 +59,9 @@ def to_heads(
 
 
 def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return all heads of this rank's tokens, [T, H, E], from all tokens of its heads, [F, H / C, E]. Collective and differentiable."""
+    """Return all heads of this rank's T tokens, [T, H, E], from all tokens of its heads, [F, H / C, E], for C ranks. Collective,
+    differentiable.
+    """
     by_rank = torch.unflatten(attended_FHE, 0, (dist.get_world_size(group), -1))
     return _exchanged(by_rank, group).transpose(0, 1).flatten(1, 2)
 

@@ -22,7 +22,7 @@ VALUE_HEADS = (
 def stored_value_head(
     checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
 ) -> dict[str, Tensor]:
-    """Return `weight` [1, H] and, if present, `bias` [1] of the checkpoint's own value head; empty if it has no such head.
+    """Return `weight` [1, hidden_size] and, if present, `bias` [1] of the checkpoint's value head; empty if it has none.
 
     Raises:
         ModelError: the head has more than one output, or is not a linear layer.
@@ -33,8 +33,8 @@ def stored_value_head(
         odd = sorted(key for key in names if key.split(".")[0] in {"v_head", "value_head", "score"})
         if odd:
             raise ModelError(
-                f"model {section.path!r} holds a value head of another form: {odd[0]!r}",
-                hint=f"a critic's head is one linear layer, named {', '.join(VALUE_HEADS)}",
+                f"model {section.path!r} has a value head of an unsupported form: its tensor is {odd[0]!r}",
+                hint=f"use a critic whose head is one linear layer with one of the names {', '.join(VALUE_HEADS)}",
             )
         return {}
     stored = {
@@ -44,8 +44,8 @@ def stored_value_head(
     }
     if tuple(stored["weight"].shape) != (1, hidden_size):
         raise ModelError(
-            f"the head {name!r} of model {section.path!r} has shape {tuple(stored['weight'].shape)}, "
-            f"not (1, {hidden_size})",
-            hint="a critic gives one number: name a model with one label, or a plain language model",
+            f"the head {name!r} of model {section.path!r} has shape {tuple(stored['weight'].shape)}"
+            f"; expected (1, {hidden_size})",
+            hint="use a model with one label, or a plain language model, as the critic",
         )
     return stored

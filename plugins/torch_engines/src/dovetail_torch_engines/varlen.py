@@ -48,11 +48,11 @@ def attend(
     """Return causal attention within each sequence; differentiable.
 
     Args:
-        query_THD: float [T, H, D].
-        key_TKD: float [T, K, D].
+        query_THD: float [T, H, D], T tokens with H heads.
+        key_TKD: float [T, K, D], K key and value heads.
         value_TKE: float [T, K, E].
         sequences: the boundaries of the sequences; their lengths add up to T.
-        scale: the scale of the scores.
+        scale: the factor of the products of queries and keys.
         window: the number of tokens that each token sees, itself included; None for no limit.
 
     Returns:

@@ -51,11 +51,11 @@ class Vocabulary:
         return torch.stack(parts)
 
     def top_of_part(self, z_RV: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """Return the most likely words of this shard of the vocabulary, and their logits.
+        """Return the most likely tokens of this shard of the vocabulary, and their logits.
 
         Args:
             z_RV: float [R, V], this shard's logits in any scale.
-            top_k: K, the number of words to return.
+            top_k: K, the number of tokens to return.
 
         Returns:
             int32 [R, K], token ids in the whole vocabulary, the likeliest first; and float32 [R, K], their logits. Padded with −1
@@ -68,7 +68,7 @@ class Vocabulary:
         return ids_RK, pad(z_RK.float(), missing, value=-torch.inf)
 
     def merged_top(self, ids_RK: Tensor, z_RK: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the most likely words of the whole vocabulary, and their logits, from those of each shard. Collective.
+        """Return the most likely tokens of the whole vocabulary, and their logits, from those of each shard. Collective.
 
         Args:
             ids_RK: int32 [R, K], as `top_of_part` returns them.
@@ -86,7 +86,8 @@ class Vocabulary:
     def merged(self, scores_4R: Tensor, mine_R: Tensor) -> Tensor:
         """Convert scores under the softmax over each shard to scores under the softmax over the whole vocabulary. Collective.
 
-        With z, p, H and lse = log Σ e^z of a shard, lse' of the whole vocabulary, and w = e^(lse − lse'), which adds up to 1 over shards:
+        With logits z, probabilities p, entropy H and lse = log Σ e^z of a shard, primes for the whole vocabulary, and
+        w = e^(lse − lse'), which adds up to 1 over shards:
 
             log p'_y = z_y − lse'        H' = Σ w (H + lse' − lse)        Σ p'² = Σ w² Σ p²
 

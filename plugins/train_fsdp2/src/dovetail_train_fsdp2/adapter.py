@@ -52,8 +52,8 @@ class PeftAdapter:
         """Wrap the layers that the section names, in place, and freeze everything else.
 
         Args:
-            model: its other weights are the same afterwards. Where they are on the meta device, so is the adapter:
-                `reset` it once both have memory.
+            model: the model; its other weights do not change. If they are on the meta device, so is the adapter: call `reset` once
+                both have memory.
             section: rank, scale and layers.
             seed: the seed of the matrices A; torch's random state is not changed.
 
@@ -70,7 +70,7 @@ class PeftAdapter:
             self.reset()
 
     def reset(self) -> None:
-        """Load the adapter of `adapter_path`, or initialise A from the seed and B with 0. Collective with DoRA.
+        """Load the adapter of `lora.adapter_path`, or initialise A from the seed and B with 0. Collective with DoRA.
 
         A is the same on any number of ranks.
 
@@ -239,7 +239,7 @@ def _inject(model: PreTrainedModel, section: LoraSection) -> dict[str, Any]:
             inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=empty)
         except ValueError as error:
             raise ConfigError(
-                f"lora.target_modules {', '.join(section.target_modules)} does not fit the model: "
+                f"lora.target_modules=[{', '.join(section.target_modules)}] does not fit the model: "
                 f"{str(error).partition(chr(10))[0]}",
                 hint=_choice(linear),
             ) from error
@@ -262,7 +262,7 @@ def _targets(
         named = [name for name in modules if name == target or name.endswith(f".{target}")]
         if whole and not named:
             raise ConfigError(
-                f"lora.target_modules names {target!r}, and the model has no module of that name",
+                f"lora.target_modules names {target!r}, but the model has no module of that name",
                 hint=_choice(linear),
             )
         for name in named:
@@ -275,15 +275,15 @@ def _targets(
     found = [name for name in reached if not (out and re.fullmatch(out, name))]
     if reached and not found:
         raise ConfigError(
-            f"lora.exclude_modules={out!r} leaves no layer that lora.target_modules reaches",
-            hint=_choice(linear),
+            f"lora.exclude_modules={out!r} excludes every layer that lora.target_modules names",
+            hint=f"exclude fewer layers, or {_choice(linear)}",
         )
     return found
 
 
 def _choice(linear: Iterable[str]) -> str:
     names = sorted({name.rpartition(".")[2] for name in linear})
-    return f"choose {ALL_LINEAR}, or of: {', '.join(names)}"
+    return f"set lora.target_modules to {ALL_LINEAR}, or to some of: {', '.join(names)}"
 
 
 def _check_layers(model: PreTrainedModel, layers: dict[str, Any]) -> None:
@@ -293,7 +293,7 @@ def _check_layers(model: PreTrainedModel, layers: dict[str, Any]) -> None:
         weight = getattr(layer.get_base_layer(), "weight", None)
         if weight is None:
             raise ConfigError(
-                f"lora.target_modules reaches {name!r}, whose weights are fused over experts",
+                f"lora.target_modules includes {name!r}, which can't be adapted: one tensor holds the weights of all experts",
                 hint="name the layers to adapt one by one, such as [q_proj, k_proj, v_proj, o_proj]",
             )
         if names[id(weight)] > 1:

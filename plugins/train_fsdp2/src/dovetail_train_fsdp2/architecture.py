@@ -74,7 +74,10 @@ def shares_prompts(model: PreTrainedModel) -> bool:
             use_cache=True,
         ).last_hidden_state
     except _FAILURES as error:
-        _logger.info("prompts are computed once a response: %s", error)
+        _logger.info(
+            "each prompt is computed again for every response, because the model can't share it: %s",
+            error,
+        )
         return False
     scale = float(whole.abs().max())
     if not math.isfinite(scale):

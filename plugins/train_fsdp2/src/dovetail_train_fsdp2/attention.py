@@ -57,12 +57,13 @@ def packed_attention(
 
     Args:
         module: the layer; `probing` has checked that it needs no other arguments.
-        query: float [1, H, F, D], with rotary positions applied; only this rank's tokens if ranks share the pack.
+        query: float [1, H, F, D], H heads and F tokens, with rotary positions applied; only this rank's tokens if ranks share the
+            pack.
         key: float [1, K, F, D], with rotary positions applied.
         value: float [1, K, F, E].
         attention_mask: unused, None.
         pack: the sequences; tokens attend within a sequence, and responses also to their prompt.
-        scaling: the scale of the scores; None is 1/√D.
+        scaling: the factor of the products of queries and keys; None means 1/√D.
         sliding_window: the number of tokens that each token sees, itself included; None for no limit.
 
     Returns:

@@ -33,10 +33,10 @@ class Fsdp2Config(AdaptableSection):
     """Config of the engine on plain PyTorch: float32 weights, sharded by fully_shard over several ranks, and fused optimizers."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
-        "context_parallel_size": "fsdp2 has sequence_parallel_size for ranks that share each sequence",
+        "context_parallel_size": "with fsdp2, set sequence_parallel_size: the number of ranks that share each sequence",
         **dict.fromkeys(
             ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"),
-            "fsdp2 shards parameters over all ranks, or shard_size of them; megatron has it",
+            "fsdp2 shards parameters over all ranks, or over shard_size of them; the engine megatron has this key",
         ),
     }
 
@@ -87,11 +87,11 @@ class Fsdp2Config(AdaptableSection):
         """Refuse what was never tried together."""
         if self.float8 is not None and self.lora is not None:
             raise ValueError(
-                f"float8={self.float8} with lora: adapters are trained beside weights in model.dtype; set float8=null"
+                f"float8={self.float8} can't be combined with lora: adapters are trained beside weights in model.dtype; set float8=null"
             )
         if self.compile and self.lora is not None and self.lora.base is not None:
             raise ValueError(
-                f"compile with lora.base={self.lora.base}: layers in 4 bits are not compiled; set compile=false"
+                f"compile=true can't be combined with lora.base={self.lora.base}: 4-bit layers are not compiled; set compile=false"
             )
 
     def mesh_axes(self) -> dict[str, int]:

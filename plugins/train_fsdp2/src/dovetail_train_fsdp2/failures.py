@@ -30,7 +30,7 @@ def all_failing_rows(
         goal: the objective.
         spec: the specification of the objective.
         mini_batch: the prepared mini-batch.
-        denominators: the denominators of the whole mini-batch.
+        denominators: the loss's denominators over the whole mini-batch, by name.
         parts: the update's micro-batches; with a sharded model their number is the same on every rank.
     """
     failing: list[int] = []

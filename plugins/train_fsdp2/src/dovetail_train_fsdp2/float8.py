@@ -38,7 +38,7 @@ def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> Non
         ) from error
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
         raise ConfigError(
-            f"float8=rowwise needs a CUDA device of capability {_CAPABILITY[0]}.{_CAPABILITY[1]} or newer, and this is "
+            f"float8=rowwise needs a CUDA device of capability {_CAPABILITY[0]}.{_CAPABILITY[1]} or newer; this device is "
             f"{torch.cuda.get_device_name(device)}",
             hint="leave float8 out",
         )

@@ -68,7 +68,7 @@ class ModelRunner(nn.Module):
         self.sharded = False
         self.can_share_prompts = False
         self.parallel: SequenceParallel | None = None
-        self.packs = PackingSupport(why_not="nothing was tried yet")
+        self.packs = PackingSupport(why_not="packing was not tested yet")
         self.room: Callable[[], int] = lambda: 0
         self.section: ModelSection | None = None
         self.vision_everywhere = False
@@ -105,8 +105,8 @@ class ModelRunner(nn.Module):
         self(None, ())
         if self.parallel is not None and self.packs.why_not is not None:
             raise ConfigError(
-                f"sequence_parallel_size {self.parallel.size} needs samples fed end to end, "
-                f"which is not possible here: {self.packs.why_not}",
+                f"sequence_parallel_size={self.parallel.size} needs packed samples, which this model does not support: "
+                f"{self.packs.why_not}",
                 hint="use sequence_parallel_size=1",
             )
 

@@ -57,7 +57,7 @@ def score_tokens(
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
-        The outputs by name: float32 [R], or [R, K] for K words, in nats; int32 [R, K] for `top_ids`.
+        The outputs by name: float32 [R], or [R, K] for K token ids, in nats; int32 [R, K] for `top_ids`.
     """
     if fuses(hidden_RH):
         return fused_scores(

@@ -103,7 +103,7 @@ class MicroBatchLayout:
     padding: int = 0
     """Number of tokens in `fed` that are padding."""
     read: Mapping[str, np.ndarray] = attrs.field(factory=dict)
-    """[R, …] by name: values at the scored tokens of the columns that outputs read; integers as int64."""
+    """Values of the columns that the outputs read, at the R scored tokens: [R, …] by column name, integers as int64."""
 
 
 DUMMY = MicroBatchLayout(

@@ -152,6 +152,6 @@ def _check_same(
     ]
     if wrong:
         raise ModelError(
-            f"model {section.path!r} can't be sharded: {wrong[0]!r} is not the same tensor in memory as by its config",
-            hint="quantised checkpoints are not trained here; save it in full precision",
+            f"model {section.path!r} can't be sharded: the loaded tensor {wrong[0]!r} does not match the model's config",
+            hint="if the model is quantised, save it in full precision: quantised models can't be trained",
         )

@@ -60,7 +60,7 @@ def use_expandable_segments(device: torch.device) -> None:
 
 
 def offloading() -> AbstractContextManager[Any]:
-    """Move large tensors that the block saves for its backward pass to pinned host memory.
+    """Return a context that moves the large tensors saved for the backward pass to pinned host memory.
 
     Tensors are copied on a separate stream; the backward pass waits for each tensor that it needs.
     """

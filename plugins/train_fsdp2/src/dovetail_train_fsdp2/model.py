@@ -55,8 +55,8 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     trunk: PreTrainedModel = model.base_model
     if trunk is model:
         raise ModelError(
-            f"{type(model).__name__} does not tell its base from its head, so it can't be a value model",
-            hint="name another model in critic.path",
+            f"the architecture {type(model).__name__} can't be a value model: its base and its head are not separate",
+            hint="set critic.path to another model",
         )
     return trunk
 
@@ -153,8 +153,8 @@ def _check_complete(section: ModelSection, missing: list[str]) -> None:
     if missing:
         # transformers would fill in random numbers.
         raise ModelError(
-            f"model {section.path!r} lacks {len(missing)} weights, such as {missing[0]!r}",
-            hint="is it a causal language model, and complete? Fetch or export it again",
+            f"model {section.path!r} lacks {len(missing)} of its weights, such as {missing[0]!r}",
+            hint="use a complete causal language model: fetch or export the model again",
         )
 
 
@@ -184,7 +184,7 @@ def _check_directory(path: str) -> None:
         if not (directory / "config.json").is_file():
             raise ModelError(
                 f"model directory {path!r} has no config.json",
-                hint="model.path must be a directory in Hugging Face format, as save_pretrained writes it",
+                hint="name a directory in Hugging Face format, as save_pretrained writes it",
             )
         if not any(any(directory.glob(pattern)) for pattern in WEIGHT_FILES):
             raise ModelError(
@@ -193,12 +193,13 @@ def _check_directory(path: str) -> None:
             )
     elif directory.is_file():
         raise ModelError(
-            f"model.path {path!r} is a file", hint="name the directory that holds config.json"
+            f"the model path {path!r} is a file; expected a directory",
+            hint="name the directory that holds config.json",
         )
     elif path.startswith(("/", ".", "~")) or path.count("/") > 1:
         raise ModelError(
             f"model directory {path!r} does not exist",
-            hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
+            hint="check model.path (or critic.path, ref.path); a relative path starts in the directory where the command runs",
         )
 
 

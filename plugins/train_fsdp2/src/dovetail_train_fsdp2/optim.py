@@ -37,13 +37,13 @@ class ShardedOptimizer:
         ranks: Ranks | None = None,
         replicas: int = 1,
     ) -> None:
-        """Take every parameter that is trained.
+        """Construct the optimizer of all trained parameters.
 
         Args:
-            model: where sharded, with its parameters in shards.
+            model: the model; if it is sharded, its parameters are this rank's shards.
             head: the model's output layer.
             training: optimizer, schedule and clipping.
-            total_steps: optimizer steps of the run, where they are known.
+            total_steps: the number of the run's optimizer steps; None if unknown.
             ranks: the ranks that hold shards; by default one, which holds everything.
             replicas: how many ranks hold each shard.
         """
@@ -76,7 +76,7 @@ class ShardedOptimizer:
             self.discard_gradients()
             what = f"gradient norm of optimizer step {self.steps} is {norm}"
             if not finite_everywhere:
-                what = f"loss of optimizer step {self.steps}, or an output of the model that it is made of, is not finite"
+                what = f"loss of optimizer step {self.steps}, or a model output that it is computed from, is not finite"
             raise NumericsError(
                 f"the {what}; no step was taken",
                 hint="lower the learning rate, and look at the loss, ratio and reward metrics of the steps before",
@@ -171,7 +171,7 @@ class ShardedOptimizer:
 
     def _foreign(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"the optimizer state is of another model or optimizer: it holds {name!r}",
+            f"the optimizer state does not fit this model and optimizer: it has a step count for the parameter {name!r}",
             hint="resume with the model and the optimizer that the checkpoint was made with",
         )
 

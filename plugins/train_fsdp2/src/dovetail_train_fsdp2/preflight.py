@@ -69,10 +69,10 @@ def shards_span_machines(config: Any, plan: Any) -> Iterator[Finding]:
             each = size / pool.ranks_per_node / 1e9
             if each <= _ROOM_GB:
                 yield Finding.warning(
-                    f"{model.key}.engine shards {model.role} over the {pool.ranks} ranks of {pool.nodes} machines, though the "
-                    f"{pool.ranks_per_node} accelerators of one hold its states: {each:.3g} GB each",
-                    hint=f"set {model.key}.engine.shard_size={pool.ranks_per_node}, which gathers within a machine, or "
-                    f"{model.key}.engine.shard_size={pool.ranks} to keep it so",
+                    f"{model.key}.engine shards {model.role} over the {pool.ranks} ranks of {pool.nodes} machines, although the "
+                    f"{pool.ranks_per_node} accelerators of one machine can hold its states ({each:.3g} GB each)",
+                    hint=f"set {model.key}.engine.shard_size={pool.ranks_per_node} to gather weights within a machine only, or "
+                    f"{model.key}.engine.shard_size={pool.ranks} to keep the shards on all machines",
                 )
 
 

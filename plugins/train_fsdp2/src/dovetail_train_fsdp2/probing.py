@@ -35,7 +35,7 @@ _HARMLESS = frozenset(
 
 
 class Reach:
-    """Placeholder for a mask: the number of tokens that each token sees, itself included; `FAR` for all, None for no window."""
+    """Placeholder for a mask: how many tokens each token sees, itself included; `FAR` for all, None if the mask is no window."""
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens
@@ -89,10 +89,10 @@ def _why_not(model: PreTrainedModel, notes: _Notes) -> str | None:
             return f"{name} {notes.why_not}"
         layers = _attending_layers(model, ids_BL)
         if notes.layers != layers:
-            return f"{name} mixes tokens otherwise than by the attention of transformers' interface"
+            return f"{name} mixes tokens by other means than transformers' attention interface"
         return _wrong(model, ids_BL)
     except _FAILURES as error:
-        return f"{name} can't: {str(error).partition(chr(10))[0]}"
+        return f"{name} failed on a packed batch: {str(error).partition(chr(10))[0]}"
 
 
 def _wrong(model: PreTrainedModel, ids_BL: Tensor) -> str | None:
@@ -112,9 +112,9 @@ def _wrong(model: PreTrainedModel, ids_BL: Tensor) -> str | None:
         other = packed(torch.stack([ids_BL[0].flip(0), ids_BL[1]]))
     tolerance = (1e-4 if together.dtype == torch.float32 else 3e-2) * float(apart.abs().max())
     if not torch.allclose(together, apart, rtol=0, atol=tolerance):
-        return f"{type(model).__name__} gives other hidden states for a pack"
+        return f"{type(model).__name__} computes other hidden states for packed sequences than for separate ones"
     if not torch.allclose(other[_LENGTH:], together[_LENGTH:], rtol=0, atol=tolerance / 10):
-        return f"{type(model).__name__} lets one sequence of a pack see another"
+        return f"{type(model).__name__} lets one sequence of a pack influence another"
     return None
 
 
@@ -151,13 +151,13 @@ def _probe_attention(
     window = options.get("sliding_window")
     pack.windowed |= window is not None
     if unknown:
-        pack.why_not = f"passes {unknown[0]!r} to its attention"
+        pack.why_not = f"passes the unsupported argument {unknown[0]!r} to its attention"
     elif options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         pack.why_not = "attends to later tokens"
     elif attention_mask is None or attention_mask.tokens is None:
-        pack.why_not = "masks its attention in a way of its own"
+        pack.why_not = "uses an attention mask that packing does not support"
     elif attention_mask.tokens != (FAR if window is None else min(window, FAR)):
-        pack.why_not = f"masks its attention otherwise than by its sliding_window of {window}"
+        pack.why_not = f"uses an attention mask that differs from its sliding_window of {window}"
     return value.new_zeros(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
 
 

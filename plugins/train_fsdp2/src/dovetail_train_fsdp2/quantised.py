@@ -25,7 +25,7 @@ class Nf4Linear(nn.Module):
     weight: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
-        """Take the place of a frozen layer, without its weight."""
+        """Create the replacement of a frozen linear layer, without its weight."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
@@ -60,7 +60,7 @@ def quantised(weight: Tensor) -> Tensor:
     blocks, rest = divmod(weight.numel(), BLOCK)
     if rest or not blocks:
         raise ConfigError(
-            f"lora.base=nf4 takes weights in blocks of {BLOCK}, and one of the model's is of shape {tuple(weight.shape)}",
+            f"lora.base=nf4 can't quantise a weight of shape {tuple(weight.shape)}: its size must be a multiple of {BLOCK}",
             hint="leave lora.base out",
         )
     scales = SCALES

@@ -45,7 +45,7 @@ class Sharding:
     """
 
     def __init__(self, config: Fsdp2Config, ranks: Ranks, device: torch.device) -> None:
-        """Make the device mesh; collective.
+        """Create the device mesh; collective.
 
         Raises:
             PlanError: `shard_size` does not divide the number of ranks.
@@ -176,9 +176,9 @@ def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
             f"modules of class {', '.join(sorted(names))}" if names else "_no_split_modules"
         )
         raise ModelError(
-            f"{type(trunk).__name__} has no decoder layers to shard by: looked for {looked_for}, "
-            "and for a ModuleList whose members are of one class",
-            hint="train it in one process on the CPU, or give its class _no_split_modules",
+            f"{type(trunk).__name__} can't be sharded: it has no known decoder layers (neither {looked_for} nor "
+            "a ModuleList whose members are of one class)",
+            hint="train the model in one process on the CPU, or set _no_split_modules in its class",
         )
     return max(lists, key=len)
 

@@ -44,7 +44,7 @@ def attend_shared(
         sequences: the boundaries of all sequences, the G prompts first.
         prompts: the boundaries of the G prompts, P tokens in total.
         responses: the number of response tokens of each prompt, Q in total.
-        scale: the scale of the scores.
+        scale: the factor of the products of queries and keys.
 
     Returns:
         float [F, H, E].

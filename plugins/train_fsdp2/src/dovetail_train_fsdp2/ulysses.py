@@ -48,7 +48,7 @@ class SequenceParallel:
         self.index = dist.get_rank(group)
 
     def part(self, layout: MicroBatchLayout) -> RankLayout:
-        """Return this rank's share of a packed layout; if C does not divide F, a last sequence of padding is added."""
+        """Return this rank's share of a packed layout; a last sequence of padding makes the ranks' shares equal."""
         fed = layout.fed
         assert isinstance(fed, PackedSequences)
         count = -(-len(fed.ids_F) // self.size)
@@ -93,7 +93,7 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
     if heads % degree:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ConfigError(
-            f"sequence_parallel_size {degree} does not divide the model's {heads} attention heads",
+            f"sequence_parallel_size={degree} does not divide the model's {heads} attention heads",
             hint=f"use one of {', '.join(map(str, fitting))}",
         )
 

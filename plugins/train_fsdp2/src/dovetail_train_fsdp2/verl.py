@@ -60,7 +60,7 @@ def checkpoint_in(path: Path) -> Path | None:
         found = checkpoint_in(path / f"global_step_{step}")
         if found is None:
             raise CheckpointError(
-                f"{path / LATEST} names step {step}, and {path}/global_step_{step} holds no model_world_size_*.pt",
+                f"the file {path / LATEST} names step {step}, but {path}/global_step_{step} has no model_world_size_*.pt",
                 hint="name the folder of another step",
             )
         return found
@@ -76,7 +76,7 @@ def export_verl(folder: Path, directory: Path) -> None:
     At most one file's tensors are in memory.
 
     Args:
-        folder: the result of `checkpoint_in`.
+        folder: the folder with verl's rank files, as `checkpoint_in` returns it.
         directory: the directory of the model.
 
     Raises:
@@ -86,8 +86,8 @@ def export_verl(folder: Path, directory: Path) -> None:
     described = folder / "huggingface"
     if not (described / "config.json").is_file():
         raise CheckpointError(
-            f"{folder} has no huggingface/config.json",
-            hint="copy config and tokenizer of the model that was trained there",
+            f"the folder {folder} has no huggingface/config.json",
+            hint="copy the config and the tokenizer of the trained model to huggingface/",
         )
     ranks = [_loaded(file) for file in _files(folder)]
     saved = _Saved(folder, ranks)
@@ -155,8 +155,8 @@ def _files(folder: Path) -> list[Path]:
     sizes = sorted({size for size, _ in found})
     if len(sizes) > 1:
         raise CheckpointError(
-            f"{folder} holds files of world sizes {', '.join(map(str, sizes))}",
-            hint="move those of the older save away",
+            f"the folder {folder} holds files of the world sizes {', '.join(map(str, sizes))}; expected one world size",
+            hint="move the files of the older save away",
         )
     expected = [(sizes[0], rank) for rank in range(sizes[0])]
     lacking = [rank for size, rank in expected if (size, rank) not in found]
@@ -167,7 +167,7 @@ def _files(folder: Path) -> list[Path]:
             else f"has a file of rank {max(r for _, r in found)}"
         )
         raise CheckpointError(
-            f"{folder} {wrong}, and its world size is {sizes[0]}",
+            f"the folder {folder} {wrong}; expected ranks 0 to {sizes[0] - 1} (world size {sizes[0]})",
             hint="copy the files of all ranks into one folder",
         )
     return [found[key] for key in expected]
@@ -183,10 +183,10 @@ def _loaded(file: Path) -> dict[str, Tensor]:
         foreign = sorted(name for name in named if not name.startswith(_RECORDED))
         if foreign:
             raise CheckpointError(
-                f"{file} holds {foreign[0]}, which is not a tensor; nothing of it was unpickled",
-                hint="it is not an FSDP checkpoint of verl, or was tampered with"
+                f"the file {file} holds {foreign[0]}, which is not a tensor; nothing was unpickled",
+                hint="use an unchanged FSDP checkpoint of verl"
                 if "ShardedTensor" not in foreign[0]
-                else "it was saved by FSDP without a device mesh; convert it with verl",
+                else "convert the checkpoint with verl: FSDP saved it without a device mesh",
             )
         allowed: list[Any] = [(_stand_in(name), name) for name in named]
         with safe_globals(allowed):
@@ -195,14 +195,16 @@ def _loaded(file: Path) -> dict[str, Tensor]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
-            f"{file} can't be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            hint="it is damaged or incomplete: copy it again",
+            f"the file {file} can't be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            hint="the file is damaged or incomplete: copy it again",
         ) from error
     finally:
         clear_safe_globals()
         add_safe_globals(before)
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise CheckpointError(f"{file} holds something else than tensors by name")
+        raise CheckpointError(
+            f"the file {file} does not hold a mapping of names to tensors, as verl saves it"
+        )
     return {_unwrapped(name): tensor for name, tensor in state.items()}
 
 
@@ -235,7 +237,7 @@ class _Saved:
             if state.keys() != first.keys():
                 name = min(state.keys() ^ first.keys())
                 raise CheckpointError(
-                    f"{folder}: the files of ranks 0 and {rank} do not hold the same tensors, such as {name!r}",
+                    f"the folder {folder} mixes saves: of the files of ranks 0 and {rank}, only one holds the tensor {name!r}",
                     hint="copy all ranks' files from the same save",
                 )
         names = [name for name in first if ".original_module." not in name]
@@ -244,15 +246,16 @@ class _Saved:
         odd += [name for name in names if name.startswith(("v_head.", "pretrained_model."))]
         if odd:
             raise CheckpointError(
-                f"{folder} holds {odd[0]!r}, which no Hugging Face model has",
-                hint="of adapters LoRA on linear layers is merged, of critics token classifiers are exported",
+                f"the folder {folder} holds the tensor {odd[0]!r}, which can't be exported to Hugging Face format",
+                hint="export only LoRA adapters of linear layers, and critics saved as token classifiers",
             )
         self._scale = self._lora_scale() if adapter else None
         self.shapes = {name: tuple(first[name].shape) for name in names if name not in adapter}
         dtypes = {first[name].dtype for name in self.shapes if first[name].dtype.is_floating_point}
         if len(dtypes) != 1:
             raise CheckpointError(
-                f"{folder} holds weights of {len(dtypes)} dtypes: {', '.join(sorted(map(str, dtypes))) or 'none'}"
+                f"the folder {folder} holds weights of {len(dtypes)} dtypes ({', '.join(sorted(map(str, dtypes))) or 'none'}); "
+                "expected one floating-point dtype"
             )
         (self.dtype,) = dtypes
 
@@ -262,7 +265,7 @@ class _Saved:
         same = next(n for n in state if n != name and state[n] is state[name])
         if same in self.shapes and not torch.equal(self.whole(name), self.whole(same)):
             raise CheckpointError(
-                f"{self._folder}: {name!r} and {same!r} differ, and the config ties them",
+                f"the tensors {name!r} and {same!r} in {self._folder} differ, but the config ties them",
                 hint="set tie_word_embeddings to false in huggingface/config.json",
             )
         if same in self.shapes:
@@ -288,8 +291,8 @@ class _Saved:
         if not isinstance(first, DTensor):
             if not all(torch.equal(first, part) for part in parts[1:]):
                 raise CheckpointError(
-                    f"{self._folder}: {name!r} is not sharded, and ranks hold different values of it",
-                    hint="it was saved by FSDP without a device mesh; convert it with verl",
+                    f"the unsharded tensor {name!r} in {self._folder} has different values on different ranks",
+                    hint="convert the checkpoint with verl: FSDP saved it without a device mesh",
                 )
             return first
         local: list[Tensor] = [part._local_tensor for part in parts]  # type: ignore[attr-defined]  # noqa: SLF001
@@ -299,8 +302,8 @@ class _Saved:
         ):
             kinds = ", ".join(type(one).__name__ for one in (*copies, last))
             raise CheckpointError(
-                f"{self._folder}: {name!r} has placements ({kinds})",
-                hint="meshes (fsdp) and (ddp, fsdp) can be exported; convert this one with verl",
+                f"the tensor {name!r} in {self._folder} has the placements ({kinds}), which can't be assembled",
+                hint="convert the checkpoint with verl: only the meshes (fsdp) and (ddp, fsdp) are supported here",
             )
         if type(last).__name__ == "Replicate":
             return local[0]
@@ -312,8 +315,8 @@ class _Saved:
         rest = [part.shape[:dim] + part.shape[dim + 1 :] for part in local[:used] if part.numel()]
         if size != need[dim] or any(other != need[:dim] + need[dim + 1 :] for other in rest):
             raise CheckpointError(
-                f"{self._folder}: the shards of {name!r} make {size} of {need[dim]} rows (dimension {dim})",
-                hint="the files are of another world size than their names say: copy all ranks' files again",
+                f"the shards of the tensor {name!r} in {self._folder} have {size} rows (dimension {dim}); expected {need[dim]}",
+                hint="copy all ranks' files again: their world size is not the one in their names",
             )
         return torch.cat([part for part in local[:used] if part.numel()], dim)
 
@@ -325,11 +328,13 @@ class _Saved:
             alpha, stabilised = float(config["lora_alpha"]), bool(config.get("use_rslora"))
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{self._folder} holds LoRA matrices, and {file} does not say lora_alpha",
-                hint='write it: {"lora_alpha": …} as the run was configured',
+                f"the folder {self._folder} holds LoRA matrices, but {file} does not set lora_alpha",
+                hint='write {"lora_alpha": …} to this file, with the value of the run',
             ) from error
         if config.get("alpha_pattern"):
-            raise CheckpointError(f"{file} has an alpha_pattern, which is not merged here")
+            raise CheckpointError(
+                f"the file {file} sets alpha_pattern, with which LoRA can't be merged here; expected one lora_alpha"
+            )
         return lambda rank: alpha / (math.sqrt(rank) if stabilised else rank)
 
 
@@ -339,16 +344,16 @@ def _placements(tensor: DTensor) -> Iterator[_Recorded]:
 
 def _check(folder: Path, have: Mapping[str, tuple[int, ...]], want: Mapping[str, Tensor]) -> None:
     """Check that the tensors are those of the model that the config describes."""
-    wrong = [f"it lacks {name!r}" for name in sorted(want.keys() - have.keys())]
-    wrong += [f"it has {name!r} besides" for name in sorted(have.keys() - want.keys())]
+    wrong = [f"the tensor {name!r} is missing" for name in sorted(want.keys() - have.keys())]
+    wrong += [f"the tensor {name!r} is not expected" for name in sorted(have.keys() - want.keys())]
     wrong += [
-        f"{name!r} has shape {have[name]} there and {tuple(tensor.shape)} by the config"
+        f"the tensor {name!r} has shape {have[name]}; expected {tuple(tensor.shape)}"
         for name, tensor in want.items()
         if name in have and have[name] != tuple(tensor.shape)
     ]
     if wrong:
         raise CheckpointError(
-            f"{folder} is not of the model that its huggingface/config.json describes: {wrong[0]}"
+            f"the tensors in {folder} do not match its huggingface/config.json: {wrong[0]}"
             + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
-            hint="put the config of the model that was trained there",
+            hint="replace huggingface/config.json by the config of the trained model",
         )

@@ -41,7 +41,7 @@ def cut_with_images(
     Args:
         batch: the samples, with the columns that `cut` needs.
         budget: the token limit of a micro-batch.
-        means: the layouts for text.
+        means: the allowed layouts of samples without images.
         at_least: the minimum number of micro-batches.
         unit: the kind of samples that stay together, such as `group`; one image makes all samples of a unit padded.
         together: the number of ranks that share each sequence.
@@ -51,7 +51,8 @@ def cut_with_images(
     """
     if together > 1:
         raise ConfigError(
-            f"sequence_parallel_size {together} needs samples fed end to end, and samples with images are padded",
+            f"sequence_parallel_size={together} can't be used with images: it needs packed samples, and samples with images are "
+            "padded",
             hint="use sequence_parallel_size=1",
         )
     shown_N = np.array([bool(media) for media in batch[MEDIA]])
@@ -98,7 +99,7 @@ def freeze_vision(trunk: PreTrainedModel) -> None:
     parameters = vision_parameters(trunk)
     if not parameters:
         raise ConfigError(
-            f"freeze_vision is set, and {type(trunk).__name__} has no vision tower",
+            f"freeze_vision is set, but {type(trunk).__name__} has no vision tower",
             hint="leave freeze_vision out of the engine's section",
         )
     for parameter in parameters:

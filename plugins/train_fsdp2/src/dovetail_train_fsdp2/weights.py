@@ -120,7 +120,7 @@ def stored(
 
 
 def empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return tensors of the same names and shapes on the meta device, in the dtypes of the transfer."""
+    """Return tensors of the same names and shapes on the meta device; floating-point tensors get the dtype `dtype`."""
     return {
         name: torch.empty(tuple(tensor.shape), dtype=_wire_dtype(tensor, dtype), device="meta")
         for name, tensor in tensors.items()

@@ -32,7 +32,7 @@ class MegatronAdapter:
     """
 
     def __init__(self, network: Network, section: LoraSection, *, seed: int) -> None:
-        """Add updates to the layers that the section names, and freeze everything else but a value head.
+        """Add low-rank updates to the layers that the section names, and freeze everything else but a value head.
 
         Args:
             network: the network; its weights need not be loaded yet.
@@ -40,7 +40,7 @@ class MegatronAdapter:
             seed: the seed of the matrices A; torch's random state is not changed.
 
         Raises:
-            ConfigError: the model has no such layers, they can't be adapted here, or a stage would have none.
+            ConfigError: the model has no such layers, they can't be adapted, or a pipeline stage has none of them.
         """
         self.section = section
         architecture, parallel = network.architecture, network.parallel
@@ -75,9 +75,9 @@ class MegatronAdapter:
                 _attach(place.module, updates, magnitudes)
         if not self._updates:
             raise ConfigError(
-                f"lora.target_modules {', '.join(section.target_modules)} leaves stage {parallel.pp_rank} of the pipeline "
-                "without anything to train",
-                hint="name layers of every stage, or use pipeline_parallel_size=1",
+                f"lora.target_modules=[{', '.join(section.target_modules)}] names no layer of pipeline stage {parallel.pp_rank}; "
+                "expected at least one layer in each stage",
+                hint="name layers of every stage, or set pipeline_parallel_size=1",
             )
         _let_gradients_start(network)
         self._draw(network, every, seed)

@@ -51,8 +51,8 @@ class Architecture:
         self.tied = bool(getattr(self.hf, "tie_word_embeddings", False))
         if config.layers == "transformer_engine" and not has_transformer_engine():
             raise ConfigError(
-                "layers=transformer_engine, but Transformer Engine is not installed",
-                hint="pip install 'transformer-engine[pytorch]', or layers=auto",
+                "layers=transformer_engine needs Transformer Engine, which is not installed",
+                hint="pip install 'transformer-engine[pytorch]', or set layers=auto",
             )
         plain = config.layers == "local" or config.lora is not None
         self.uses_transformer_engine = not plain and has_transformer_engine()

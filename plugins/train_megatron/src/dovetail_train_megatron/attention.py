@@ -43,10 +43,10 @@ class PackRegistry:
     """The packs in a model's current forward and backward passes, by number."""
 
     def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-        """None so far.
+        """Create an empty registry.
 
         Args:
-            frequencies: float32 [D / 2], rotary ones (arXiv 2104.09864).
+            frequencies: the rotary frequencies (arXiv 2104.09864), float32 [D / 2].
             dtype: the dtype of queries and keys.
             device: the device of the model.
         """

@@ -65,7 +65,7 @@ def staged(
         ranks: the ranks, each of which writes some tensors.
         random: the random state of this rank.
         copy: whether to copy all tensors to host memory, so that training may continue before the function writes; else this call
-            writes files as they fill.
+            already writes full files.
 
     Raises:
         CheckpointError: the directory can't be created; raised on every rank.
@@ -141,13 +141,13 @@ def load(
             and not optimizer.kinds
         ):
             raise CheckpointError(
-                f"checkpoint {directory} has moments, and sgd has none",
-                hint="resume with the optimizer of the run that wrote it, or start anew from an exported model",
+                f"checkpoint {directory} has an optimizer's moments, but optim.name=sgd of this run keeps none",
+                hint="resume with the optimizer of the run that wrote the checkpoint, or start anew from an exported model",
             )
         if optimizer is not None and trained is not None and trained["steps"] and optimizer.kinds:
             if not trained["parameters"]:
                 raise CheckpointError(
-                    f"checkpoint {directory} is of an optimizer without moments (sgd), and this one has moments",
+                    f"checkpoint {directory} has no optimizer's moments (it was written with sgd), but this run's optimizer needs them",
                     hint="resume with optim.name=sgd, or start anew from an exported model",
                 )
             moments = SafetensorsStore(directory / MOMENTS)
@@ -173,7 +173,7 @@ def load(
 
 @torch.no_grad()
 def start_adapter(network: Network, table: TensorTable, section: LoraSection) -> None:
-    """Load this rank's shards of the adapter at `adapter_path`.
+    """Load this rank's shards of the adapter at `section.adapter_path`.
 
     Raises:
         ConfigError: the adapter does not match the section, or belongs to another model.

@@ -18,12 +18,12 @@ Recompute = bool | Literal["selective"]
 def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
     if value is not None and instance.layers == "transformer_engine":
         raise ConfigError(
-            "lora supports only Megatron's plain modules, not layers=transformer_engine: use layers=auto or layers=local"
+            "lora can't be combined with layers=transformer_engine; expected layers=auto or layers=local"
         )
     if value is not None and value.base is not None:
         raise ConfigError(
-            f"megatron does not support quantised weights, and lora.base={value.base} quantises to 4 bits",
-            hint="leave lora.base out, or use engine fsdp2",
+            f"lora.base={value.base} can't be used: the engine megatron does not support quantised weights",
+            hint="leave lora.base out, or use the engine fsdp2",
         )
 
 
@@ -32,8 +32,8 @@ class MegatronConfig(AdaptableSection):
     """Config of the engine on Megatron-Core: tensor, pipeline, context and expert parallelism, with Megatron's distributed optimizer."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
-        "sequence_parallel_size": "megatron has context_parallel_size for ranks that share each sequence",
-        "shard_size": "megatron divides parameters by tensor_parallel_size and pipeline_parallel_size",
+        "sequence_parallel_size": "with megatron, set context_parallel_size: the number of ranks that share each sequence",
+        "shard_size": "with megatron, set tensor_parallel_size and pipeline_parallel_size to divide parameters",
     }
 
     tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
@@ -88,18 +88,18 @@ class MegatronConfig(AdaptableSection):
         if ranks % inner:
             raise PlanError(
                 f"{ranks} ranks can't be divided into groups of {inner} (tensor × pipeline × context parallel)",
-                hint=f"use a multiple of {inner} ranks, or smaller sizes",
+                hint=f"use a multiple of {inner} ranks, or smaller parallel sizes",
             )
         replicas = ranks // inner * self.context_parallel_size
         if replicas % self.expert_parallel_size:
             raise PlanError(
-                f"expert_parallel_size={self.expert_parallel_size} does not divide {replicas}, the number of ranks that experts are spread over (data × context parallel)",
+                f"expert_parallel_size={self.expert_parallel_size} does not divide the {replicas} ranks over which experts are spread (data × context parallel)",
                 hint=f"use one of {', '.join(str(n) for n in range(1, replicas + 1) if not replicas % n)}",
             )
         if self.expert_parallel_size > 1 and self.pipeline_parallel_size > 1:
             raise PlanError(
-                f"expert_parallel_size={self.expert_parallel_size} with pipeline_parallel_size="
-                f"{self.pipeline_parallel_size} is not possible here",
-                hint="use one of them, with tensor or context parallelism",
+                f"expert_parallel_size={self.expert_parallel_size} can't be combined with pipeline_parallel_size="
+                f"{self.pipeline_parallel_size}",
+                hint="set one of the two to 1; use tensor or context parallelism instead",
             )
         return self.pipeline_parallel_size * self.tensor_parallel_size

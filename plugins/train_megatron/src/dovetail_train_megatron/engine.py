@@ -293,8 +293,8 @@ def check_device(context: PluginContext) -> None:
     """
     if torch.device(context.device).type != "cuda":
         raise PluginNeedsError(
-            f"the engine megatron computes on CUDA devices, and role {context.role or 'actor'!r} is on {context.device}",
-            hint="use engine fsdp2 on a CPU",
+            f"the engine megatron needs a CUDA device, but role {context.role or 'actor'!r} is on {context.device}",
+            hint="use the engine fsdp2 on a CPU",
         )
 
 

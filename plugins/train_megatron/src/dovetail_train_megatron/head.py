@@ -36,21 +36,22 @@ def score_tokens(
     ids_RK: Int64[Tensor, "R K"] | None = None,
     top_k: int = 0,
 ) -> dict[str, Shaped[Tensor, "R ..."]]:
-    """Compute log-probabilities and other scores of tokens. Collective over the vocabulary's ranks, which must hold the same hidden states.
+    """Compute log-probabilities and other scores of tokens. Collective over the ranks that divide the vocabulary.
 
     Args:
-        hidden_RH: float [R, H], the hidden state that predicts each token. Its gradient is this rank's summand of a sum over the ranks.
+        hidden_RH: float [R, H], the hidden state that predicts each token, the same on all of these ranks. Its gradient is this
+            rank's summand of a sum over the ranks.
         weight: float [≥ V, H], this rank's rows of the output layer.
         targets_R: int64 [R], token ids in the whole vocabulary.
         temperature_R: float32 [R], the sampling temperatures.
         vocabulary: this rank's shard of the vocabulary.
         outputs: any of `log_probs`, `log_probs_at` and `entropies` (differentiable), `sum_pi_squared`, `top_ids` and `top_log_probs`.
-        chunk: the number of rows in a chunk; None for as many as fill 1 GiB.
+        chunk: the number of tokens whose logits are computed at once; None for as many as fill 1 GiB.
         ids_RK: int64 [R, K], the token ids of `log_probs_at`, in the whole vocabulary.
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
-        The outputs by name, the same on every rank: float32 [R], or [R, K] for K words, in nats; int32 [R, K] for `top_ids`.
+        The outputs by name, the same on every rank: float32 [R], or [R, K] for K token ids, in nats; int32 [R, K] for `top_ids`.
     """
     if fuses(hidden_RH) and vocabulary.size:
         return fused_scores(

@@ -25,7 +25,7 @@ _GATES = ("silu", "swish")
 """Two names of the only activation that mbridge builds."""
 _SCALED = ("dynamic", "longrope", "yarn")
 """Types of rotary positions that depend on a sequence's length, or scale attention; they are refused."""
-_OTHER_ENGINE = "use engine fsdp2, which trains every causal language model of transformers"
+_OTHER_ENGINE = "use the engine fsdp2, which trains every causal language model of transformers"
 
 
 def read_config(section: ModelSection) -> PretrainedConfig:
@@ -40,7 +40,7 @@ def read_config(section: ModelSection) -> PretrainedConfig:
     if section.path.startswith(("/", ".", "~")) and not path.is_dir():
         raise ModelError(
             f"model directory {section.path!r} does not exist",
-            hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
+            hint="check model.path (or critic.path, ref.path); a relative path starts in the directory where the command runs",
         )
     try:
         config: PretrainedConfig = model_config(section)
@@ -63,8 +63,8 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
     if kind not in MODEL_TYPES:
         alike = MIXTURES if experts_of(hf) else DENSE
         raise ModelError(
-            f"the engine megatron has no architecture {kind!r} ({section.path}); it has {', '.join(MODEL_TYPES)}, of which "
-            f"{nearest(kind, alike) or alike[0]!r} is nearest",
+            f"the engine megatron does not support the architecture {kind!r} of {section.path}; expected one of "
+            f"{', '.join(MODEL_TYPES)} (nearest: {nearest(kind, alike) or alike[0]!r})",
             hint=_OTHER_ENGINE,
         )
     lacking, rope = None, dict(getattr(hf, "rope_parameters", None) or {})
@@ -73,7 +73,9 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
     elif hf.hidden_act not in _GATES:
         lacking = f"has the activation {hf.hidden_act!r} (hidden_act)"
     elif experts_of(hf) and _mixes_dense_layers(hf):
-        lacking = "has dense layers between those of experts (mlp_only_layers, decoder_sparse_step)"
+        lacking = (
+            "has dense layers between layers of experts (mlp_only_layers, decoder_sparse_step)"
+        )
     elif kind != "qwen2" and (
         getattr(hf, "attention_bias", False) or getattr(hf, "mlp_bias", False)
     ):
@@ -82,7 +84,7 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
         lacking = f"has rotary positions of type {rope.get('rope_type')!r}"
     if lacking is not None:
         raise ModelError(
-            f"{section.path} {lacking}, which the engine megatron does not support",
+            f"the model {section.path} {lacking}, which the engine megatron does not support",
             hint=_OTHER_ENGINE,
         )
 
@@ -101,12 +103,12 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
     stages, experts = config.pipeline_parallel_size, experts_of(hf)
     if experts and cp > 1 and stages > 1:
         raise ConfigError(
-            f"context_parallel_size {cp} with pipeline_parallel_size {stages} is not possible in a mixture of experts",
-            hint="use one of them, with tensor parallelism",
+            f"context_parallel_size={cp} can't be combined with pipeline_parallel_size={stages} in a mixture of experts",
+            hint="set one of the two to 1; use tensor parallelism instead",
         )
     if ep > 1 and not experts:
         raise ConfigError(
-            f"expert_parallel_size {ep}, and a model of architecture {hf.model_type!r} has no experts",
+            f"expert_parallel_size={ep} needs a mixture of experts, but a model of architecture {hf.model_type!r} has no experts",
             hint="leave expert_parallel_size out",
         )
     heads, inner = hf.num_attention_heads, getattr(hf, "moe_intermediate_size", None)
@@ -126,7 +128,7 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
     if not _all_have_tokens(hf.vocab_size, tp):
         fitting = [n for n in range(1, tp) if not tp % n and _all_have_tokens(hf.vocab_size, n)]
         raise ConfigError(
-            f"tensor_parallel_size {tp} leaves some ranks no token of the model's vocabulary of {hf.vocab_size}, which is "
+            f"tensor_parallel_size={tp} leaves some ranks without a token of the model's vocabulary of {hf.vocab_size}, which is "
             f"divided into {tp} parts of {-(-hf.vocab_size // tp)}",
             hint=f"use one of {', '.join(map(str, fitting))}",
         )
@@ -142,7 +144,7 @@ def _check_divides(key: str, size: int, divided: Mapping[str, int]) -> None:
                 if not any(other % n for other in divided.values())
             ]
             raise ConfigError(
-                f"{key} {size} does not divide the model's {number} {of}",
+                f"{key}={size} does not divide the model's {number} {of}",
                 hint=f"use {'one of ' if len(fitting) > 1 else ''}{', '.join(map(str, fitting))}",
             )
 

@@ -62,16 +62,16 @@ class LowRankUpdate(nn.Module):
         sequence_parallel: bool,
         device: torch.device,
     ) -> None:
-        """Make A and B, float32, with B at 0.
+        """Create A and B, float32; B is 0.
 
         Args:
-            linears: in Megatron's order.
-            adapted: names of those that have an update; the others are as they were.
-            fuse: how the outputs of all of them lie in Megatron's layer.
-            rank: r.
-            scale: s.
+            linears: the fused Hugging Face layers, in Megatron's order.
+            adapted: the names of the layers that get an update; the others do not change.
+            fuse: the function that combines the layers' outputs in the order of Megatron's layer.
+            rank: r, the rank of each update.
+            scale: s, the factor of each update.
             divided: the dimension of the base's weight that is divided: 0 rows, 1 columns.
-            ranks: tensor-parallel ones.
+            ranks: the number of tensor-parallel ranks.
             sequence_parallel: whether activations between tensor-parallel regions are divided by tokens.
             device: the device of the parameters.
         """

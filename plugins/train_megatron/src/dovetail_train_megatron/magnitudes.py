@@ -30,12 +30,12 @@ class Magnitudes(nn.Module):
     """
 
     def __init__(self, updates: LowRankUpdate, base: Any, group: dist.ProcessGroup | None) -> None:
-        """Make room for them; `start` fills them, once the base has its weights.
+        """Allocate the magnitudes; `start` fills them after the base's weights are loaded.
 
         Args:
             updates: the updates of the same layer.
             base: Megatron's layer.
-            group: tensor-parallel ranks; None: there is one.
+            group: the tensor-parallel ranks; None for a single rank.
         """
         super().__init__()
         # A tuple, so that neither becomes a submodule: both belong to the layer already.
@@ -61,13 +61,13 @@ class Magnitudes(nn.Module):
                 self.m[key].copy_(norms)
 
     def vectors(self) -> Mapping[str, nn.Parameter]:
-        """Return this rank's m [O] of every adapted layer, by the layer's Hugging Face name."""
+        """Return this rank's magnitudes [O] of every adapted layer, by the layer's Hugging Face name."""
         updates, _ = self._of
         return {linear.name: self.m[key] for linear, key in updates.pieces() if key is not None}
 
     def factor(self) -> Tensor:
-        """Return the factor g of each row, float32 [O] in Megatron's order; 1 for layers without an update. Collective over
-        tensor-parallel ranks.
+        """Return each row's factor g = m / ‖W + s · B A‖, float32 [O] in Megatron's order; 1 for layers without an update. Collective
+        over tensor-parallel ranks.
         """
         updates, _ = self._of
         with torch.no_grad():

@@ -56,7 +56,7 @@ class TensorTable:
     """
 
     def __init__(self, network: Network, rank: int) -> None:
-        """Put the table together. Collective over all ranks of the default process group."""
+        """Build the table. Collective over all ranks of the default process group."""
         self._bridge = network.architecture.bridge
         self.parameters: dict[str, nn.Parameter] = {}
         adapted = {} if network.adapter is None else network.adapter.tensors()

@@ -23,7 +23,7 @@ def imported(module: str) -> Any:
             return import_module(module)
     except ImportError as error:
         raise PluginNeedsError(
-            f"the engine megatron needs megatron-core and mbridge, and {module} can't be imported here: {error}",
+            f"the engine megatron needs megatron-core and mbridge, but {module} can't be imported here: {error}",
             hint="pip install 'dovetail-train-megatron[engine]'",
         ) from error
 

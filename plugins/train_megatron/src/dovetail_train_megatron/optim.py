@@ -40,14 +40,14 @@ class MegatronOptimizer:
         *,
         overlap: bool,
     ) -> None:
-        """Take every parameter of the network; they lie in one buffer from now on. Collective.
+        """Construct the optimizer of all the network's parameters, which move to one buffer. Collective.
 
         Args:
-            network: already filled.
+            network: the network, with its weights loaded.
             training: optimizer, schedule and clipping.
-            total_steps: optimizer steps of the run, where they are known.
-            ranks: all of the mesh.
-            overlap: reduce gradients while others are still computed.
+            total_steps: the number of the run's optimizer steps; None if unknown.
+            ranks: all ranks of the mesh.
+            overlap: whether to reduce gradients while others are still computed.
         """
         self.steps = 0
         self._training, self._ranks = training, ranks

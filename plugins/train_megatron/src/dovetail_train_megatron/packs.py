@@ -39,7 +39,7 @@ class PackedMicroBatch:
     tokens: int
     """Number of response tokens T, masked tokens and rows without a scored token included."""
     read: Mapping[str, np.ndarray]
-    """[R, …] by name: values at the scored tokens of the columns that outputs read; integers as int64."""
+    """Values of the columns that the outputs read, at the R scored tokens: [R, …] by column name, integers as int64."""
 
     def on(self, rank: int, ranks: int) -> slice:
         """Return the range of input tokens of one context-parallel rank."""
@@ -54,7 +54,7 @@ def make_pack(
 
     Args:
         micro_batch: the samples, with the columns in `dovetail.interfaces.READS`.
-        multiple: the number of which the pack's length F becomes a multiple by padding.
+        multiple: the pack is padded to a length F that is a multiple of this number.
         outputs: the outputs to compute; the pack includes the columns that these outputs read.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]

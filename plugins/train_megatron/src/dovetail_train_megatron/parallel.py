@@ -27,14 +27,14 @@ class Parallel:
     """One rank's coordinates and process groups.
 
     Attributes:
-        tp, pp, cp, ep: the sizes of the axes.
+        tp, pp, cp, ep: the sizes of the tensor-, pipeline-, context- and expert-parallel axes.
         tp_rank, pp_rank, cp_rank, ep_rank: this rank's coordinates.
         dp_rank: this rank's index among the data-parallel ranks.
         state: Megatron's module `parallel_state`, with the process groups.
     """
 
     def __init__(self, config: MegatronConfig, context: PluginContext) -> None:
-        """Join Megatron's groups, or find those of an engine that was started before.
+        """Create Megatron's process groups, or reuse those of an engine that was started before.
 
         Raises:
             ConfigError: the mesh is not that of the config, or another engine of this process has another layout.
@@ -108,14 +108,14 @@ def _check_mesh(config: MegatronConfig, mesh: Mesh) -> None:
     for axis, size in config.mesh_axes().items():
         if mesh.axis_size(axis) != size:
             raise ConfigError(
-                f"the config asks for {axis}={size}, but the engine's mesh is {mesh.described()}",
+                f"the config needs {axis}={size}, but the engine's mesh is {mesh.described()}",
                 hint="make the mesh with the axes that the config's mesh_axes() names",
             )
     order = [axis for axis, size in mesh.axes.items() if size > 1]
     if order != [axis for axis in ("dp", "pp", "cp", "tp") if axis in order]:
         raise ConfigError(
-            f"the engine's mesh has its axes in the order {', '.join(order)}",
-            hint="make it with Mesh.over(ranks, **config.mesh_axes())",
+            f"the axes of the engine's mesh are in the order {', '.join(order)}; expected dp, pp, cp, tp",
+            hint="make the mesh with Mesh.over(ranks, **config.mesh_axes())",
         )
 
 
@@ -143,8 +143,9 @@ def _joined(wanted: Parallel, ranks: int) -> Any:
     for axis, size in there.items():
         if size != getattr(wanted, axis):
             raise ConfigError(
-                f"an engine of these {ranks} ranks has {axis}={size}, and another one asks for {axis}={getattr(wanted, axis)}",
-                hint="give all megatron engines of a pool one layout, or each a pool of its own",
+                f"an engine on these {ranks} ranks needs {axis}={getattr(wanted, axis)}, but an earlier one set up {axis}={size}; "
+                "all megatron engines on the same ranks must have one layout",
+                hint="give all megatron engines of a pool the same layout, or each engine a pool of its own",
             )
     return state
 

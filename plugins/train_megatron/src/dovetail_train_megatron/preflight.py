@@ -60,9 +60,9 @@ def _layouts(plan: Any, models: list[Any]) -> Iterator[Finding]:
             theirs, own = (getattr(m.engine.config, size) for m in (other, model))
             if theirs != own:
                 yield Finding.error(
-                    f"{model.role}.engine.{size} = {own}, and {other.role}.engine.{size} = {theirs} in the same processes "
-                    f"(pool {pool!r}), where Megatron keeps one layout",
-                    hint=f"set both alike, or give {model.role} a pool of its own (runtime.pools)",
+                    f"{model.role}.engine.{size} = {own}, but {other.role}.engine.{size} = {theirs} in the same processes "
+                    f"(pool {pool!r}); Megatron supports only one layout in a process",
+                    hint=f"set the two to the same value, or give {model.role} a pool of its own (runtime.pools)",
                 )
 
 
@@ -76,11 +76,11 @@ def _devices(plan: Any, models: list[Any]) -> Iterator[Finding]:
         hint = f"use {role}.engine.name=fsdp2 on a CPU"
         if not plan.placement.in_process:
             yield Finding.error(
-                f"{role}.engine = megatron computes on CUDA devices, and its pool {pool.name!r} has {pool.described()}",
+                f"{role}.engine = megatron needs CUDA devices, but its pool {pool.name!r} has {pool.described()}",
                 hint=f"set runtime.gpus_per_node, or {hint}",
             )
         elif plan.device_of(role) == "cpu":
             yield Finding.warning(
-                f"{role}.engine = megatron computes on CUDA devices, and this machine has none that is free to use",
-                hint=f"train where there is one, or {hint}",
+                f"{role}.engine = megatron needs CUDA devices, but this machine has none that is free",
+                hint=f"train on a machine with a free CUDA device, or {hint}",
             )

@@ -44,7 +44,7 @@ def check_stages(layers: int, stages: int) -> None:
     """
     if stages > layers:
         raise ConfigError(
-            f"pipeline_parallel_size {stages} is more than the model's {layers} layers, of which every stage needs one",
+            f"pipeline_parallel_size={stages} is more than the model's {layers} layers; every stage needs at least one layer",
             hint=f"use at most {layers}",
         )
 
@@ -62,11 +62,11 @@ def check_last_stage(last: int, layers: int, stages: int) -> None:
         why = (
             "which they can't share evenly"
             if layers - last >= others
-            else "and every stage needs one"
+            else "and every stage needs at least one"
         )
         raise ConfigError(
-            f"last_stage_layers {last} leaves {left} to {whose}, {why}",
-            hint=f"use {'one of ' if len(fitting) > 1 else ''}{', '.join(map(str, fitting))}, or leave it out",
+            f"last_stage_layers={last} leaves {left} to {whose}, {why}",
+            hint=f"use {'one of ' if len(fitting) > 1 else ''}{', '.join(map(str, fitting))}, or leave last_stage_layers out",
         )
 
 

@@ -58,7 +58,7 @@ def _dense_layers(architecture: Architecture) -> list[bool]:
 def chosen(
     section: LoraSection, every: Mapping[str, int], architecture: Architecture
 ) -> frozenset[str]:
-    """Return the names of the layers that a `lora` section selects.
+    """Return the names of the layers in `every` (see `linear_layers`) that a `lora` section selects.
 
     Raises:
         ConfigError: a name of the section matches no layer, or `all-linear` includes experts.
@@ -68,7 +68,7 @@ def chosen(
     if ALL_LINEAR in section.target_modules:
         if not all(_dense_layers(architecture)):
             raise ConfigError(
-                f"lora.target_modules {ALL_LINEAR} reaches experts, which are not adapted",
+                f"lora.target_modules={ALL_LINEAR} includes layers of experts, which can't be adapted",
                 hint="name the layers to adapt one by one, such as [q_proj, k_proj, v_proj, o_proj]",
             )
         found |= set(every)
@@ -78,8 +78,9 @@ def chosen(
         named = {name for name in every if name == target or name.endswith(f".{target}")}
         if not named:
             raise ConfigError(
-                f"lora.target_modules names {target!r}, and the engine megatron adapts no such layer of this model",
-                hint=f"choose {ALL_LINEAR}, or of: {', '.join(kinds)}; use engine fsdp2 for output layers and embeddings",
+                f"lora.target_modules names {target!r}, but the engine megatron can adapt no layer of that name in this model",
+                hint=f"set lora.target_modules to {ALL_LINEAR}, or to some of: {', '.join(kinds)}; the engine fsdp2 can also adapt output layers and "
+                "embeddings",
             )
         found |= named
     out = section.exclude_modules

@@ -262,7 +262,7 @@ def _stored_name(name: str, checkpoint: StoredCheckpoint, section: ModelSection)
             return candidate
     raise ModelError(
         f"model {section.path!r} lacks weights, such as {name!r}",
-        hint="is it a causal language model, and complete? Fetch or export it again",
+        hint="use a complete causal language model: fetch or export the model again",
     )
 
 
@@ -292,9 +292,9 @@ def refuse_unplaced(
     ]
     if unplaced:
         raise ModelError(
-            f"model {section.path!r} has tensors that the engine megatron does not support: {len(unplaced)}, "
+            f"model {section.path!r} has tensors ({len(unplaced)}) that the engine megatron does not support, "
             f"such as {unplaced[0]!r}",
-            hint="use engine fsdp2; if they are scales of quantised weights, name the model before its quantisation",
+            hint="use the engine fsdp2; if the tensors are scales of quantised weights, use the model before its quantisation",
         )
 
 
@@ -318,6 +318,6 @@ def refuse_misshapen(
         found = tuple(tensor.shape)
         if found != shapes[known]:
             raise ModelError(
-                f"{name!r} of model {section.path!r} has shape {found}, and its config.json leads to {shapes[known]}",
-                hint="config.json and weights are of different models: fetch or export it again",
+                f"the tensor {name!r} of model {section.path!r} has shape {found}; its config.json requires {shapes[known]}",
+                hint="fetch or export the model again: its config.json and its weights do not match",
             )
