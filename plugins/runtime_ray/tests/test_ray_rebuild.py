@@ -163,5 +163,5 @@ def test_replicas_fit_their_pool() -> None:
     spec: Any = SimpleNamespace(plugin=SimpleNamespace(config=Wide()), role="rollout")
     pool = Pool(name="all", roles=("rollout",), nodes=2, ranks_per_node=4, accelerators=True)
     reserved: Any = SimpleNamespace(pool=pool)
-    with pytest.raises(DispatchError, match="3 rollout replicas of 3 accelerators each need 9"):
+    with pytest.raises(DispatchError, match="needs 9 for 3 rollout replicas"):
         Replicas(spec, 3, reserved, None, None, None)  # type: ignore[arg-type]

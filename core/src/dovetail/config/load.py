@@ -241,7 +241,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
     except (TypeError, ValueError):
         raise ConfigError(
             f"{GIVEN} = {show_value(keys)} ({layer.at((GIVEN,))}): expected a list of key paths, such as [model.path]",
-            hint=f"restore the value that the run wrote, or remove the key {GIVEN}: every key then counts as given",
+            hint=f"restore the value that the run wrote, or remove the key {GIVEN}: every key then counts as set by you, none as a default",
         ) from None
     while True:
         reduced = attrs.evolve(layer, tree=selection(tree, paths))

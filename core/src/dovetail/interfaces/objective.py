@@ -47,8 +47,8 @@ class OutputSpec:
 class ObjectiveSpec:
     """A description of an objective, from which workers build the objective (`dovetail_stages.numerics.build_objective`).
 
-    `dovetail.plugins.objective_spec` makes a spec. Workers cache the objective that they built for a plugin and its config; the
-    scalars may differ from update to update.
+    `dovetail.plugins.objective_spec` makes a spec. Workers cache the objective that they built for a plugin and its config.
+    `scalars`, such as a KL coefficient, may change from update to update.
     """
 
     plugin: PluginRef

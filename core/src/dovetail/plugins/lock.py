@@ -84,7 +84,8 @@ def read_lock(path: Path) -> dict[str, Any]:
     if not isinstance(lock, dict) or lock.get("schema") != SCHEMA:
         found = lock.get("schema") if isinstance(lock, dict) else None
         raise PluginError(
-            f"the plugin lock {place} has schema {found!r}; this dovetail-core reads schema {SCHEMA}"
+            f"the plugin lock {place} has schema {found!r}; this dovetail-core reads schema {SCHEMA}",
+            hint="`dovetail plugins lock` writes a new one",
         )
     return lock
 

@@ -75,7 +75,11 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
             problem = (
                 f"returned columns that differ from their declaration: {'; '.join(complaints)}"
             )
-            raise _broken(source, problem, "use the dtypes and shapes of the glossary of columns")
+            raise _broken(
+                source,
+                problem,
+                "give the columns their declared dtypes and shapes (`dovetail.batch.GLOSSARY`)",
+            )
     wanted, kept = step.config.data.train_batch_size, keys_of(batch) if len(batch) else set()
     every = kept | set(step.experience.reasons)
     if len(every) < wanted or len(kept) > wanted:

@@ -278,7 +278,7 @@ class TextEncoder:
 
 
 def unmarked(text: str) -> str:
-    """Return a text without marks."""
+    """Return a text without the characters that this module puts around control tokens."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 

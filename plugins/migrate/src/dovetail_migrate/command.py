@@ -61,8 +61,8 @@ def verl(
       dovetail import verl -- bash run_qwen3_8b.sh
 
     A script runs in a sandbox: without network, in a temporary folder, with stand-ins for python and other programs that
-    record their arguments and start nothing. If this machine can't sandbox the script, nothing is run: print the script's
-    command and import this command with --arguments-only.
+    record their arguments and start nothing. If this machine can't sandbox the script, nothing is run. In that
+    case, let the script print its verl command (by echo), and import that command with --arguments-only.
     """  # noqa: D301 - click's mark of a block that it leaves as it is
     version, found = _version(version)
     notes = [found]

@@ -13,7 +13,7 @@ def training_sampling(config: RunConfig, asked: Collection[str] = ()) -> Samplin
 
     Args:
         config: the whole config.
-        asked: the columns that the engine must give: `rollout_log_probs`, `raw_rollout_log_probs`, both or neither.
+        asked: the columns that the engine must return: `rollout_log_probs`, `raw_rollout_log_probs`, both or neither.
     """
     rollout = config.rollout
     return SamplingParams(
@@ -30,7 +30,7 @@ def training_sampling(config: RunConfig, asked: Collection[str] = ()) -> Samplin
 
 
 def asked_of(sampling: SamplingParams) -> frozenset[str]:
-    """Return the columns that the engine must give, as they were passed to `training_sampling`."""
+    """Return the log-probability columns that these parameters make the engine return."""
     asked = {
         "rollout_log_probs": sampling.log_probs,
         "raw_rollout_log_probs": sampling.raw_log_probs,

@@ -38,7 +38,7 @@ class TransitionClass(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class TemplateTransition:
-    """The effect of one kind of following message on the turn before, under a chat template."""
+    """How a chat template changes the rendering of a turn when a message of one kind follows the turn."""
 
     name: str
     """The transition's name: `tool`, `parallel_tools`, `user`; `thinking/tool` and `thinking/user` after a turn with reasoning."""
@@ -71,7 +71,7 @@ def observed_transitions(
 
 
 def history_changes(found: Iterable[TemplateTransition]) -> str:
-    """Return a text of the transitions that change earlier turns, and how; empty if there are none."""
+    """Return a text that names the kinds of message after which the template renders earlier turns differently; empty without any."""
     changing = [t for t in found if t.found is TransitionClass.HISTORY_CHANGING]
     if not changing:
         return ""
@@ -84,7 +84,7 @@ def listed(transitions: Iterable[TemplateTransition]) -> str:
 
 
 def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
-    """Return a text of the agent loop's transitions that the chat template does not render, and why; empty if there are none."""
+    """Return a text that names the kinds of message of an agent loop that the template can't render, with reasons; empty without any."""
     return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)
 
 

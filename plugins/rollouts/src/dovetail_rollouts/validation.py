@@ -313,7 +313,7 @@ class Accuracy:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return the values in the form of the run's summary."""
+        """Return the accuracies under the names that they have in the run's `summary.json`."""
         return {
             "accuracy_metric": self.metric,
             "accuracy_before": self.before,

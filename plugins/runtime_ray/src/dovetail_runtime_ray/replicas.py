@@ -143,8 +143,8 @@ def _check_fits(count: int, each: int, reserved: Reserved) -> None:
     pool = reserved.pool
     if each * count > pool.ranks:
         raise DispatchError(
-            f"{count} rollout replicas of {each} accelerators each need {count * each}, "
-            f"but pool {pool.name!r} has {pool.described()}"
+            f"pool {pool.name!r} has {pool.described()}, but needs {count * each} for {count} rollout replicas "
+            f"with {each} per replica"
         )
 
 

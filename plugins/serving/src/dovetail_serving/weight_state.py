@@ -53,7 +53,7 @@ class WeightState:
 
     @property
     def fit(self) -> bool:
-        """Whether the weights are complete."""
+        """Whether the engine may generate: its weights are there, and no failed update left them incomplete."""
         return self._unfit is None
 
     def refuse_use(self, what: str) -> None:

@@ -152,6 +152,6 @@ def _check_same(
     ]
     if wrong:
         raise ModelError(
-            f"model {section.path!r} can't be sharded: the loaded tensor {wrong[0]!r} does not match the model's config",
+            f"model {section.path!r} can't be sharded: tensor {wrong[0]!r} is missing, unexpected or of another shape than its config says",
             hint="if the model is quantised, save it in full precision: quantised models can't be trained",
         )

@@ -57,7 +57,7 @@ def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
 def load_runner(
     config: Fsdp2Config, context: PluginContext, ranks: Ranks
 ) -> tuple[ModelRunner, Sharding | None]:
-    """Load the context's model onto the context's device. An untrained model gets no adapter.
+    """Load the context's model onto the context's device. A model that this run does not train gets no adapter.
 
     A single process on the CPU holds the whole model. Otherwise the model is sharded, and loading is collective.
 

@@ -61,7 +61,7 @@ class RejectionSection:
             if wrong:
                 raise ValueError(
                     f"{bound}={getattr(self, bound):g} would make by={self.by} reject tokens whose rollout and training log-probabilities are equal; "
-                    "expected ratios around 1, such as lower=0.5 and upper=2.0"
+                    "set lower below 1 and upper above 1, such as lower=0.5 and upper=2.0"
                 )
 
 

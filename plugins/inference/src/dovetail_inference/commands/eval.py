@@ -64,8 +64,8 @@ def evaluate(
     A checkpoint is first exported to a temporary directory (TMPDIR).
 
     With --served, a server such as vLLM or SGLang generates with the exported model. The server's chat template must give as many tokens
-    for the first prompts as the run's chat template. Each figure over all prompts must be in the 95% interval of the run's own validation
-    after that step; otherwise the exit code is 1.
+    for the first prompts as the run's chat template. Each metric over all prompts must lie in the 95% interval that the run's own
+    validation had at the checkpoint's step; otherwise the exit code is 1.
     """
     from dovetail.telemetry import append_rows
     from dovetail_inference.evaluation import evaluate as evaluate_model

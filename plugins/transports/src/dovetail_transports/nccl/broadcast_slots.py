@@ -111,7 +111,9 @@ class BroadcastSenderSlots(SenderSlots):
             return
         store = self._store
         if store is None:
-            raise DeliveryError("the store of the group has been closed")
+            raise DeliveryError(
+                "this end of the weight transport was closed before its receivers had joined"
+            )
         try:
             self._group = BroadcastGroup(
                 backend=self._backend,

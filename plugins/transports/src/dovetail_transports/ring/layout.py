@@ -82,8 +82,8 @@ def _placed(manifest: WeightManifest) -> Iterator[TensorSlot]:
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype) or any(dim < 0 for dim in spec.shape):
             raise WeightSyncError(
-                f"weight update {manifest.version} names tensor {spec.name!r} as {spec.dtype} with shape "
-                f"{tuple(spec.shape)}, which torch {torch.__version__} does not support"
+                f"weight update {manifest.version} can't be received: torch {torch.__version__} has no tensor of dtype {spec.dtype!r} and "
+                f"shape {tuple(spec.shape)}, as {spec.name!r} has"
             )
         yield TensorSlot(
             spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize

@@ -91,7 +91,7 @@ class RendezvousDirectory:
         return sorted(self.directory.glob(f"*{_SOCKET}"))
 
     def call_off(self, update_id: str, reason: str) -> None:
-        """Write a note for the sender of an update that a receiver will not connect."""
+        """Write a note which tells an update's sender why a receiver will not connect."""
         note = self._notes / f"{update_id}{_NOTE}"
         draft = note.with_suffix(f".{secrets.token_hex(4)}")
         draft.write_text(reason, encoding="utf-8")
