@@ -199,7 +199,7 @@ def test_a_template_that_changes_earlier_turns_is_refused_where_the_config_says_
     )
     assert done.exit_code == 2
     assert "rollout.agent_loop.on_history_change=refuse" in done.output
-    assert "stands before" in done.output
+    assert "renders earlier turns differently" in done.output
 
 
 @pytest.mark.nightly

@@ -88,7 +88,7 @@ def test_other_prompts_and_the_untrained_model(
     [
         (("{tmp}",), "run directory"),
         (("{tmp}/nothing/at/all",), "run directory"),
-        (("{run}@7",), "checkpoint of step 7; there are: step_1, step_2, step_3"),
+        (("{run}@7",), "checkpoint of step 7; it has: step_1, step_2, step_3"),
         (("{run}@last",), "after the @"),
         (("{run}@best",), "no best checkpoint"),
         (("{tiny}",), "--config"),

@@ -98,9 +98,9 @@ def test_a_checkpoint_is_exported_as_the_run_would(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("OUT", "--step=7"), "checkpoint of step 7; there are: step_1, step_2, step_3"),
+        (("OUT", "--step=7"), "checkpoint of step 7; it has: step_1, step_2, step_3"),
         (("OUT", "--best"), "no best checkpoint"),
-        (("OUT", "--role=ref"), "trains no 'ref'; it trains actor"),
+        (("OUT", "--role=ref"), "does not train the role 'ref'; it trains actor"),
         ((".",), "already exists"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_verl_is_exported_too(
     torch.save(model.state_dict(), saved / "actor" / "model_world_size_1_rank_0.pt")
     out = str(tmp_path / "out")
     done = inside("export", str(saved), out, "--step=3", check=False)
-    assert "without options" in done.output
+    assert "give no options" in done.output
     inside("export", str(saved), out)
     exported = AutoModelForCausalLM.from_pretrained(out)
     assert same(exported.state_dict(), model.state_dict())

@@ -136,7 +136,7 @@ def test_an_output_of_other_settings_is_refused(
 @pytest.mark.parametrize(
     ("content", "options", "problem"),
     [
-        ("", (), "no prompt"),
+        ("", (), "prompts.txt is empty"),
         ("hello\n", ("data.max_response_length=100000",), "prompts.txt, line 1"),
         ("hello\n" * 3 + "long " * 900, (), "prompts.txt, line 4: the prompt has"),
         ("hello\n", ("rollout=vlm",), "vlm"),

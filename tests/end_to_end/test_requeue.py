@@ -106,7 +106,7 @@ def test_damaged_files_that_only_inform_do_not_stop_a_resume(
     assert (run / "final_step_1").is_dir()
     [line] = [line for line in said if "continues from step_1" in line]
     assert str(run / "checkpoints" / "step_1") in line
-    events = [json.loads(line) for line in (run / "events.jsonl").open() if "continues" in line]
+    events = [json.loads(line) for line in (run / "events.jsonl").open() if '"saved"' in line]
     assert (events[-1]["step"], events[-1]["path"]) == (1, str(run / "checkpoints" / "step_1"))
     assert datetime.fromisoformat(events[-1]["saved"]).strftime("%H:%M:%S") in line
 

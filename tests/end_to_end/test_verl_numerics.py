@@ -6,7 +6,8 @@ matrices, in float64 here; Dovetail in packed columns.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import importlib.metadata
 from typing import Any
 
 import attrs
@@ -188,9 +189,11 @@ APART = ("optimal_token_baseline", True)
 @pytest.fixture(scope="module")
 def core_algos() -> Any:
     """verl's module of advantages, losses and KL estimates."""
-    if importlib.util.find_spec("verl") is None:
+    try:
+        importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("verl is not installed here; `make proofs` has it")
-    # An error if verl is there and a package that it needs is not.
+    # Here a package that verl lacks is an error, not a skip.
     return importlib.import_module("verl.trainer.ppo.core_algos")
 
 

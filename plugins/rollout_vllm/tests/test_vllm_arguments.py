@@ -198,7 +198,7 @@ class TestRequests:
             ({"top_k": -2}, "top_k is -2"),
             ({"stop": ("a", "")}, "stop string"),
             ({"max_new_tokens": 62}, "3 prompt and 62 new"),
-            ({"raw_log_probs": True, "top_k": 3}, "after top_p and top_k"),
+            ({"raw_log_probs": True, "top_k": 3}, "before top_p and top_k"),
         ],
     )
     def test_what_cannot_be_generated_is_refused_in_words(self, bad, said: str) -> None:

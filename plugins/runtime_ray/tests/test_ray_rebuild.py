@@ -98,7 +98,7 @@ def test_a_replica_that_was_killed_between_steps_starts_again_in_its_place(
     new = replicas[1]
     assert new.number == 1
     assert new.facts.pid != old.facts.pid
-    with pytest.raises(RolloutError, match="has not started"):
+    with pytest.raises(RolloutError, match="did not start it"):
         runtime.restart_replica(old)
     # The new replica has the weights from disk, so it gets no requests before an update.
     assert pool.replicas.usable == (replicas[0],)
@@ -150,7 +150,7 @@ def test_nothing_is_started_again_once_training_has_failed(probes: Any, start: A
     failing = start(probes.pool("actor", "rollout"))
     (replica,) = failing.rollout_replicas(probes.rollout(), 1)
     failing._run.health.fail(WorkerError("actor rank 0 died"))
-    with pytest.raises(WorkerError, match=r"starting rollout replica 0 again.*given up"):
+    with pytest.raises(WorkerError, match=r"starting rollout replica 0 again.*was abandoned"):
         failing.restart_replica(replica)
 
 
