@@ -84,7 +84,11 @@ def wrong(mapping: dict[str, Any], overrides: list[str]) -> list[str]:
     try:
         config_from_mapping(whole, overrides, resolver=config_class_unrun)
     except ConfigError as error:
-        return [problem for problem in error.problems if not re.search(r"\bha(s|ve) it\b", problem)]
+        return [
+            problem
+            for problem in error.problems
+            if not re.search(r"\bha(s|ve) this key\b", problem)
+        ]
     return []
 
 

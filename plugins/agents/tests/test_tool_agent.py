@@ -102,7 +102,7 @@ def test_the_state_of_a_tool_belongs_to_one_episode() -> None:
     ("turn", "says"),
     [
         (call("divide", a=1, b=0), "error: division by zero"),
-        (call("substract", a=1, b=0), "error: there is no function 'substract'"),
+        (call("substract", a=1, b=0), "error: the function 'substract' does not exist"),
         (call("add", a="one", b=0), "error: wrong arguments of 'add'"),
         ("<call>add 1 and 1</call>", "error: 'add 1 and 1' is not a call"),
         (

@@ -110,7 +110,7 @@ def test_what_a_package_has_examined_is_a_table(monkeypatch, tmp_path: Path) -> 
     [
         ("1 / 0", "ZeroDivisionError"),
         ("def examine():\n    return 3", "not iterable"),
-        ("def examine():\n    return [{'what': 'oven'}]", "keys what, available"),
+        ("def examine():\n    return [{'what': 'oven'}]", "expected what, available"),
         (OVEN.replace("True", "'yes'"), "a row is 'yes'"),
         ("def examine():\n    import os; os._exit(3)", "exit code 3"),
         ("def examine():\n    import time; time.sleep(60)", "longer than 1.5 s"),

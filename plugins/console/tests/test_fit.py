@@ -135,4 +135,4 @@ def test_a_plan_prints_what_fits_as_overrides(tmp_path: Path) -> None:
     )
     refused = CliRunner().invoke(main, ["plan", *given, "--fit", "much"])
     assert refused.exit_code == 2
-    assert "'much' is not a size" in refused.output
+    assert "'much' is not a memory size" in refused.output

@@ -100,8 +100,7 @@ class SentWeights(Protocol):
         """Return a context manager whose value is the version to send in the block.
 
         Args:
-            arrived: a function that returns whether a receiver holds a version. It is called if the block fails, since a version that
-                arrived must not be given to other weights.
+            arrived: returns whether a receiver holds a version. Called if the block fails: other weights need another version then.
         """
 
 
@@ -195,9 +194,7 @@ class ExperienceSource(SourceDescription):
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that a step has before its first stage: those that always exist, and those of `facts.required` that the
-        source can provide.
-        """
+        """Return the columns before a step's first stage: those that always exist, and those of `facts.required` that can be had."""
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:

@@ -124,8 +124,7 @@ class DataSection:
     image_key: str = "images"
     """Column that holds the prompt's images: paths, bytes, or mappings with `bytes` or `path`."""
     media_dir: str | None = None
-    """Directory for images that have no file of their own, named by their content. All processes of a run read this directory. None:
-    `media` in `output_dir`."""
+    """Directory for images without a file of their own, named by content. A run's processes all read it. None: `media` in `output_dir`."""
     train_batch_size: int = attrs.field(default=128, validator=COUNT)
     """Prompts a step, each with rollout.n samples; or examples a step, for trainers on examples of a dataset."""
     val_batch_size: int | None = attrs.field(
@@ -137,8 +136,7 @@ class DataSection:
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
     """Maximum tokens generated for a response; without `max_length`, also of an example from its first trained token on."""
     max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
-    """Maximum tokens of an example, prompt and response together, in place of the two limits above. For trainers on examples of a
-    dataset."""
+    """Maximum tokens of an example, prompt and response together, in place of the two limits above. For trainers on examples."""
     overlong_prompts: Literal[
         "filter", "error", "truncate_left", "truncate_right", "truncate_middle"
     ] = "filter"
@@ -191,8 +189,7 @@ class RewardSection:
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Further tries of a retryable failure."""
     concurrency: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Samples, or groups scored together, that are scored at once; managers with their own queue, such as `parallel`, have their own
-    limits."""
+    """Samples, or groups scored together, scored at once; managers with their own queue, such as `parallel`, have their own limits."""
     max_failure_share: float = attrs.field(
         default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
@@ -269,8 +266,7 @@ class TrainerSection(PluginSection):
     best_metric: str | None = None
     """A validation metric, such as `val/mean@1`; the checkpoint with its best value is kept. None for no metric."""
     best_is: Literal["auto", "max", "min"] = "auto"
-    """Whether the largest or the smallest value is the best; auto: the smallest of a loss or perplexity, the largest of any other
-    metric."""
+    """Whether the largest or the smallest value is the best; auto: the smallest of a loss or perplexity, else the largest."""
     deterministic: bool = False
     """Use deterministic kernels, even if they are slower."""
 
