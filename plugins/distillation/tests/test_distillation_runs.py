@@ -93,7 +93,7 @@ def test_teachers_need_no_default_where_they_cover_every_source(config, teachers
         "{name: teacher_advantage, reward_coef: 0, max_divergence: 0.01, min_log_prob: -3}]"
     )
     if "even" not in teachers:
-        missing = "no teacher for data_source 'even'; it has odd"
+        missing = "no teacher for data_source 'even'; it has teachers for: odd"
         (finding,) = check(str(config), [stages]).errors
         assert missing in finding.message
         assert finding.rule == "score_teacher"

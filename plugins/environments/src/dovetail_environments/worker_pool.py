@@ -186,8 +186,11 @@ class EnvironmentProcess:
 
     def _last_line(self) -> str:
         with suppress(OSError):
-            lines = self._command.log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
-            return next((line[:_SHOWN] for line in reversed(lines) if line.strip()), "")
+            text = self._command.log.read_bytes()[-4096:].decode("utf-8", "replace")
+            lines = [line for line in text.splitlines() if line.strip()]
+            # A wrapped message goes on in indented lines.
+            first = max((n for n, line in enumerate(lines) if not line[0].isspace()), default=0)
+            return " ".join(line.strip() for line in lines[first:])[:_SHOWN]
         return ""
 
 
