@@ -51,6 +51,6 @@ def test_a_group_with_a_peak_of_its_own_follows_the_same_schedule():
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
 def test_a_falling_schedule_must_know_its_end(schedule):
-    with pytest.raises(ConfigError, match="how many steps"):
+    with pytest.raises(ConfigError, match="number of steps"):
         rates(1, None, schedule=schedule)
     assert rates(2, None, lr=3.0) == [3.0, 3.0]

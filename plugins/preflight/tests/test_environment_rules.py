@@ -88,7 +88,7 @@ def test_a_plugin_that_wants_an_environment_of_its_own(
     found = judge("environment_missing", {"runtime": runtime})
     assert [finding.severity for finding in found] == ["error"] * errors
     for finding in found:
-        assert "needs acme-engine>=3 (not installed)," in finding.message
+        assert "needs acme-engine>=3 (not installed) in" in finding.message
         assert "runtime.environments.rollout=DIRECTORY" in str(finding.hint)
 
 
