@@ -58,7 +58,7 @@ def test_the_run_starts_them_and_trains_as_with_a_role_and_survives_a_death(
 def test_plan_and_check_say_what_they_take(without_role, teacher, python):
     overrides = [*served(teacher, python, accelerators=4), "runtime=ray"]
     made = json.dumps(plan(without_role, overrides))
-    assert "run, 4 accelerators" in made
+    assert "run, each with 4 accelerators" in made
     assert "GiB of weights" in made
     assert any("2 vLLM servers" in note for note in check(str(without_role), overrides).notes)
 

@@ -82,7 +82,7 @@ def test_signatures_of_every_form_work(manager, sample, function) -> None:
 
 
 def test_a_function_that_needs_other_parameters_is_refused(manager) -> None:
-    with pytest.raises(ConfigError, match=r"'solution' .*'solution_str'") as error:
+    with pytest.raises(ConfigError, match=r"'solution',.*'solution_str'") as error:
         manager(lambda solution: 1.0)
     assert "def compute_score(data_source, solution_str, ground_truth" in str(error.value)
 
@@ -226,7 +226,7 @@ def test_each_source_has_its_function(manager, sample) -> None:
     assert [o.value for o in outcomes] == [2.0, 1.0]
     outcome = score_one(naive, sample(data_source="c"))
     assert isinstance(outcome, Failure)
-    assert "'c'; there are:" in outcome.message
+    assert "'c' has no reward function; functions exist for: a, b" in outcome.message
 
 
 def test_a_manager_without_functions_says_so() -> None:

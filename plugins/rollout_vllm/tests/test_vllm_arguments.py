@@ -173,7 +173,7 @@ class TestArguments:
 
     def test_an_adapter_without_room_is_refused_before_anything_starts(self, config) -> None:
         assert "set rollout.max_adapter_rank=8" in config().adapter_problem(8)
-        assert "the adapter has 16" in config(max_adapter_rank=8).adapter_problem(16)
+        assert "the adapter has rank 16" in config(max_adapter_rank=8).adapter_problem(16)
         assert config(max_adapter_rank=16).adapter_problem(16) is None
 
     @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (8, 8), (65, 128), (512, 512)])
@@ -190,14 +190,14 @@ class TestRequests:
         ("bad", "said"),
         [
             ({"prompt": ()}, "prompt is empty"),
-            ({"prompt": (5, 300)}, "outside 0 … 299"),
-            ({"prompt": (-1,)}, "outside 0 … 299"),
+            ({"prompt": (5, 300)}, "expected 0 to 299"),
+            ({"prompt": (-1,)}, "expected 0 to 299"),
             ({"max_new_tokens": 0}, "max_new_tokens is 0"),
             ({"temperature": -0.5}, "temperature is -0.5"),
             ({"top_p": 0.0}, "top_p is 0.0"),
             ({"top_k": -2}, "top_k is -2"),
             ({"stop": ("a", "")}, "stop string"),
-            ({"max_new_tokens": 62}, "3 prompt and 62 new"),
+            ({"max_new_tokens": 62}, "3 prompt tokens and 62 new"),
             ({"raw_log_probs": True, "top_k": 3}, "before top_p and top_k"),
         ],
     )

@@ -234,4 +234,4 @@ def test_steps_that_generated_more_than_they_trained_on_are_named(
 def test_there_is_nothing_to_predict_without_a_rollout(predict: Callable[..., Result]) -> None:
     done = predict("trainer=supervised")
     assert done.exit_code == 2
-    assert "rollout to wait" in done.stderr
+    assert "without a rollout" in done.stderr

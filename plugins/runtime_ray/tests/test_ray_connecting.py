@@ -47,7 +47,7 @@ def test_nobody_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ("address", "said"),
     [
         ("no.such.host.invalid:6379", "answers at 'no.such.host.invalid:6379'"),
-        ("127.0.0.1:port", "an address"),
+        ("127.0.0.1:port", "not the address"),
         ("ray://127.0.0.1:10001", "Ray Client"),
     ],
 )

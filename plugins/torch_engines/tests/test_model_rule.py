@@ -218,7 +218,7 @@ def test_a_pickled_part_that_is_missing_is_named(judge: Any, model: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "bert (BertForMaskedLM)"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "'bert' (BertForMaskedLM)"),
         ({"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]}, "roberta"),
         ({"model_type": "electra", "architectures": ["ElectraForPreTraining"]}, "electra"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "t5"),
