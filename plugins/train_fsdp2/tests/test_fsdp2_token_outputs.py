@@ -152,5 +152,5 @@ def test_more_words_than_there_are_and_no_number_of_words_are_refused(tiny, make
     engine = make_engine(tiny)
     with pytest.raises(ConfigError, match=r"301 token ids .* 300"):
         engine.forward(worded, frozenset({OUTPUTS["top_ids"].sized(301)}))
-    with pytest.raises(ConfigError, match=r"'top_ids' as int32 \[\?\] a token"):
+    with pytest.raises(ConfigError, match=r"'top_ids' as int32 \[\?\] for each token"):
         engine.forward(worded, frozenset({"top_ids"}))
