@@ -279,7 +279,7 @@ def test_no_package_with_a_plugin_is_refused_and_removes_nothing(project, texts,
     docs(project.directory, "-o", tmp_path / "pages")
     done = docs(tmp_path, "-o", tmp_path / "pages")
     assert done.exit_code == 1
-    assert "no plugin" in done.stderr
+    assert "no package with plugins" in done.stderr
     assert below(tmp_path / "pages") == texts
 
 

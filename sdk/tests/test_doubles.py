@@ -49,7 +49,10 @@ def test_it_takes_the_place_of_an_installed_one():
 
 
 def test_what_is_no_plugin_is_refused():
-    with pytest.raises(PluginError, match="extends no interface"), temporary_plugins(dict):
+    with (
+        pytest.raises(PluginError, match="does not extend a plugin interface"),
+        temporary_plugins(dict),
+    ):
         pass
 
 

@@ -108,9 +108,9 @@ def test_equal_weights_give_equal_counts():
 @pytest.mark.parametrize(
     ("weights", "parts", "units", "message"),
     [
-        ([1, -1], 2, None, "finite, ≥ 0"),
-        ([1, np.nan], 2, None, "finite, ≥ 0"),
-        ([[1]], 2, None, "finite, ≥ 0"),
+        ([1, -1], 2, None, "finite numbers ≥ 0"),
+        ([1, np.nan], 2, None, "finite numbers ≥ 0"),
+        ([[1]], 2, None, "finite numbers ≥ 0"),
         ([1, 2], 0, None, "into 0 parts"),
         ([1, 2], 2, [1], r"unit.* \(1,\).* \(2,\)"),
     ],

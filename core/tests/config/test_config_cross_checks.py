@@ -40,7 +40,7 @@ def test_a_token_budget_below_the_longest_sequence_is_refused_for_every_role(pro
         "actor.max_tokens_per_micro_batch",
         "ref.max_tokens_per_micro_batch",
     ]
-    assert "100 + 50 = 150 tokens; at least 150" in found[0]
+    assert "100 + 50 = 150 tokens); expected at least 150" in found[0]
 
 
 def test_a_token_budget_of_exactly_the_longest_sequence_is_accepted(build):

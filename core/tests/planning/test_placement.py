@@ -271,12 +271,12 @@ def test_an_adapter_goes_only_to_a_rollout_that_can_apply_one() -> None:
 @pytest.mark.parametrize(
     ("adapter", "says"),
     [
-        (PlannedAdapter(rank=8, dora=True), "rollout 'ours' does.*DoRA adapters"),
+        (PlannedAdapter(rank=8, dora=True), "rollout 'ours' can't apply.*DoRA adapters"),
         (
             PlannedAdapter(rank=8, target_modules=("model.embed_tokens", "q_proj")),
-            r"rollout 'ours' does.*embeddings \(embed_tokens\)",
+            r"rollout 'ours' can't apply.*embeddings \(embed_tokens\)",
         ),
-        (PlannedAdapter(rank=16), "rank 8,.*adapter.*16"),
+        (PlannedAdapter(rank=16), "ranks up to 8,.*adapter.*16"),
     ],
 )
 def test_an_adapter_that_a_serving_engine_does_not_apply_is_refused_by_the_plan(
