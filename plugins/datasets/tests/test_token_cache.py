@@ -266,7 +266,7 @@ def test_a_checkpoint_of_other_data_is_refused(load, tmp_path) -> None:
 def test_what_was_streamed_is_resumed_streamed_alone(load, tmp_path, streamed) -> None:
     path = write(tmp_path / "x.jsonl", 100)
     state = loader(load(path, streaming=streamed)).state()
-    with pytest.raises(DataError, match="data.streaming") as error:
+    with pytest.raises(DataError, match="streaming") as error:
         loader(load(path, streaming=not streamed)).load_state(state)
     assert f"data.streaming={str(streamed).lower()}" in str(error.value)
 
@@ -500,7 +500,7 @@ def test_a_run_is_resumed_streamed_or_not_as_it_was(load, tmp_path, monkeypatch)
     resumed.load_state(state)
     assert content(resumed.next_batch()) == content(issued[1])
     resumed.close()
-    with pytest.raises(DataError, match="data.streaming"):
+    with pytest.raises(DataError, match="streaming"):
         loader(load_data(config).train).load_state(state)
     for given, checkpoint in (
         (load.config(path, streaming=False), tmp_path),
