@@ -76,7 +76,9 @@ def test_samples_are_as_old_as_allowed_and_no_older(max_staleness: int, sync_eve
 def test_over_sampling_lies_between_one_publication_and_what_staleness_allows(
     over_sampling: float,
 ) -> None:
-    with pytest.raises(ValueError, match=r"at least sync_every = 2, .*sync_every = 4: leave over_sampling out"):
+    with pytest.raises(
+        ValueError, match=r"at least sync_every = 2, .*sync_every = 4: leave over_sampling out"
+    ):
         StreamingConfig(
             name="streaming", max_staleness=1, sync_every=2, over_sampling=over_sampling
         )
