@@ -121,7 +121,7 @@ def test_over_a_run_what_its_trainer_set_follows_another_on_sync_and_what_was_gi
     ]
     assert len(steps_of(config, "first")) == 2
     with pytest.raises(
-        ConfigError, match=r"trainer.on_sync = keep, but rollout.keep_cache = false"
+        ConfigError, match=r"rollout.keep_cache = false contradicts trainer.on_sync = keep"
     ):
         resume(stored, ["trainer.on_sync=keep", "trainer.total_steps=3"])
     on_policy = load_config(stored / "config.yaml", ["trainer=on_policy"]).config
