@@ -188,7 +188,7 @@ class EnvironmentProcess:
         with suppress(OSError):
             text = self._command.log.read_bytes()[-4096:].decode("utf-8", "replace")
             lines = [line for line in text.splitlines() if line.strip()]
-            # A wrapped message goes on in indented lines.
+            # The further lines of a wrapped message are indented.
             first = max((n for n, line in enumerate(lines) if not line[0].isspace()), default=0)
             return " ".join(line.strip() for line in lines[first:])[:_SHOWN]
         return ""
