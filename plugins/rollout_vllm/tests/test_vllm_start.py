@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dovetail_rollout_vllm import engine_backend
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_backend import EngineBackend
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint
+from dovetail_rollout_vllm.worker import LOG_VARIABLE
 from dovetail_serving import free_port
 
 
@@ -29,8 +32,11 @@ def test_time_counts_from_the_end_of_the_turn_and_the_processes_start_before(
     begun, over = threading.Event(), threading.Event()
 
     async def make(*_: Any) -> None:
+        engine = _sleeper("EngineCore")
         begun.set()
         assert over.wait(120)
+        engine.kill()
+        engine.join()
 
     def await_turn(path: Path) -> None:
         assert path == turn_path(tmp_path.resolve())
@@ -75,6 +81,54 @@ def test_a_start_that_hangs_ends_with_its_processes_and_its_thread(
     assert bystander.is_alive()
     bystander.kill()
     bystander.join()
+
+
+@pytest.mark.parametrize(
+    ("cache", "at_once"), [({"kv_cache_memory_bytes": 2**26}, True), ({}, False)]
+)
+def test_replicas_with_a_cache_of_known_size_start_at_once_each_with_its_own_environment(
+    tmp_path: Path,
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: dict[str, int],
+    at_once: bool,
+) -> None:
+    starting, most = 0, 0
+    both = threading.Barrier(2)
+    environments: dict[int, str | None] = {}
+    lock = threading.Lock()
+
+    async def make(backend: EngineBackend, *_: Any) -> None:
+        nonlocal starting, most
+        with lock:
+            starting += 1
+            most = max(most, starting)
+        environments[backend._context.rank] = os.environ.get(LOG_VARIABLE)
+        engine = _sleeper("EngineCore")
+        if at_once:
+            both.wait(120)
+        with lock:
+            starting -= 1
+        engine.kill()
+        engine.join()
+
+    monkeypatch.setattr(engine_backend, "require", lambda logger: None)
+    monkeypatch.setattr(EngineBackend, "_make", make)
+    monkeypatch.delenv(LOG_VARIABLE, raising=False)
+    model = ModelSection(path=str(tiny), dtype="float32")
+    config = VllmRolloutConfig(name="vllm", start_timeout=120.0, engine_args=dict(cache))
+    backends = [
+        EngineBackend(config, PluginContext(model=model, run_directory=tmp_path, rank=rank))
+        for rank in range(2)
+    ]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(EngineBackend.start, backends))
+    for backend in backends:
+        backend.close()
+    assert most == (2 if at_once else 1)
+    assert environments == {rank: str(backend.log) for rank, backend in enumerate(backends)}
+    assert len(set(environments.values())) == 2
+    assert LOG_VARIABLE not in os.environ
 
 
 def test_metrics_that_can_not_be_served_are_refused_before_an_engine_is_made(

@@ -20,7 +20,7 @@ from dovetail_rollout_vllm.environment import print_to, process_environment, tur
 from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint, prometheus_logger
-from dovetail_rollout_vllm.unfinished import end, engine_processes
+from dovetail_rollout_vllm.unfinished import await_process, end, engine_processes
 from dovetail_rollout_vllm.versions import require
 from dovetail_serving import (
     Backend,
@@ -61,7 +61,7 @@ class EngineBackend(Backend):
         arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
         self.log = log_path("vllm", context)
         limit, turn = self._config.start_timeout, turn_of(context)
-        with process_environment(self._config, context, self.log):
+        with process_environment(self._config, context, self.log) as restore:
             if self._config.metrics_port is not None:
                 # Opened first: if the port is taken, no engine is started in vain.
                 self._endpoint = MetricsEndpoint(self._config.metrics_port + context.rank)
@@ -69,6 +69,10 @@ class EngineBackend(Backend):
             others = engine_processes()
             try:
                 making = self._loop.start(self._make(arguments))
+                processes = await_process(others, making, limit)
+                # Without a size in bytes, vLLM sizes the KV cache by measuring free memory, which another engine's start would change.
+                if "kv_cache_memory_bytes" in arguments:
+                    restore()
                 # The engine's processes import packages while this process waits until the training models are loaded; the
                 # limit counts from then on.
                 if turn is not None:
@@ -76,7 +80,7 @@ class EngineBackend(Backend):
                 making.result(limit)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again in words
                 if not making.done():
-                    end([one for one in engine_processes() if one not in others])
+                    end(processes)
                 self.close()
                 late = isinstance(error, TimeoutError)
                 cause = TimeoutError(f"not ready within {limit:g} seconds") if late else error

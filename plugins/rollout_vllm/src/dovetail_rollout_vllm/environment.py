@@ -7,8 +7,8 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend", "kv_ca
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
 _STARTING = threading.Lock()
-"""Lock for the environment variables, which the process shares: replicas in one process start one after another."""
+"""Lock for the environment variables, which all replicas in one process share."""
 
 
 def turn_of(context: PluginContext) -> Path | None:
@@ -43,15 +43,19 @@ def turn_of(context: PluginContext) -> Path | None:
 @contextmanager
 def process_environment(
     config: VllmRolloutConfig, context: PluginContext, log: Path
-) -> Iterator[None]:
-    """Set the environment variables of vLLM's processes within the block, and restore this process's variables afterwards."""
-    with _STARTING, tempfile.TemporaryDirectory(prefix="dovetail-vllm-") as scratch:
+) -> Iterator[Callable[[], None]]:
+    """Set the environment variables of vLLM's processes within the block; no other replica of this process can set its own meanwhile.
+
+    Yields a function that restores this process's variables before the block ends, so that the next replica can start.
+    """
+    with tempfile.TemporaryDirectory(prefix="dovetail-vllm-") as scratch, ExitStack() as held:
+        held.enter_context(_STARTING)
         logging_config = Path(scratch) / "logging.json"
         logging_config.write_text(json.dumps(_logging_to(log)))
         wanted = variables(config, context, log)
         wanted.setdefault("VLLM_LOGGING_CONFIG_PATH", str(logging_config))
-        with environment_variables(wanted):
-            yield
+        held.enter_context(environment_variables(wanted))
+        yield held.close
 
 
 def _logging_to(log: Path) -> dict[str, Any]:
