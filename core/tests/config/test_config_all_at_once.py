@@ -18,7 +18,7 @@ def advice(monkeypatch):
     def advise(key, value):
         return f"theirs: {key} of {value}" if key.startswith(_THEIRS) else None
 
-    monkeypatch.setattr("dovetail.config.aliases._advisers", lambda: (advise,))
+    monkeypatch.setattr("dovetail.config.aliases._advisers", lambda _: (advise,))
 
 
 def keys(problems):

@@ -26,7 +26,7 @@ def test_packages_say_what_a_key_of_another_system_is(problems, monkeypatch):
     def advise(key, value):
         return f"{key} of {value} is theirs" if key.startswith("theirs.") else None
 
-    monkeypatch.setattr("dovetail.config.aliases._advisers", lambda: (lambda *_: None, advise))
+    monkeypatch.setattr("dovetail.config.aliases._advisers", lambda _: (lambda *_: None, advise))
     found = problems({"theirs": {"one": 1, "more": {"two": 2}}}, "thers=3")
     assert [problem.partition("): ")[2] for problem in found][:2] == ["theirs.one of 1 is theirs", "theirs.more.two of 2 is theirs"]  # fmt: skip
     assert "unknown key" in found[2]

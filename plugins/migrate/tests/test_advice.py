@@ -4,7 +4,7 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
-from dovetail_migrate.advice import trl_advice, verl_advice
+from dovetail_migrate.advice import kl_advice, trl_advice, verl_advice
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,49 @@ def test_a_config_with_keys_of_both_names_both_imports():
     text = "\n".join(caught.value.problems)
     assert "dovetail import verl" in text
     assert "dovetail import trl" in text
+
+
+@pytest.mark.parametrize(
+    ("where", "theirs", "ours"),
+    [
+        ("in_loss", "low_var_kl", "k3"),
+        ("in_loss", "low_var_kl+", "k3+"),
+        ("in_loss", "kl", "k1"),
+        ("in_loss", "kl+", "k1+"),
+        ("in_loss", "mse", "k2"),
+        ("in_reward", "low_var_kl", "k3"),
+        ("in_reward", "kl+", "k1"),
+    ],
+)
+def test_verls_name_of_a_kl_estimator_leads_to_dovetails(where, theirs, ours):
+    problem = problem_of({where: {"estimator": theirs}})
+    assert problem.endswith(f'; verl\'s "{theirs}" is "{ours}"')
+    assert "did you mean" not in problem
+    config_from_mapping({"model": {"path": "x"}, "algorithm": {"kl": {where: {"estimator": ours}}}})
+
+
+@pytest.mark.parametrize("estimator", ["K3", "k3++"])
+def test_a_misspelt_estimator_of_dovetails_is_not_claimed(estimator):
+    assert kl_advice("algorithm.kl.in_loss.estimator", estimator) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (False, "write algorithm.kl.in_loss=null for no penalty"),
+        (True, "write algorithm.kl.in_loss.coef=WEIGHT, the weight of the penalty"),
+        (0.01, "write algorithm.kl.in_loss.coef=0.01"),
+        (1e-05, "write algorithm.kl.in_loss.coef=1e-05"),
+        ("low_var_kl", "write algorithm.kl.in_loss.estimator=k3"),
+        ("k3+", "write algorithm.kl.in_loss.estimator=k3+"),
+    ],
+)
+def test_a_single_value_for_a_kl_penalty_is_told_which_key_it_is(value, advice):
+    assert problem_of({"in_loss": value}).endswith(f"; {advice}")
+
+
+def problem_of(kl):
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping({"model": {"path": "x"}, "algorithm": {"kl": kl}})
+    (problem,) = caught.value.problems
+    return problem

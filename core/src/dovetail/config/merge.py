@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.config.aliases import section_advice
+from dovetail.config.aliases import value_advice
 from dovetail.config.keys import ABSENT, KeyPath, leaves
 from dovetail.config.layers import (
     DEFAULT_LAYER,
@@ -79,7 +79,7 @@ class Merger:
             if is_mapping(given.value):
                 mappings.append(given)
             else:
-                advice = section_advice(path, given.value)
+                advice = value_advice(path, given.value)
                 text = str(mismatch(given.value, cls))
                 self._problem(given, path, f"{text}; {advice}" if advice else text)
         by_key = _by_key(mappings)

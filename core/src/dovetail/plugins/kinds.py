@@ -82,5 +82,6 @@ EXTENSION_GROUPS = {
     "dovetail.doctor": "further checks of `dovetail doctor`",
     "dovetail.preflight": "rules that judge a config before step 1",
     "dovetail.key_advice": "advice on config keys of other systems",
+    "dovetail.value_advice": "advice on values of other systems",
 }
 """Groups that are known but hold no selectable plugins."""

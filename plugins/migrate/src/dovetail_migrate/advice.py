@@ -1,8 +1,9 @@
-"""Advice of `dovetail check` on keys of verl or TRL in a config: use the import, which translates them."""
+"""Advice of `dovetail check` on keys and values of verl or TRL in a config."""
 
 from __future__ import annotations
 
 import functools
+import re
 
 from dovetail_migrate.trl.translate import DEFAULTS, TRL_KEYS
 from dovetail_migrate.verl.compose import VERSIONS, Composer, key_tables, leaves
@@ -10,6 +11,9 @@ from dovetail_migrate.verl.spellings import canonical
 
 _HYDRAS = ("defaults", "hydra", "_target_")
 _VERLS_ROOTS = ("actor_rollout_ref", "custom_reward_function", "ray_kwargs", "async_training", "global_profiler")  # fmt: skip
+_KL = ("algorithm.kl.in_loss", "algorithm.kl.in_reward")
+_KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+"""Names of KL estimators in verl, and their names in Dovetail."""
 
 
 def verl_advice(key: str, _value: str) -> str | None:
@@ -52,3 +56,23 @@ def trl_advice(key: str, _value: str) -> str | None:
         return None
     meant = f"use {TRL_KEYS[name]}; " if name in TRL_KEYS else ""
     return f"this is a key of TRL; {meant}`dovetail import trl` translates TRL's configs"
+
+
+def kl_advice(key: str, value: str) -> str | None:
+    """Return advice on a KL penalty that is given as one value, as verl and TRL have it, or by verl's name of its estimator."""
+    section = key.removesuffix(".estimator")
+    if section not in _KL:
+        return None
+    ours = _KL_ESTIMATORS.get(value.removesuffix("+"))
+    # `+` replaces the gradient of the estimator; a penalty in the reward has no gradient, and k2 has the KL's own.
+    if ours and value.endswith("+") and section == _KL[0] and ours != "k2":
+        ours += "+"
+    if section != key:
+        return ours and f'verl\'s "{value}" is "{ours}"'
+    if value == "False":
+        return f"write {key}=null for no penalty"
+    if value == "True":
+        return f"write {key}.coef=WEIGHT, the weight of the penalty"
+    if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value):
+        return f"write {key}.coef={value}"
+    return f"write {key}.estimator={ours or value}"
