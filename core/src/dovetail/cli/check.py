@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sized
 
 import click
 
@@ -53,16 +54,10 @@ def check(config: tuple[str, ...], overrides: tuple[str, ...], static: bool) -> 
     if found.errors:
         raise refusal(name, found.errors)
     verdict = "is a valid run" if needs else "is ready to train"
-    render.line(f"OK: {name} {verdict}{_with_warnings(len(warnings))}{_unready(len(needs))}")
+    noted = f", with {_counted(warnings, 'warning')}" if warnings else ""
+    unready = f"; not ready on this machine: {_counted(needs, 'need')} above" if needs else ""
+    render.line(f"OK: {name} {verdict}{noted}{unready}")
 
 
-def _with_warnings(count: int) -> str:
-    return f", with {count} warning{'s' if count > 1 else ''}" if count else ""
-
-
-def _unready(count: int) -> str:
-    return (
-        f"; not ready on this machine: {count} need{'s' if count > 1 else ''} above"
-        if count
-        else ""
-    )
+def _counted(found: Sized, noun: str) -> str:
+    return f"{len(found)} {noun}{'s' if len(found) > 1 else ''}"

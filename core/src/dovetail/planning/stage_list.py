@@ -93,22 +93,15 @@ def _names_of_set(facts: PlanFacts) -> dict[str, str]:
     return {name.partition("@")[0]: name for name in names}
 
 
-def _of_set(name: str) -> Candidate:
-    """Load a stage of the set with an empty section."""
-    from dovetail.plugins.load import load_plugin_class, ref_for
-
-    section = PluginSection(name=name)
-    ref = ref_for("stage", section)
-    return Candidate(SelectedPlugin(f"stages.{ref.name}", ref, load_plugin_class(ref), section))
-
-
 def _candidates(facts: PlanFacts) -> list[Candidate]:
     """Return the stages of the set, then those that the config names; a stage of the same name takes its place in the set.
 
     Raises:
         PlanError: the config names two stages of one name, or a stage that the set has already.
     """
-    candidates = {name: _of_set(whole) for name, whole in _names_of_set(facts).items()}
+    candidates = {
+        name: Candidate(_with_defaults(whole)) for name, whole in _names_of_set(facts).items()
+    }
     for path, plugin in facts.plugins.items():
         if not path.startswith(IN_CONFIG):
             continue
@@ -340,7 +333,7 @@ def _no_provider(
         for other in stages
         if other.in_config
         and (whole := _names_of_set(facts).get(other.name)) is not None
-        and column in _of_set(whole).provides(facts)
+        and column in Candidate(_with_defaults(whole)).provides(facts)
     ]
     why, fix = _why_not(facts, column, known[column].owner)
     if instead:

@@ -54,16 +54,8 @@ def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def refs_of(lock: Mapping[str, Any]) -> list[PluginRef]:
     """Return references to the plugins of a lock, without their configs."""
-    return [
-        PluginRef(
-            kind=item["kind"],
-            name=item["name"],
-            distribution=item.get("distribution"),
-            path=item.get("path"),
-            attribute=item.get("attribute"),
-        )
-        for item in lock["plugins"]
-    ]
+    keys = ("kind", "name", "distribution", "path", "attribute")
+    return [PluginRef(**{k: item[k] for k in keys if k in item}) for item in lock["plugins"]]
 
 
 def read_lock(path: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ WEIGHT_SECONDS = 10
 """Seconds for which a model's files are searched for non-finite weights; weights that are missed end the first step."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Examination:
     """Everything that an examination of a config found."""
 
@@ -58,13 +58,9 @@ def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -
         loaded: the config.
         reward: a function that scores every row, if the config names no function.
     """
-    examiner = _Examiner(loaded, reward)
-    examiner.run()
-    return Examination(
-        notes=tuple(examiner.notes),
-        findings=tuple(examiner.findings),
-        needs=tuple(examiner.needs),
-    )
+    found = _Examiner(loaded, reward)
+    found.run()
+    return Examination(tuple(found.notes), tuple(found.findings), tuple(found.needs))
 
 
 def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, ...]:

@@ -49,6 +49,16 @@ Say = Callable[[str], None]
 """A function called with a line about how an existing run is continued, and about its end if no console tracker shows it."""
 
 
+@attrs.frozen
+class _Extras:
+    """What the caller of a run passes besides its config; see `train`."""
+
+    announce: Announce | None
+    reward: Callable[..., Any] | None
+    stop: StopSwitch | None
+    say: Say
+
+
 def _silent(_line: str) -> None:
     """Discard a line."""
 
@@ -79,13 +89,14 @@ def train(
         StopRequested: the run was stopped and saved.
     """
     guard_exit()
+    extras = _Extras(announce, reward, stop, say)
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
     path = RunDirectory.path_for(loaded.config)
     if loaded.config.trainer.resume != "never":
         fetch_copy(path, loaded, say, accept_changes=accept_changes)
     if loaded.config.trainer.resume == "never" or not RunDirectory.begun(path):
         RunDirectory.check_free(path)
-        return _begin(loaded, announce, reward, stop, say)
+        return _begin(loaded, extras)
     directory = RunDirectory.open(path)
     with directory.held():
         changes = changes_of(directory, loaded)
@@ -102,16 +113,10 @@ def train(
         checkpoint = checkpoint or checkpoint_at(loaded.config.trainer.resume)
         if checkpoint is None:
             say(f"{path} holds no checkpoint: the run starts from the beginning")
-        return _continue(directory, loaded, checkpoint, announce, reward, stop, say)
+        return _continue(directory, loaded, checkpoint, extras)
 
 
-def _begin(
-    loaded: LoadedConfig,
-    announce: Announce | None,
-    reward: Callable[..., Any] | None,
-    stop: StopSwitch | None,
-    say: Say,
-) -> dict[str, Any]:
+def _begin(loaded: LoadedConfig, extras: _Extras) -> dict[str, Any]:
     """Train from the start, or from the checkpoint of another run that `trainer.resume` names."""
     settings = loaded.config
     source = checkpoint_at(settings.trainer.resume)
@@ -119,8 +124,8 @@ def _begin(
     plan = plan_from_data(settings, data)
     if source is not None:
         _check_steps_are_left(source, plan)
-    if announce is not None:
-        announce(loaded, plan, RunDirectory.path_for(settings))
+    if extras.announce is not None:
+        extras.announce(loaded, plan, RunDirectory.path_for(settings))
     directory = RunDirectory.create(RunDirectory.path_for(settings))
     with directory.held():
         run = None
@@ -129,9 +134,11 @@ def _begin(
             enforce(loaded, plan, logger)
             _write_identity(directory, loaded, plan, data)
             directory.name_bad_rows(data.bad, logger)
-            run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
+            run = build(
+                settings, data, plan, directory, logger, reward=extras.reward, stop=extras.stop
+            )
             if source is not None:
-                say(f"{directory.path}: {run.restore(source)}")
+                extras.say(f"{directory.path}: {run.restore(source)}")
         except BaseException:
             if run is not None:
                 run.close()
@@ -139,7 +146,7 @@ def _begin(
             close_logging()
             shutil.rmtree(directory.path, ignore_errors=True)
             raise
-        return _run(run, say)
+        return _run(run, extras.say)
 
 
 def resume(
@@ -158,6 +165,7 @@ def resume(
         DovetailError: a plugin of the run now comes from another distribution, or has another interface.
     """
     guard_exit()
+    extras = _Extras(announce, reward, stop, say)
     directory = RunDirectory.open(Path(run_directory))
     with directory.held():
         store = CheckpointStore(directory.checkpoints)
@@ -170,17 +178,11 @@ def resume(
             )
         loaded = load_config(directory.config, overrides)
         _say_changes(changes_of(directory, loaded), say)
-        return _continue(directory, loaded, checkpoint, announce, reward, stop, say)
+        return _continue(directory, loaded, checkpoint, extras)
 
 
 def _continue(
-    directory: RunDirectory,
-    loaded: LoadedConfig,
-    checkpoint: Path | None,
-    announce: Announce | None,
-    reward: Callable[..., Any] | None,
-    stop: StopSwitch | None,
-    say: Say,
+    directory: RunDirectory, loaded: LoadedConfig, checkpoint: Path | None, extras: _Extras
 ) -> dict[str, Any]:
     """Continue a run, in a directory that this process holds, from a checkpoint or from the beginning."""
     with ExitStack() as ending:
@@ -193,12 +195,14 @@ def _continue(
         if checkpoint is not None:
             _check_lock(directory, lock_of(loaded.config, plan, data), logger)
         enforce(loaded, plan, logger)
-        if announce is not None:
-            announce(loaded, plan, directory.path)
-        run = build(loaded.config, data, plan, directory, logger, reward=reward, stop=stop)
+        if extras.announce is not None:
+            extras.announce(loaded, plan, directory.path)
+        run = build(
+            loaded.config, data, plan, directory, logger, reward=extras.reward, stop=extras.stop
+        )
         try:
             if checkpoint is not None:
-                say(f"{directory.path}: {run.restore(checkpoint)}")
+                extras.say(f"{directory.path}: {run.restore(checkpoint)}")
                 run.record.state = with_earlier_seconds(run.record.state, directory)
             if directory.summary.exists():
                 # If this process is killed, the earlier summary must not say that the run completed.
@@ -217,7 +221,7 @@ def _continue(
         except BaseException:
             run.close()
             raise
-        return _run(run, say)
+        return _run(run, extras.say)
 
 
 def _say_changes(changes: Mapping[str, str], say: Say) -> None:
