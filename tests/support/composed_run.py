@@ -25,6 +25,7 @@ from dovetail.interfaces import (
     Prompt,
     RewardManager,
     Score,
+    Site,
     TrainEngine,
     Trainer,
     WeightManifest,
@@ -33,7 +34,7 @@ from dovetail.metrics import Last
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins.load import make_plugin
 from dovetail.run.actor_weights import ActorWeights
-from dovetail.run.build import _plugins_of_stages, site_of
+from dovetail.run.build import _plugins_of_stages
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.interrupt import StopSwitch
@@ -270,7 +271,7 @@ class Composed:
         plugins = _plugins_of_stages(self.plan, context)
         stages: list[Any] = [make_plugin(stage.ref, context) for stage in self.plan.stages]
         checkpoints = RunCheckpoints(
-            self.store,
+            store=self.store,
             groups=self.roles,
             loader=loader,
             ledger=self.ledger,
@@ -288,7 +289,7 @@ class Composed:
             directory=run_directory,
             checkpoints=checkpoints,
             loader=loader,
-            observers=observers,
+            hooks=observers.hook,
             logger=logger,
             profile=StepProfile(config, roles, run_directory.path, steps=3, logger=logger),
             stop=self.stop,
@@ -309,15 +310,23 @@ class Composed:
         runtime: Any = None
         data: Any = SimpleNamespace(train=SimpleNamespace(prompts=prompts), val=None)
         source.open(
-            site_of(
-                record,
-                data,
+            Site(
+                config=record.config,
+                plan=record.plan,
+                data=data,
                 loader=loader,
                 ledger=self.ledger,
                 runtime=runtime,
                 actor=roles["actor"],
                 weights=weights,
-                offload_manager=offload_manager,
+                offloading=offload_manager,
+                phase=record.phase,
+                metrics=lambda: record.metrics,
+                finished=lambda: record.state.step,
+                check_stop=record.stop.check,
+                hooks=record.hooks,
+                directory=record.directory,
+                logger=record.logger,
             )
         )
         checkpoints.keep("source", source)
@@ -335,7 +344,7 @@ class Composed:
             ),
             weights=weights,
             measuring=Measuring(
-                record,
+                record=record,
                 groups=roles,
                 stages=stages,
                 plugins=plugins,

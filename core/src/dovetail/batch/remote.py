@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import attrs
 import numpy as np
 
 
@@ -26,6 +27,7 @@ class Store(Protocol):
         """
 
 
+@attrs.define(eq=False)
 class StoredArray:
     """An array in a store: dtype and shape are known at once; the values are fetched on first read.
 
@@ -36,24 +38,12 @@ class StoredArray:
         finite: whether every value is known to be finite, as integers always are.
     """
 
-    __slots__ = ("__weakref__", "_array", "_store", "dtype", "finite", "reference", "shape")
-
-    def __init__(
-        self,
-        store: Store,
-        reference: Any,
-        *,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        finite: bool,
-    ) -> None:
-        """Describe an array in a store, without fetching it."""
-        self._store = store
-        self._array: np.ndarray | None = None
-        self.reference = reference
-        self.dtype = dtype
-        self.shape = shape
-        self.finite = finite
+    _store: Store
+    reference: Any
+    dtype: np.dtype[Any] = attrs.field(kw_only=True)
+    shape: tuple[int, ...] = attrs.field(kw_only=True)
+    finite: bool = attrs.field(kw_only=True)
+    _array: np.ndarray | None = attrs.field(default=None, init=False)
 
     @classmethod
     def put(cls, store: Store, arrays: Sequence[np.ndarray]) -> list[StoredArray]:

@@ -87,18 +87,7 @@ def build(
             beside=parts.groups,
         )
         started.callback(parts.source.close)  # closes before the loader and the observers
-        parts.source.open(
-            site_of(
-                record,
-                data,
-                loader=parts.loader,
-                ledger=parts.ledger,
-                runtime=parts.runtime,
-                actor=parts.groups["actor"],
-                weights=parts.weights,
-                offload_manager=offload_manager,
-            )
-        )
+        parts.source.open(_site(parts, record, data, offload_manager))
         return _run(parts, record, offload_manager, started.pop_all())
 
 
@@ -166,7 +155,7 @@ def _start(
         copies = CheckpointCopies(place, CheckpointStore(folder.checkpoints), context.logger)
         observers.add(copies, "checkpoint_copies")
     trainer = make_plugin(plan.refs["trainer"], context)
-    loader, ledger = make_loader(config, data, _sampler(plan, context))
+    loader, ledger = make_loader(config, data, make_plugin(plan.refs["data.sampler"], context))
     started.callback(loader.close)
     return _Parts(
         config=config,
@@ -188,7 +177,7 @@ def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunReco
     """Make the run's record, whose checkpoints contain the state of every part."""
     config, plan = parts.config, parts.plan
     checkpoints = RunCheckpoints(
-        CheckpointStore(
+        store=CheckpointStore(
             directory.checkpoints,
             keep=config.trainer.keep_checkpoints,
             every=config.trainer.keep_every,
@@ -215,7 +204,7 @@ def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunReco
         directory=directory,
         checkpoints=checkpoints,
         loader=parts.loader,
-        observers=parts.observers,
+        hooks=parts.observers.hook,
         logger=logger,
         profile=StepProfile(config, parts.groups, directory.path, steps=steps, logger=logger),
         stop=stop,
@@ -237,7 +226,7 @@ def _run(
         constant=constant,
     )
     measuring = Measuring(
-        record,
+        record=record,
         groups=parts.groups,
         stages=parts.stages,
         plugins=parts.plugins,
@@ -260,27 +249,19 @@ def _run(
     )
 
 
-def site_of(
-    record: RunRecord,
-    data: SourceData,
-    *,
-    loader: PromptLoader,
-    ledger: Ledger,
-    runtime: Runtime,
-    actor: Any,
-    weights: ActorWeights,
-    offload_manager: OffloadManager,
+def _site(
+    parts: _Parts, record: RunRecord, data: SourceData, offload_manager: OffloadManager
 ) -> Site:
     """Return the parts of the run that the run's experience source uses."""
     return Site(
-        config=record.config,
-        plan=record.plan,
+        config=parts.config,
+        plan=parts.plan,
         data=data,
-        loader=loader,
-        ledger=ledger,
-        runtime=runtime,
-        actor=actor,
-        weights=weights,
+        loader=parts.loader,
+        ledger=parts.ledger,
+        runtime=parts.runtime,
+        actor=parts.groups["actor"],
+        weights=parts.weights,
         offloading=offload_manager,
         phase=record.phase,
         metrics=lambda: record.metrics,
@@ -288,7 +269,7 @@ def site_of(
         check_stop=record.stop.check,
         hooks=record.hooks,
         directory=record.directory,
-        logger=record.logger,
+        logger=parts.logger,
     )
 
 
@@ -340,10 +321,6 @@ def _observers(trackers: Mapping[str, Any], logger: Logger, started: ExitStack) 
     # pluggy calls the observer that was added last first: the report is written before the console tracker prints its path.
     observers.load()
     return observers
-
-
-def _sampler(plan: Plan, context: PluginContext) -> Any:
-    return make_plugin(plan.refs["data.sampler"], context)
 
 
 def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:

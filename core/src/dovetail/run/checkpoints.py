@@ -53,6 +53,7 @@ class CheckpointInProgress:
     """Future of the total seconds of the save; raises the error of a failed save."""
 
 
+@attrs.define(kw_only=True, eq=False)
 class RunCheckpoints:
     """Writer and reader of checkpoints, from which a run continues as if it had not been interrupted.
 
@@ -66,21 +67,13 @@ class RunCheckpoints:
         expected_bytes: the estimated size of a checkpoint; 0 if unknown.
     """
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        *,
-        groups: Mapping[str, Any],
-        loader: PromptLoader,
-        ledger: Ledger,
-        plugins: Mapping[str, Plugin],
-        asynchronous: bool = True,
-        expected_bytes: int = 0,
-    ) -> None:
-        self.store = store
-        self._groups, self._plugins = groups, plugins
-        self._loader, self._ledger = loader, ledger
-        self._asynchronous, self._expected_bytes = asynchronous, expected_bytes
+    store: CheckpointStore
+    _groups: Mapping[str, Any]
+    _loader: PromptLoader
+    _ledger: Ledger
+    _plugins: Mapping[str, Plugin]
+    _asynchronous: bool = True
+    _expected_bytes: int = 0
 
     def keep(self, name: str, part: Any) -> None:
         """Include the `state()` of another part of the run in every checkpoint."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import attrs
+
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.stage import Stage, StepContext
@@ -19,6 +21,7 @@ _MAKES_COLUMNS = ("score", "transform", "estimate")
 """Phases of stages that only write columns; a check may stop the run, and an update changes weights."""
 
 
+@attrs.define(kw_only=True, eq=False)
 class Measuring:
     """Computes the loss of each role on a batch, without gradient; see `dovetail.interfaces.Measure`.
 
@@ -31,25 +34,18 @@ class Measuring:
         constant: the stored constant columns.
     """
 
-    def __init__(
-        self,
-        record: RunRecord,
-        *,
-        groups: Mapping[str, Any],
-        stages: Sequence[Stage],
-        plugins: Mapping[str, Any],
-        offload_manager: OffloadManager,
-        constant: ConstantColumns,
-    ) -> None:
-        self._record, self._groups, self._plugins = record, groups, plugins
-        self._offload_manager, self._constant = offload_manager, constant
-        planned = zip(record.plan.stages, stages, strict=True)
-        self._stages = [(plan, stage) for plan, stage in planned if plan.phase in _MAKES_COLUMNS]
+    _record: RunRecord
+    _groups: Mapping[str, Any]
+    _stages: Sequence[Stage]
+    _plugins: Mapping[str, Any]
+    _offload_manager: OffloadManager
+    _constant: ConstantColumns
 
     def __call__(self, batch: Batch) -> dict[str, float]:
         """Return the objectives' metrics; the batch counts as one mini-batch."""
-        for planned, stage in self._stages:
-            batch = self._run(planned, stage, batch)
+        for planned, stage in zip(self._record.plan.stages, self._stages, strict=True):
+            if planned.phase in _MAKES_COLUMNS:
+                batch = self._run(planned, stage, batch)
         metrics: dict[str, float] = {}
         for model in self._record.plan.models:
             if model.objective is None:

@@ -24,7 +24,6 @@ from dovetail.errors import (
     WeightSyncError,
     WorkerError,
 )
-from dovetail.hooks import Observers
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
@@ -41,63 +40,40 @@ from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.telemetry.timers import Timers
 
 
+@attrs.define(kw_only=True, eq=False)
 class RunRecord:
-    """Runs steps with timers, metrics, hooks, clean stops and checkpoints around them.
+    """Runs steps with timers, metrics, hooks, clean stops and checkpoints around them."""
 
-    Args:
-        config: the config of the run.
-        plan: the plan of the run.
-        state: the state of the run: new, or read from a checkpoint.
-        directory: the run's directory.
-        checkpoints: the writer of the run's checkpoints.
-        loader: the loader of the training prompts.
-        observers: the observers of the run's hooks, trackers included.
-        logger: a logger with the standard methods.
-        profile: the profiler of selected steps of selected roles.
-        accuracy: a function that returns the accuracy for the summary.
-        stop: the switch that requests a stop.
-    """
-
-    def __init__(
-        self,
-        *,
-        config: RunConfig,
-        plan: Plan,
-        state: RunState,
-        directory: RunDirectory,
-        checkpoints: RunCheckpoints,
-        loader: PromptLoader,
-        observers: Observers,
-        logger: Logger,
-        profile: StepProfile,
-        stop: StopSwitch,
-        accuracy: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        self.config, self.plan, self.state = config, plan, state
-        self.directory, self.hooks = directory, observers.hook
-        self.logger, self.stop = logger, stop
-        self.timers = Timers()
-        self.metrics: dict[str, float] = {}
-        self.weights_dirty = False
-        self._exported = False
-        self._saving: CheckpointInProgress | None = None
-        self._failed_saves = 0
-        self.checkpoints, self._loader, self._profile = checkpoints, loader, profile
-        self._best = Best.of(config.trainer, checkpoints.store, logger)
-        self._accuracy = accuracy
-        self._status = "running"
-        self._error: str | None = None
-        self._began = time.monotonic()
-        self._seconds_before = 0.0
-
+    config: RunConfig
+    plan: Plan
     state: RunState
-    """Position of the run."""
+    """Position of the run: new, or read from a checkpoint."""
+    directory: RunDirectory
+    checkpoints: RunCheckpoints
+    loader: PromptLoader
     hooks: HookRelay
     """Caller of the observers' hooks: `hooks.step_started(step=1)`."""
-    metrics: dict[str, float]
+    logger: Logger
+    profile: StepProfile
+    stop: StopSwitch
+    accuracy: Callable[[], Mapping[str, Any]]
+    """Function that returns the accuracies for the summary."""
+    timers: Timers = attrs.field(factory=Timers)
+    metrics: dict[str, float] = attrs.field(factory=dict)
     """Metrics of the current step, or of the time before the first step."""
-    weights_dirty: bool
+    weights_dirty: bool = False
     """Whether an update has begun in a step that does not count yet; no checkpoint may keep such weights."""
+    _best: Best | None = None
+    _exported: bool = False
+    _saving: CheckpointInProgress | None = None
+    _failed_saves: int = 0
+    _status: str = "running"
+    _error: str | None = None
+    _began: float = attrs.field(factory=time.monotonic)
+    _seconds_before: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self._best = Best.of(self.config.trainer, self.checkpoints.store, self.logger)
 
     @property
     def total_steps(self) -> int:
@@ -117,7 +93,7 @@ class RunRecord:
             "seed": self.config.seed,
             "steps": self.state.step,
             "total_steps": self.total_steps,
-            **self._accuracy(),
+            **self.accuracy(),
             "key_figures": before_and_after(
                 read_rows(self.directory.metrics), self.plan.key_figures
             ),
@@ -179,7 +155,7 @@ class RunRecord:
         # run. No model computes at this point, so that no engine's own random state is in use (`RandomState.in_force`).
         seed_torch(self.config.seed, "step", context.number)
         self.hooks.step_started(step=context.number)
-        with self._profile.step(context.number):
+        with self.profile.step(context.number):
             began = time.monotonic()
             try:
                 yield
@@ -332,7 +308,7 @@ class RunRecord:
             "time/step": seconds,
             "perf/tokens_per_second": context.tokens / seconds,
             **{f"perf/{name}": value for name, value in host_memory().items()},
-            "data/epoch": float(self._loader.epoch),
+            "data/epoch": float(self.loader.epoch),
         }
         self.hooks.metrics_logged(step=context.number, metrics=metrics)
         self.hooks.step_finished(step=context.number, metrics=metrics)

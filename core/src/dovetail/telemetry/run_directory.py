@@ -43,10 +43,23 @@ class RunDirectory:
 
     Attributes:
         path: the directory.
+        config: the path of the resolved config.
+        final: the path of the trained model, in Hugging Face format.
+        metrics: the path of the metrics file, with one JSON object for each log call.
+        events: the path of the structured log.
+        restarts: the path of the record of the supervisor's restarts, one JSON object each: `time`, `cause`, `exit_code`, `step` reached,
+            `from_step`, steps `repeated`.
+        checkpoints: the folder of checkpoints.
+        summary: the path of the run's summary.
+        report: the path of the report page.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config, self.summary = path / "config.yaml", path / "summary.json"
+        self.metrics, self.events = path / "metrics.jsonl", path / "events.jsonl"
+        self.restarts, self.report = path / "restarts.jsonl", path / "report.html"
+        self.checkpoints, self.final = path / "checkpoints", path / "final"
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -207,48 +220,6 @@ class RunDirectory:
     def name(self) -> str:
         """The name of the run: `project/experiment`."""
         return "/".join(self.path.parts[-2:])
-
-    @property
-    def config(self) -> Path:
-        """The path of the resolved config."""
-        return self.path / "config.yaml"
-
-    @property
-    def final(self) -> Path:
-        """The path of the trained model, in Hugging Face format."""
-        return self.path / "final"
-
-    @property
-    def metrics(self) -> Path:
-        """The path of the metrics file, with one JSON object for each log call."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """The path of the structured log."""
-        return self.path / "events.jsonl"
-
-    @property
-    def restarts(self) -> Path:
-        """The path of the record of the supervisor's restarts, one JSON object each: `time`, `cause`, `exit_code`, `step` reached,
-        `from_step`, steps `repeated`.
-        """
-        return self.path / "restarts.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def summary(self) -> Path:
-        """The path of the run's summary."""
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The path of the report page."""
-        return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a text file below the directory atomically; text that UTF-8 can't encode is converted as by `encodable`.

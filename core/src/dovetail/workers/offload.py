@@ -6,7 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import attrs
 
+
+@attrs.define(eq=False)
 class OffloadManager:
     """Moves worker groups onto the accelerator before they compute, and off the accelerator afterwards.
 
@@ -18,17 +21,11 @@ class OffloadManager:
         beside: all worker groups of models, by role.
     """
 
-    def __init__(
-        self,
-        groups: Mapping[str, Any],
-        phase: Callable[[str], AbstractContextManager[None]],
-        *,
-        generates: bool = True,
-        beside: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._phase, self._groups, self._generates = phase, groups, generates
-        self._beside = beside or {}
-        self._away: set[str] = set()
+    _groups: Mapping[str, Any]
+    _phase: Callable[[str], AbstractContextManager[None]]
+    _generates: bool = attrs.field(default=True, kw_only=True)
+    _beside: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
+    _away: set[str] = attrs.field(factory=set, init=False)
 
     def settle(self) -> None:
         """Move every offloaded role off the accelerator; called once the models are loaded, and before a rollout."""
