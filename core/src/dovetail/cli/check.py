@@ -62,7 +62,7 @@ def _with_warnings(count: int) -> str:
 
 def _unready(count: int) -> str:
     return (
-        f"; not ready on this machine: {count} need{'s' if count > 1 else ''} above"
+        f"; not ready on this machine: see {count} line{'s' if count > 1 else ''} `needs:` above"
         if count
         else ""
     )
