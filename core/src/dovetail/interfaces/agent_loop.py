@@ -118,8 +118,7 @@ class Session(ABC):
         `response_ids[turn.start : turn.stop]`. Messages shown after the latest turn are left out.
         """
         raise EpisodeError(
-            FailureKind.HARNESS,
-            f"session {type(self).__name__} returns no tokens: define `completion`",
+            FailureKind.HARNESS, f"{type(self).__name__} returns no tokens: define `completion`"
         )
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Session:
