@@ -77,7 +77,7 @@ def test_dp_takes_what_the_other_axes_leave():
     assert Mesh.over(4, dp=2, tp=2).size == 4
     with pytest.raises(DispatchError, match=r"8 workers.*into tp=3 = 3 each: 8 / 3 leaves 2"):
         Mesh.over(8, tp=3)
-    with pytest.raises(DispatchError, match=r"dp=2 × tp=2 = 4 ranks does.*fit 6 workers"):
+    with pytest.raises(DispatchError, match=r"dp=2 × tp=2 is 4; expected 6"):
         Mesh.over(6, dp=2, tp=2)
 
 

@@ -87,7 +87,7 @@ def test_opening_what_is_not_there_names_the_runs_that_are(finished):
     with pytest.raises(RunDirectoryError) as caught:
         RunDirectory.open(missing)
     assert f"there is no run directory {str(missing)!r}" in str(caught.value)
-    assert f"run directories there: {finished.path}" in str(caught.value)
+    assert f"run directories near this path: {finished.path}" in str(caught.value)
 
 
 def test_opening_an_ordinary_folder_says_what_it_holds(tmp_path):

@@ -197,7 +197,7 @@ def test_a_start_that_fails_on_one_rank_raises_its_error(two: Two, probes: Any) 
 
 
 def test_a_group_needs_a_pool_of_its_size(two: Two, probes: Any) -> None:
-    with pytest.raises(DispatchError, match="does not fit 2 workers"):
+    with pytest.raises(DispatchError, match="expected 2, the number of workers"):
         two.runtime.worker_group(probes.engine("actor"), Mesh(dp=3))
     with pytest.raises(DispatchError, match="was placed for the role 'critic'"):
         two.runtime.worker_group(probes.engine("critic"), Mesh(dp=2))

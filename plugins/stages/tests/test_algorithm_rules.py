@@ -55,8 +55,8 @@ FOUND = {
         (["algorithm.sample_filters=[overlong, equal_rewards]"], "warning", "algorithm.sample_filters[1] = equal_rewards drops groups"),
     ],
     "weights_ignored": [
-        (["algorithm.rollout_correction=bypass_pg_is"], "warning", "bypass_pg_is weighs by sequence"),
-        (["algorithm.rollout_correction=decoupled_token_is", "algorithm.policy_loss=dppo"], "warning", "decoupled_token_is weighs by token"),
+        (["algorithm.rollout_correction=bypass_pg_is"], "warning", "bypass_pg_is computes an importance weight per sequence"),
+        (["algorithm.rollout_correction=decoupled_token_is", "algorithm.policy_loss=dppo"], "warning", "decoupled_token_is computes an importance weight per token"),
     ],
     "logprob_check_never_fires": [
         (["algorithm.logprob_check.every=11"], "warning", "algorithm.logprob_check.every = 11 is more than the run's 10 steps"),

@@ -55,7 +55,8 @@ def check(config: tuple[str, ...], overrides: tuple[str, ...], static: bool) -> 
         raise refusal(name, found.errors)
     verdict = "is a valid run" if needs else "is ready to train"
     noted = f", with {_counted(warnings, 'warning')}" if warnings else ""
-    unready = f"; not ready on this machine: {_counted(needs, 'need')} above" if needs else ""
+    lines = _counted(needs, "line")
+    unready = f"; not ready on this machine: see {lines} `needs:` above" if needs else ""
     render.line(f"OK: {name} {verdict}{noted}{unready}")
 
 

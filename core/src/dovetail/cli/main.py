@@ -100,7 +100,7 @@ class CommandLine(ExtensibleGroup):
             if _traceback_wanted():
                 raise
             if isinstance(failure, StopRequested):
-                render.line(f"{failure}; what was done is saved", err=True)
+                render.line(f"{failure}; the work up to here is saved", err=True)
             else:
                 render.error(failure)
             ctx.exit(_exit_code(failure))

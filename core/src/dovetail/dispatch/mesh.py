@@ -34,7 +34,7 @@ class Mesh:
         """
         twice = set(axes or {}) & set(sizes)
         if twice:
-            raise DispatchError(f"mesh axis {min(twice)!r} is given twice")
+            raise DispatchError(f"mesh axis {min(twice)!r} is given twice; give each axis once")
         given = {**(axes or {}), **sizes}
         for axis, size in given.items():
             check_axis(axis)
@@ -56,7 +56,7 @@ class Mesh:
         inner = cls(name=name, **sizes)
         if workers < 1 or workers % inner.size:
             raise DispatchError(
-                f"{workers} workers can't be divided into {inner.described()} = {inner.size} each: "
+                f"{workers} workers can't be divided into groups of {inner.size} ({inner.described()}): "
                 f"{workers} / {inner.size} leaves {workers % inner.size}",
                 hint=f"use a multiple of {inner.size} workers, or other axis sizes",
             )
@@ -70,7 +70,7 @@ class Mesh:
         """
         if self.size != workers:
             raise DispatchError(
-                f"mesh {self.described()} = {self.size} ranks does not fit {workers} workers",
+                f"the size of mesh {self.described()} is {self.size}; expected {workers}, the number of workers",
                 hint=f"start {self.size} workers, or change an axis so that the product is {workers}",
             )
         return self

@@ -163,7 +163,7 @@ def recorder(tool: str, device: str) -> Recorder:
     if tool not in found.names:
         raise ConfigError(
             f"profile.tool is {tool!r}; expected {' or '.join(sorted(found.names)) or 'a tool from an installed package, but none is installed'}",
-            hint="set an installed tool, or install the package that provides this one; dovetail-torch-engines provides torch, memory and nsys",
+            hint=f"set profile.tool to an installed tool, or install the package that provides {tool!r}; dovetail-torch-engines provides torch, memory and nsys",
         )
     made: Recorder = found[tool].load()(device)
     return made

@@ -64,7 +64,7 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
     """
     axes = tuple(check_axis(axis) for axis in split)
     if len(set(axes)) != len(axes):
-        raise DispatchError(f"nd(split={split!r}) names an axis twice")
+        raise DispatchError(f"nd(split={split!r}) names an axis twice; name each axis once")
     if unit not in UNITS:
         raise DispatchError(
             f"nd(unit={unit!r}) names an unknown unit; expected one of {', '.join(UNITS)}"
@@ -79,7 +79,7 @@ def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
     """
     if not isinstance(dispatch_mode, ModeSpec):
         raise DispatchError(
-            f"@register(dispatch_mode={dispatch_mode!r}) is not a dispatch mode",
+            f"@register was given dispatch_mode={dispatch_mode!r}, which is not a dispatch mode",
             hint='use Dispatch.ONE_TO_ALL, nd("train") or ModeSpec.of("name", …)',
         )
 

@@ -118,7 +118,7 @@ class Session(ABC):
         `response_ids[turn.start : turn.stop]`. Messages shown after the latest turn are left out.
         """
         raise EpisodeError(
-            FailureKind.HARNESS, f"a session of class {type(self).__name__} can't return its tokens"
+            FailureKind.HARNESS, f"{type(self).__name__} returns no tokens: define `completion`"
         )
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Session:
@@ -132,7 +132,7 @@ class Session(ABC):
             EpisodeError: the session can't be forked, see `fork`.
         """
         raise EpisodeError(
-            FailureKind.HARNESS, f"a session of class {type(self).__name__} can't be forked"
+            FailureKind.HARNESS, f"session {type(self).__name__} can't be forked: define `begin`"
         )
 
     def fork(self, messages: Sequence[Message] | None = None) -> Session:
@@ -151,7 +151,7 @@ class Session(ABC):
                 template does not accept the messages.
         """
         raise EpisodeError(
-            FailureKind.HARNESS, f"a session of class {type(self).__name__} can't be forked"
+            FailureKind.HARNESS, f"session {type(self).__name__} can't be forked: define `fork`"
         )
 
     def count(self, name: str, by: float = 1.0) -> None:

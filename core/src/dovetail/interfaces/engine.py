@@ -282,6 +282,6 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
 def _cannot_follow(engine: TrainEngine) -> ConfigError:
     return ConfigError(
-        f"the engine {engine.name!r} can't make a model follow the actor: it lacks the capability 'follows'",
+        f"the engine {engine.name!r} can't update a model from the actor's weights: it lacks the capability 'follows'",
         hint="remove the keys ref.update and roles.NAME.update, or choose the engine fsdp2",
     )

@@ -100,7 +100,7 @@ def _hint(name: str, role: str, head: Literal["lm", "value"], *, also: bool) -> 
     if role not in ("actor", "critic", "ref"):
         return f"set roles.{role}.head={_OTHER[head]}" if also else _HINTS.get(name)
     if head == "value":
-        return f"set {role}.objective to an objective that reads values, or leave the key out"
+        return f"set {role}.objective to an objective that reads values, or remove {role}.objective"
     return _HINTS.get(name)
 
 

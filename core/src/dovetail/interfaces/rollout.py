@@ -229,7 +229,7 @@ class BaseRollout(Plugin):
             RolloutError: the engine failed, or does not support scoring.
         """
         raise RolloutError(
-            f"rollout {self.name!r} can't score given tokens: it lacks the capability 'scores'"
+            f"rollout {self.name!r} can't return the log-probabilities of given tokens: it lacks the capability 'scores'"
         )
 
     def metrics(self) -> Mapping[str, Metric]:

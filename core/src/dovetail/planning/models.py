@@ -116,7 +116,7 @@ def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
     leave_out = f"remove {key}"
     if role in config.roles and config.roles[role].objective is not None:
         raise PlanError(
-            f"{key} makes the model of roles.{role} follow the actor, but roles.{role}.objective trains the model",
+            f"{key} computes the model of roles.{role} from the actor's weights, but roles.{role}.objective trains this model",
             hint=f"{leave_out}, or remove roles.{role}.objective",
         )
     if head != "lm":
@@ -134,7 +134,7 @@ def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
     actor, own = (adapter_of(engine.config) for engine in engines)
     if actor != own:
         raise PlanError(
-            f"{key} copies the actor's weights, but {engines[0].title} and {engines[1].title} differ in their adapters",
+            f"{key} copies the actor's weights, but {engines[0].title} and {engines[1].title} configure different adapters",
             hint=f"remove {config.role_key(role)}.engine: the role then uses the actor's engine",
         )
     if actor is not None and config.model_section(role) != config.model:

@@ -318,7 +318,7 @@ def _no_provider(
         titles = ", ".join(entry.title for entry in installed)
         return PlanError(
             f"{reader} requires the column {column!r}, which no stage of the step provides; installed stages that declare the column: {titles}",
-            hint="add a stage that writes the column to algorithm.stages, with settings under which it does so",
+            hint="add one of these stages to algorithm.stages, with settings that make it write the column",
         )
     if column not in known:
         near = nearest(column, known)
@@ -352,7 +352,7 @@ def _why_not(facts: PlanFacts, column: str, owner: str) -> tuple[str, str]:
     stage_set = facts.plugins["algorithm.stage_set"]
     why = stage_set.cls.lacks(stage_set.config, facts, column)
     return (
-        why or f"nothing that this config selects provides it (owner: {owner})",
+        why or f"nothing that this config selects provides it (it is written by: {owner})",
         "choose another plugin that provides the column, or one that does not require it",
     )
 

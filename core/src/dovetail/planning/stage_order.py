@@ -136,8 +136,8 @@ def _sorted(
         ready = [stage for stage in waiting if not earlier[stage.name] & (names - {stage.name})]
         if not ready:
             raise PlanError(
-                f"`before` and `after` of {' and '.join(map(whose, waiting))} contradict each other: each stage is to run "
-                "before the other",
+                f"`before` and `after` of {' and '.join(map(whose, waiting))} contradict each other: each of these stages "
+                "would have to run before another of them",
                 hint="correct `before` or `after` of one of these stages",
             )
         done.append(ready[0])

@@ -329,7 +329,7 @@ def _already_taken(path: Path) -> RunDirectoryError:
     fix = f"continue it with `dovetail resume {path}`" if saved else f"remove it (rm -r {path})"
     return RunDirectoryError(
         f"{str(path)!r} already holds a run: {_describe(path)}",
-        hint=f"{fix}, or start another with experiment=NAME",
+        hint=f"{fix}, or start another run with experiment=NAME",
     )
 
 
@@ -367,5 +367,5 @@ def _runs_nearby(path: Path) -> str:
         if folder.is_dir():
             runs = sorted(marker.parent for marker in folder.glob(f"*/{MARKER}"))
             if runs:
-                return f"run directories there: {', '.join(str(run) for run in runs[:5])}"
+                return f"run directories near this path: {', '.join(str(run) for run in runs[:5])}"
     return "pass the folder that a run printed at its start: runs/<project>/<experiment>"

@@ -105,7 +105,7 @@ def _misfit(values: object, batch: Batch) -> str | None:
         fits = np.array_equal(values.offsets, mask.offsets)
         return None if fits else f"{len(values.values)} values for {len(mask.values)} tokens"
     if not isinstance(values, np.ndarray):
-        return "absent" if values is None else f"a {type(values).__name__}"
+        return "None" if values is None else f"a {type(values).__name__}"
     if values.dtype != np.float32 or values.shape != (len(batch),):
         return f"{values.dtype} of shape {values.shape} for {len(batch)} samples"
     return None

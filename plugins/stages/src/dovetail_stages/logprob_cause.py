@@ -93,8 +93,7 @@ def _sampling(found: Comparison, sampling: RolloutSection, bound: float) -> Diag
             "sampling_transform",
             f"top_p = {sampling.top_p:g} and top_k = {sampling.top_k} leave tokens out, and so raise the log-probabilities of "
             "the others; nothing else differs",
-            "this biases ratios to rollout_log_probs: train with top_p = 1 and top_k = -1, or choose an engine that gives raw "
-            "log-probabilities, for the correction",
+            "this biases ratios to rollout_log_probs: to avoid it, train with top_p = 1 and top_k = -1",
         )
     return (
         _other_temperature_column(found, sampling)
@@ -195,7 +194,7 @@ def _numerics(found: Comparison) -> Diagnosis:
         "numerics",
         "neither the recorded weight versions nor the sampling settings explain the difference"
         + (
-            "; precision alone is seldom this far off"
+            "; precision alone seldom causes a difference as large as this"
             if far
             else "; precision and kernels normally cause less than 0.005, and more than 0.01 means that one of them is wrong"
         ),

@@ -252,7 +252,7 @@ def _compare(
         if not np.array_equal(column.offsets, mask.offsets):
             raise ColumnError(
                 f"{name} of the log-probability check do not line up with response_mask: {len(column.values)} values "
-                f"over {len(column)} samples, the mask {len(mask.values)} over {len(mask)}",
+                f"over {len(column)} samples; the mask has {len(mask.values)} values over {len(mask)}",
                 hint="give one value for each response token of the same rows",
             )
     train_T, rollout_T = (column.values for column in list(columns.values())[:2])

@@ -160,5 +160,6 @@ def _metric_problem(name: object, metric: object, role: str) -> str:
         return f"as {type(metric).__name__}, which can't be merged with those of other mini-batches"
     value = metric.value
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return f"with the value {value!r:.60}, which is not a number"
-    return "" if is_empty(metric) or math.isfinite(value) else f"with the value {value:g}"
+        return f"with the value {value!r:.60}; expected a number"
+    finite = is_empty(metric) or math.isfinite(value)
+    return "" if finite else f"with the value {value:g}; expected a finite number"

@@ -32,7 +32,7 @@ def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction
         return
     if not found:
         raise NumericsError(
-            f"another rank's part of the mini-batch holds numbers that are not finite; {who} can't read them"
+            f"another rank's part of the mini-batch is not finite, so {who} can't read it; that rank's error names the samples"
         )
     samples = sample_names(mini_batch, np.unique(np.concatenate(list(found.values()))).tolist())
     columns = ", ".join(map(repr, found))

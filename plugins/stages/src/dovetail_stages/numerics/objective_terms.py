@@ -40,7 +40,7 @@ def token_column(
         if not np.array_equal(values.offsets, mask.offsets):
             raise ColumnError(
                 f"column {name!r} does not line up with response_mask: it has {len(values.values)} values "
-                f"over {len(values)} samples, the mask {len(mask.values)}",
+                f"over {len(values)} samples; the mask has {len(mask.values)} values",
                 hint="give one value for each response token, or one for each sample",
             )
         flat = values.values
@@ -119,7 +119,7 @@ def pair_rows(batch: Batch) -> tuple[Int64[np.ndarray, "P"], Int64[np.ndarray, "
         chosen, rejected = sides_P2[odd[0]].tolist()
         raise ColumnError(
             f"the pair with pair_id {ids_P[odd[0]]} has {chosen} chosen and {rejected} rejected responses; expected one of each",
-            hint="give the two samples of a pair one pair_id, and chosen = true to the preferred one",
+            hint="give both samples of a pair the same pair_id; set chosen = true for the preferred one only",
         )
     rows_N = np.argsort(pair_N, kind="stable")
     return rows_N[chosen_N[rows_N]], rows_N[~chosen_N[rows_N]]

@@ -265,7 +265,7 @@ def _log_probs(batch: Batch, name: str, mask: Ragged) -> Float[Tensor, "T"]:
     if not np.array_equal(column.offsets, mask.offsets):
         raise ColumnError(
             f"column {name!r} does not line up with response_mask: it has {len(column.values)} values over "
-            f"{len(column)} samples, the mask {len(mask.values)}",
+            f"{len(column)} samples; the mask has {len(mask.values)} values",
             hint="give one value for each response token",
         )
     return torch.from_numpy(column.values.astype(np.float32))

@@ -158,7 +158,7 @@ def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             continue
         yield Finding.warning(
             f"{path}.loss_aggregation.length = {section.length}, but data.max_response_length = {longest}: "
-            f"the loss is {longest / section.length:.3g} times as large as with the length of the longest response",
+            f"the loss is {longest / section.length:.3g} times as large as with length = data.max_response_length",
             hint=f"set {path}.loss_aggregation.length='${{data.max_response_length}}'",
         )
 

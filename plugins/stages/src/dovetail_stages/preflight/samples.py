@@ -125,7 +125,7 @@ def truncated_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Findin
         yield Finding.warning(
             f"{' and '.join(f'{key} = {value}' for key, (value, _) in cuts.items())}: the rollout's log-probabilities are "
             f"of the truncated distribution, but {reader} compares them with the trainer's, which are of the "
-            "whole one",
+            "full distribution",
             hint="set " + " ".join(f"{key}={whole}" for key, (_, whole) in cuts.items()),
         )
 
@@ -163,7 +163,7 @@ def weights_ignored(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     anchors = {"rollout_log_probs"} | ({"old_log_probs"} if bypass else set())
     if weights is not None and ratio_columns(loss) & anchors:
         yield Finding.warning(
-            f"algorithm.rollout_correction = {correction.name} weighs by {weights}, but "
+            f"algorithm.rollout_correction = {correction.name} computes an importance weight per {weights}, but "
             f"algorithm.policy_loss = {loss.name} has a ratio to the rollout policy itself, so the weights are "
             "not used",
             hint="set algorithm.policy_loss=reinforce, or algorithm.rollout_correction=bypass_ppo_clip "
