@@ -187,6 +187,6 @@ def test_another_engine_is_named_with_what_that_means() -> None:
     [attrs, vllm], refused = compare(was, now)
     assert attrs == "the package attrs was 1.0 and is 2.0 now"
     assert vllm.startswith(
-        "the package vllm was 1.0 and is 2.0 now: responses are drawn by other kernels"
+        "the package vllm was 1.0 and is 2.0 now: other kernels sample the responses"
     )
     assert refused == []

@@ -98,9 +98,9 @@ CASES = {
     "nothing": (changed(None, Returns), "returned NoneType from `collect`, not an experience"),
     "a batch": (changed(Batch({}), Returns), "returned Batch from `collect`, not an experience"),
     "columns": (changed(lambda b: dict(b.columns)), "whose `batch()` returned dict, not a Batch"),
-    "no groups": (changed(lambda b: b.take(np.zeros(len(b), bool))), "gave 0 of the 2 groups"),
-    "fewer groups": (changed(first_group), "gave 1 of the 2 groups that step 1 takes"),
-    "more groups": (Larger, "gave 3 groups to step 1, which takes 2"),
+    "no groups": (changed(lambda b: b.take(np.zeros(len(b), bool))), "collected 0 of the 2 groups"),
+    "fewer groups": (changed(first_group), "collected 1 of the 2 groups that step 1 takes"),
+    "more groups": (Larger, "collected 3 groups for step 1, which takes 2"),
     "a column that it does not declare": (
         changed(lambda b: b.with_columns({"values": b["token_rewards"]})),
         "returned the column 'values', which it does not declare",

@@ -157,7 +157,7 @@ def test_an_error_or_a_ctrl_c_that_waits_for_the_rollouts_start_is_told_at_once(
             generate=lambda: told.wait(120),
             logger=SimpleNamespace(warning=warning),
         )
-    assert lines == ["KeyboardInterrupt: waiting for the rollout's start, to close it"]
+    assert lines == ["KeyboardInterrupt: closing the rollout once it has started"]
 
 
 def test_an_engine_that_can_not_be_imported_says_so_itself(

@@ -83,7 +83,7 @@ def test_the_doctor_exits_with_0_where_only_a_need_is_unmet(patients) -> None:
     done = CliRunner().invoke(main, ["doctor"])
     assert done.exit_code == 0, done.output
     last = done.stdout.splitlines()[-1]
-    assert last == "nothing is broken; not all is here that tracker/needy needs to run"
+    assert last == "nothing is broken, but tracker/needy can't run here: not all needs are met"
 
 
 def declared(monkeypatch, tmp_path: Path, body: str) -> None:

@@ -220,7 +220,7 @@ def test_streamed_rows_that_are_too_long_are_left_out_and_accounted_for(config, 
     assert made.epoch == pytest.approx(1)
     made.close()
     made, _ = loader(config(**section, max_response_length=1))
-    with pytest.raises(DataError, match=r"all 300 are longer"):
+    with pytest.raises(DataError, match=r"each of the 300 is too long"):
         made.next_batch()
     made.close()
     with pytest.raises(DataError, match=r"x.parquet, row 0: the response has .* tokens"):

@@ -153,8 +153,8 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
     """
     if complaints := complaints_about(batch, glossary):
         raise ColumnError(
-            "the batch differs from the glossary of columns: " + "; ".join(complaints),
-            hint="a plugin declares columns of its own in its `columns` attribute"
+            "columns of the batch differ from their declarations: " + "; ".join(complaints),
+            hint="declare a plugin's own columns in its `columns` attribute"
             if any("unknown" in complaint for complaint in complaints)
             else None,
         )

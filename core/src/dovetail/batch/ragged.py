@@ -304,7 +304,7 @@ def _of_one_shape(arrays: list[np.ndarray], inner: tuple[int, ...] | None) -> li
             if array.shape[1:] != shape:
                 raise ColumnError(
                     f"row {number} of a ragged column has values of shape {list(array.shape[1:])}; expected {list(shape)}",
-                    hint="values of one column have one shape",
+                    hint="give all rows of the column values of the same shape",
                 )
     return [array if len(array) else array.reshape(0, *(shape or ())) for array in arrays]
 

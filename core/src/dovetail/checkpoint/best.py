@@ -69,7 +69,7 @@ class Best:
             return
         self._warned = True
         self._logger.warning(
-            "trainer.best_metric is not among the figures of this validation: no checkpoint is marked as the best",
+            "trainer.best_metric is not among the metrics of this validation: no checkpoint is marked as the best",
             best_metric=self.metric,
             nearest=nearest(self.metric, metrics),
             figures=sorted(name for name in metrics if not name.endswith(("/low", "/high"))),

@@ -53,7 +53,7 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
         except SafetensorError as error:
             raise CheckpointError(
                 f"the states of {', '.join(plugins)} hold {len(arrays)} arrays and NumPy scalars, which can't be saved: {error}",
-                hint="put many numbers into one array",
+                hint="store the numbers in fewer, larger arrays",
             ) from error
     return states
 

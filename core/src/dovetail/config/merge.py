@@ -238,7 +238,7 @@ class Merger:
             self._problem(
                 Given(ABSENT, given.layer),
                 path,
-                "the value is not a list, so that no entry can be set by index",
+                "the value is not a list, so no entry can be set by index",
             )
             return ABSENT
         for key, _ in [(path, None), *leaves(given.value, path)]:

@@ -77,7 +77,7 @@ class PresetLayer:
             keys = ", ".join(format_path(key) for key in self.left_over)
             yield (
                 f"{self.layer.name} ({self.named_by.at(PATH)}) replaces another preset, but does not set {keys}: "
-                "the values of earlier layers stay; set the keys whose values are not meant to stay"
+                "the values of earlier layers stay; set each key whose earlier value you do not want"
             )
         hidden = bool(self.layer.tree) and self.layer.name not in origins.values()
         if hidden and self.altered_by is not None:
@@ -99,7 +99,7 @@ class PresetLayer:
                     yield (
                         f"{format_path(key)} = {show_value(value)} ({origin}): overrides {self.layer.name} "
                         f"({self.named_by.at(PATH)}), which sets {show_value(preset)}; leave the key out to use "
-                        "the preset's value, or remove the preset if it is not meant"
+                        "the preset's value, or remove the preset if you do not want it"
                     )
 
 

@@ -229,7 +229,7 @@ class Ledger:
                 record.issued > self.size or (epoch < newest and record.issued < self.size)
             ):
                 raise LedgerError(
-                    f"epoch {epoch} issued {record.issued} prompts; expected {self.size} (the newest epoch is {newest})"
+                    f"{record.issued} prompts were issued in epoch {epoch}; expected {self.size} (fewer are valid only in the newest epoch, {newest})"
                 )
         skipped = set(range(self._closed, newest)) - self._epochs.keys()
         if skipped:
@@ -263,7 +263,7 @@ class Ledger:
         """
         if state.get("version") != STATE_VERSION:
             raise LedgerError(
-                f"the checkpoint's prompt ledger has version {state.get('version')!r}; this dovetail-core reads version {STATE_VERSION}"
+                f"the prompt ledger has version {state.get('version')!r}, not {STATE_VERSION}: resume with the dovetail-core that wrote it"
             )
         if state["size"] is not None and self.size is not None and self.size != state["size"]:
             raise _other_size(state["size"], self.size)

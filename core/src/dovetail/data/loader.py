@@ -143,13 +143,13 @@ class PromptLoader:
         if state["streamed"] != streamed:
             raise DataError(
                 f"this run has data.streaming={str(streamed).lower()}, but the checkpoint's run had "
-                f"data.streaming={str(state['streamed']).lower()}: the order of its rows differs",
+                f"data.streaming={str(state['streamed']).lower()}: the two settings order the rows differently",
                 hint=f"resume with data.streaming={str(state['streamed']).lower()}",
             )
         if state["data"] != self._fingerprint():
             raise DataError(
                 f"the training prompts are not those of the checkpoint: {len(self._prompts)} prompts with "
-                f"digest {self._fingerprint()}; expected {state['data']}",
+                f"digest {self._fingerprint()}; expected the digest {state['data']}",
                 hint="resume with the same files, tokenizer, chat template with its arguments, and limits",
             )
         self._epoch = state["epoch"]
@@ -197,7 +197,7 @@ class PromptLoader:
             self._ledger.drop(self._epoch, name, attempt, BAD if prompt else OVERLONG)
             left_out += 1
         raise DataError(
-            f"no row of the epoch can be trained on: all {left_out} are longer than their limits, or bad",
+            f"no row can be trained on: each of the {left_out} is too long, or no prompt can be made from it",
             hint="raise data.max_length, or data.max_prompt_length and data.max_response_length",
         )
 

@@ -51,7 +51,7 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
     if missing:
         raise PluginBrokenError(
             f"{title} does not implement {', '.join(missing)}",
-            hint=f"define them as {wanted} documents: "
+            hint=f"define them as described in {wanted}: "
             + "; ".join(f"{name}{_signature(interface, name)}" for name in missing),
         )
     for name, allowed in _choices(interface).items():
@@ -80,7 +80,7 @@ def check_api(api: str, kind: Kind, title: str) -> None:
     if not fits:
         raise PluginIncompatibleError(
             f"{title} is made for the {kind.name} interface {api}; this dovetail-core has {kind.api}",
-            hint="upgrade the plugin or dovetail-core, so that the versions fit",
+            hint="upgrade the plugin or dovetail-core, so that the versions match",
         )
 
 

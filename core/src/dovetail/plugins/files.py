@@ -226,7 +226,7 @@ def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> ty
     if make is None:
         if (package := OF_FUNCTIONS.get(kind.name)) is not None:
             raise PluginNotFoundError(
-                f"{attribute} is a function; the package {package}, which makes {with_article(kind.name)} plugin of a function, is not installed",
+                f"{attribute} is a function; the package {package}, which turns it into {with_article(kind.name)} plugin, is not installed",
                 hint=f"pip install {package}",
             )
         return None

@@ -11,12 +11,12 @@ What = Literal[
 ]
 
 
-_ENGINE = "responses are drawn by other kernels from here on; logprob_check/ and weight_check/ show how far they differ from the trainer's"
+_ENGINE = "other kernels sample the responses from now on; logprob_check/ and weight_check/ show how far the engine differs from the trainer"
 _MEANS = {
     "sglang": _ENGINE,
     "tensorrt-llm": _ENGINE,
-    "torch": "kernels may round otherwise, so that the run is not continued bit for bit; moments and weights are the saved ones",
-    "transformers": "the model's code may compute otherwise; compare val/ before and after, and weight_check/",
+    "torch": "kernels may round differently, so the run does not continue bit for bit; weights and optimizer moments are the saved ones",
+    "transformers": "the model's code may compute differently; compare the metrics val/ and weight_check/ before and after",
     "vllm": _ENGINE,
 }
 """Package → the effect of another version on a run that is continued."""

@@ -167,13 +167,13 @@ class RunCheckpoints:
         document: dict[str, Any] = json.loads((path / "state.json").read_text())
         if document.get("schema") != STATE_SCHEMA:
             raise CheckpointError(
-                f"the checkpoint {path} has state schema {document.get('schema')!r}; this version reads {STATE_SCHEMA}"
+                f"checkpoint {path} has state schema {document.get('schema')!r}, not {STATE_SCHEMA}: resume with the dovetail-core that wrote it"
             )
         for role, group in self._groups.items():
             if not (path / role).is_dir():
                 raise CheckpointError(
                     f"the checkpoint {path} has no state of the role {role}: the run that wrote it had no such role",
-                    hint="resume with the algorithm of the run, or start a new run",
+                    hint="resume with the algorithm of that run, or start a new run",
                 )
             group.load(path / role).result()
         self._loader.load_state(document["loader"])

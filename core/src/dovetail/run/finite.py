@@ -164,7 +164,7 @@ def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan, logger:
     A model's files are read for at most `BAD_WEIGHT_SECONDS`.
     """
     logger.warning(
-        "the first step failed: reading the models' files for weights that are NaN or infinite, "
+        "the first step failed: searching the models' files for weights that are NaN or infinite, "
         f"for at most {BAD_WEIGHT_SECONDS} seconds a model"
     )
     if cause := next(bad_weights(config, plan.models, BAD_WEIGHT_SECONDS), None):

@@ -212,7 +212,7 @@ class Learner:
             verb = "wrote" if extra[0] not in old else "changed"
             raise _broken(stage, f"{verb} the column {extra[0]!r}, which it does not declare")
         if gone := sorted(old.keys() - new.keys()):
-            raise _broken(stage, f"removed the column {gone[0]!r}, which the batch had before")
+            raise _broken(stage, f"removed the column {gone[0]!r}", "keep all columns of the batch")
         for other, column in self._readers(planned):
             if column not in new:
                 raise _broken(

@@ -69,8 +69,8 @@ class Measuring:
             columns = ", ".join(sorted(planned.provides))
             with self._offload_manager.present(*planned.roles), self._record.phase(planned.name):
                 count = constant.fill(planned.name, batches, compute)
-            counted = f"{count} of {len(batches)} batches computed, the others read"
-            logger.info(f"{columns} of every example are known: {counted}")
+            counted = f"{count} of {len(batches)} batches were computed, the others read from disk"
+            logger.info(f"{columns} are known for every example: {counted}")
         for role in sorted(constant.roles):
             self._groups[role].close()
             logger.info(f"the model of the role {role} is not needed any more: it is closed")

@@ -83,13 +83,13 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
     wanted, kept = step.config.data.train_batch_size, keys_of(batch) if len(batch) else set()
     every = kept | set(step.experience.reasons)
     if len(every) < wanted or len(kept) > wanted:
-        problem = f"gave {len(every)} of the {wanted} groups that step {step.number} takes"
+        problem = f"collected {len(every)} of the {wanted} groups that step {step.number} takes"
         if len(kept) > wanted:
-            problem = f"gave {len(kept)} groups to step {step.number}, which takes {wanted}"
+            problem = f"collected {len(kept)} groups for step {step.number}, which takes {wanted}"
         raise _broken(
             source,
             problem,
-            "give `ask.groups` groups, each with a key of its own; list a group that is not trained on in `reasons`, with the reason",
+            "collect `ask.groups` groups, each with its own key; enter a group that is not trained on in `reasons`, with the reason",
         )
     return batch
 
@@ -107,7 +107,7 @@ def publishing(source: ExperienceSource, weights: ActorWeights, logger: Logger) 
     yield
     if (times := weights.sent - before) > 1:
         title = title_of("source", source)
-        logger.warning(f"{title} sent weights {times} times in one publication")
+        logger.warning(f"{title} sent weights {times} times in one call of `publish`")
     if source.follows and weights.stale:
         problem = "sent no weights in `publish`, though the actor's weights have changed since it last sent them"
         hint = "send them in `with site.weights.sending(…)`, or set `follows = False`"

@@ -64,7 +64,7 @@ def start_roles(
             if not held:
                 logger.warning(
                     f"the file system of {run_directory} has no locks: the rollout starts after the training models, "
-                    "and not beside them"
+                    "not at the same time"
                 )
                 return train(), generate()
             replicas = thread.submit(generate)
@@ -81,7 +81,7 @@ def _telling_of(replicas: Future[Any], logger: Logger) -> Iterator[None]:
         yield
     except BaseException as error:
         if not replicas.done():
-            logger.warning(f"{type(error).__name__}: waiting for the rollout's start, to close it")
+            logger.warning(f"{type(error).__name__}: closing the rollout once it has started")
         raise
 
 

@@ -71,7 +71,7 @@ class WorkerGroup(ABC):
         if taken:
             raise DispatchError(
                 f"the method {worker_class.__qualname__}.{taken[0]} can't be registered: "
-                f"every worker group has its own attribute {taken[0]!r}; rename the method"
+                f"worker groups already have an attribute {taken[0]!r}; rename the method"
             )
 
     @abstractmethod

@@ -107,7 +107,7 @@ class InlineRuntime(Runtime):
         rank = next((n for n, (_, known) in self._replicas.items() if known is replica), None)
         if rank is None:
             raise RolloutError(
-                "the rollout replica can't be restarted: this runtime did not start it"
+                "the rollout replica can't be restarted: this runtime did not start it; pass a replica that it started"
             )
         spec, _ = self._replicas[rank]
         try:

@@ -157,9 +157,9 @@ def _batches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Batch]:
     batches = [(name, value) for name, value in named if isinstance(value, Batch)]
     if not batches:
         raise DispatchError(
-            "a method dispatched by nd needs a Batch among its arguments, but got "
+            "the dispatch mode nd needs a Batch among the method's arguments, but got "
             + (", ".join(type(value).__name__ for _, value in named) or "none"),
-            hint="a method without batches is registered with Dispatch.ONE_TO_ALL",
+            hint="register a method without batches with Dispatch.ONE_TO_ALL",
         )
     first, count = batches[0][0], len(batches[0][1])
     for name, batch in batches[1:]:
@@ -300,7 +300,7 @@ def _joined(results: list[Batch], division: Division) -> Batch:
         if len(result) != len(part):
             raise DispatchError(
                 f"part {k} of the batch has {len(part)} samples, but the method returned {len(result)} for it",
-                hint="a method dispatched by nd returns one sample for each that it is given, in order",
+                hint="with the dispatch mode nd, return one sample for each sample received, in the same order",
             )
     joined = Batch.concat(results)
     if division.spare is not None:

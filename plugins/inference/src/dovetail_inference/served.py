@@ -196,7 +196,7 @@ class ServedRollout(BaseRollout):
             WeightSyncError: always.
         """
         raise WeightSyncError(
-            f"weights can't be sent to {self._server.url}: the server keeps the weights that it was started with"
+            f"weights can't be sent to {self._server.url}: this server is only evaluated, with the weights that it started with"
         )
 
 

@@ -212,7 +212,7 @@ def _verdict(report: dict[str, Any]) -> str:
     ]
     if not lacking:
         return "all is well"
-    return f"nothing is broken; not all is here that {', '.join(lacking)} need{'s' if len(lacking) == 1 else ''} to run"
+    return f"nothing is broken, but {', '.join(lacking)} can't run here: not all needs are met"
 
 
 def _host(told: dict[str, Any]) -> str:

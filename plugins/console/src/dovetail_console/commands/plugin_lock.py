@@ -100,7 +100,7 @@ def _of_config(path: str, overrides: Sequence[str]) -> dict[str, Any]:
         data = load_data(loaded.config)
     except DovetailError as error:
         render.warning(
-            f"reward functions that rows find by their data_source are left out: {error.message}"
+            f"the lock lacks the reward functions that rows select by data_source: {error.message}"
         )
     return lock_of(loaded.config, make_plan(loaded.config), data)
 

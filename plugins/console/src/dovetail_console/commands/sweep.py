@@ -69,10 +69,10 @@ def sweep(
             render.line(f"{run.path}: {'failed' if run.path in codes else 'not started'}")
     failed = sum(code != 0 for code in codes.values())
     if child.received is not None:
-        render.line(f"stopped by {child.received.name}: the same command continues", err=True)
+        render.line(f"stopped by {child.received.name}: to continue, repeat the command", err=True)
         raise click.exceptions.Exit(128 + child.received)
     if failed:
-        render.line(f"{failed} of {len(runs)} runs failed: the same command tries again", err=True)
+        render.line(f"{failed} of {len(runs)} runs failed: to retry, repeat the command", err=True)
         raise click.exceptions.Exit(1)
 
 
@@ -138,7 +138,7 @@ def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]
             continue
         if key in swept or key == "experiment" or len(set(values)) < len(values):
             raise ConfigError(
-                f"the override {text} can't be swept; expected a key that is swept once, with different values, and not `experiment`, which names each run by its values",
+                f"the override {text} can't be swept; expected one override for each swept key, all its values different, and a key other than `experiment`",
                 hint="write for example actor.optim.lr=1e-6,3e-6 seed=1,2,3; write a single value with a comma as a YAML list or in quotes",
             )
         swept[key] = values

@@ -139,11 +139,11 @@ def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
     ]
     if outside:
         raise DovetailError(
-            f"the server's figures differ from the run's after step {source.step}: {'; '.join(outside)}",
+            f"the server's metrics differ from the run's validation after step {source.step}: {'; '.join(outside)}",
             hint="check that the server has this checkpoint, in the run's dtype or a quantization that keeps its quality; more prompts "
             "or samples (rollout.validation.n) reduce the noise",
         )
-    render.line(f"each figure is in the run's 95% interval after step {source.step}", err=True)
+    render.line(f"each metric is in the run's 95% interval after step {source.step}", err=True)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
