@@ -154,7 +154,7 @@ def test_an_engine_in_processes_of_its_own_is_named_as_such() -> None:
     assert training == "actor in this process (mine)"
     assert rollout == "rollout × 3, each with an engine of 2 ranks in processes of its own"
     joining, _ = placed(RuntimeSection(), Wide(here=False, servers=2), actor=1)
-    assert joining.lines([actor])[1] == "rollout × 2, each an engine that runs already"
+    assert joining.lines([actor])[1] == "rollout × 2, each an engine that is already running"
 
 
 def test_dp_takes_what_the_engines_axes_leave() -> None:
@@ -244,7 +244,7 @@ def test_the_default_transport_follows_from_who_computes_where(
 def test_replicas_that_join_engines_take_no_ranks_and_are_as_many_as_those() -> None:
     assert placed(Cluster(), Wide(wide=8, servers=3), actor=1)[0].source.replicas == 3
     assert placed(RuntimeSection(), Wide(servers=3, replicas=3), actor=1)[0].source.replicas == 3
-    with pytest.raises(PlanError, match=r"replicas=2, but .* joins 3 engines"):
+    with pytest.raises(PlanError, match=r"replicas=2, but .* connects to 3 engines"):
         placed(Cluster(), Wide(servers=3, replicas=2), actor=1)
 
 
@@ -309,7 +309,7 @@ LOCAL, FAR = frozenset({"on_each_machine", "ends_meet"}), frozenset({"across_mac
         (FAR, Cluster(nodes=2), Wide(servers=2), None),
         (LOCAL, Cluster(apart=True), Wide(), None),
         (LOCAL, Cluster(nodes=2, apart=True), Wide(), "the rollout in pool 'rollout'"),
-        (LOCAL, Cluster(nodes=2), Wide(servers=2), "engines that run already"),
+        (LOCAL, Cluster(nodes=2), Wide(servers=2), "engines that are already running"),
         (frozenset(), Cluster(nodes=2), Wide(), r"pool 'all' \(2 nodes × 4 accelerators\)"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_note_counts_the_control_tokens_that_rows_spell(
     files = ("data.train_files=[]", mixture, control, "data.max_prompt_length=128")
     found = [note for note in examine(build(*files)).notes if "control tokens" in note]
     assert len(found) == notes
-    assert all("training prompts spell 16 control tokens" in note for note in found)
+    assert all("training prompts contain 16 control tokens" in note for note in found)
 
 
 def test_faults_of_every_part_come_at_once(build: Build) -> None:

@@ -113,7 +113,7 @@ def test_check_finds_ten_planted_faults(run, write, reward) -> None:
         f"1 duplicates among training conversations:\n  {path}, line 25 is {path}, line 4 again",
         "1 training conversations are longer",
         "leaves out thoughts in 'reasoning_content'",
-        "spell 1 control tokens",
+        "contain 1 control tokens",
         f"1 held-out rows that are trained on:\n  {val}, line 1 has the prompt of {path}, line 6",
     ):
         assert found in done.output, found

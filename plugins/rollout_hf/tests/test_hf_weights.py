@@ -141,7 +141,7 @@ def test_what_can_not_go_on_under_new_weights_fails_and_the_weights_are_in_force
         ),
         (
             lambda s: (*s, TensorSpec(name="model.norm.wait", shape=(3,), dtype="float32")),
-            r"the nearest is 'model\.norm\.weight'",
+            r"the nearest name is 'model\.norm\.weight'",
         ),
         (
             lambda s: (TensorSpec(name=s[0].name, shape=(1, 2), dtype="float32"), *s[1:]),
@@ -155,7 +155,7 @@ def test_an_update_that_does_not_fit_is_refused_before_it_travels(start, change,
     wire.tensors, specs = update_of(rollout._model, 0.1)
     with pytest.raises(WeightSyncError, match=message):
         rollout.receive_weights(1, WeightManifest(version=1, tensors=change(specs)))
-    with pytest.raises(WeightSyncError, match=r"full updates only\n.*sync=merged"):
+    with pytest.raises(WeightSyncError, match=r"kind 'full'\n.*sync=merged"):
         rollout.receive_weights(1, WeightManifest(version=1, kind="adapter", tensors=specs))
     assert rollout.version == 0
 

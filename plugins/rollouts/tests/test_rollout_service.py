@@ -92,7 +92,7 @@ def test_more_than_is_admitted_is_refused_and_nothing_is_taken(serve) -> None:
     served.service.admit(groups)
     with pytest.raises(RolloutError, match=r"3 groups.*only 2 are admitted") as error:
         served.service.take(3)
-    assert error.value.hint == "admit at least as many groups first"
+    assert error.value.hint == "pass more groups to `admit` first"
     assert served.service.take(2) == groups
 
 

@@ -295,7 +295,7 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
     for name, side in both.items():
         if same == len(side):
             raise DataError(
-                f"{where}: {name!r} has no answer: the other conversation of the pair begins with the same messages",
+                f"{where}: {name!r} has no answer: all its messages are also the first messages of the pair's other conversation",
                 hint="correct the row, or remove it",
             )
     if not same or not all(_is_assistant(side[same]) for side in (chosen, rejected)):

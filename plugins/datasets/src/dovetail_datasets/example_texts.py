@@ -112,7 +112,7 @@ def _by_blocks(
         if len(spans) != len(turns):
             raise DataError(
                 f"the chat template's {{% generation %}} blocks mark {len(spans)} part(s) of a conversation with {len(turns)} assistant turns; "
-                f"expected one part for each turn, since only {len(conversation.trained)} of the turns should be trained on",
+                f"expected one part for each turn, to find the {len(conversation.trained)} turn(s) that should be trained on",
                 hint="train on all turns, or set model.chat_template to a template that marks every assistant turn once",
             )
         spans = [s for place, s in zip(turns, spans, strict=True) if place in conversation.trained]

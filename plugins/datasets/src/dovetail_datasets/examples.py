@@ -219,7 +219,7 @@ class ExampleMaker:
     ) -> tuple[list[Parts], tuple[FoundImage, ...]]:
         if self.text_alone:
             raise DataError(
-                "the row has images, but the engines were checked only for text, since no row that was read before the start has images",
+                "the row has images, but the run did not check that its engines support them: no row read before the start had images",
                 hint="move a row with images to the beginning of the dataset, or set data.streaming=false",
             )
         if isinstance(example.prompt, str):

@@ -192,8 +192,8 @@ class ExamplesSource(ExperienceSource):
                 hint="leave data.continue_answer out: this trainer trains on the complete answers of the dataset",
             )
         dataset, folder = configured_dataset(run, tokenizer), media_dir(run)
-        before = f"{section.max_prompt_length} tokens before what is trained on"
-        limits = f"{before}, or {section.max_response_length} from there on,"
+        before = f"{section.max_prompt_length} tokens before the first trained token"
+        limits = f"{before}, or {section.max_response_length} from that token on,"
         if section.max_length is not None:
             limits = f"{section.max_length} tokens"
         how = tokenizer, section, run.model, kind, folder

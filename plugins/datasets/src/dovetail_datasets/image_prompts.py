@@ -123,8 +123,8 @@ class ImageRenderer:
             (first, *_) = made
             if self._prompts.ids(prompt, pictures[:shown]) != first[0]:
                 raise ModelError(
-                    "the model's processor tokenises a prompt with its images differently from the text and the images alone, "
-                    "so the tokens of prompt and answer can't be separated",
+                    "for a prompt with images, the model's processor returns other token ids than the tokenizer returns for its text "
+                    "with expanded image placeholders, so the tokens of prompt and answer can't be separated",
                     hint="remove the rows with images, or use another model",
                 )
             self._checked = True

@@ -25,7 +25,7 @@ _INLINE = f"{_THOUGHTS}in <think>…{_CLOSE}"
 _CALLS = "calls in 'tool_calls'"
 _END = "end of turn"
 _NOTE = "the chat template leaves out {} {}"
-_NO_END = "no end of a turn is trained on {}: the model does not learn to stop there"
+_NO_END = "the trained tokens contain no end of a turn {}: the model does not learn to stop there"
 _TOOLS = "functions in 'tools'"
 
 

@@ -64,8 +64,8 @@ class PromptSet(RowSet):
             yield f"{what} longer than {limits} are cut (data.overlong_prompts={section.overlong_prompts}): {self.truncated}"
         if self.spelled:
             yield (
-                f"{what} spell {self.spelled:,} control tokens, such as an end of turn, which are encoded as "
-                f"text (data.control_tokens={section.control_tokens})"
+                f"the texts of {what} contain {self.spelled:,} control tokens, such as an end of turn, which are encoded as "
+                f"ordinary text (data.control_tokens={section.control_tokens})"
             )
 
 

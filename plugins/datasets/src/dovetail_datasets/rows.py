@@ -54,7 +54,7 @@ def check_bad_rows(row: BadRow, count: int, most: int) -> None:
     """
     if count > most:
         many = (
-            f" ({count:,} rows are bad so far; data.max_bad_rows={most:,} allows no more)"
+            f" ({count:,} rows are bad so far, more than data.max_bad_rows={most:,} allows)"
             if most
             else ""
         )
@@ -80,7 +80,7 @@ class CheckedGroups(RowGroups):
         if not isinstance(groups, RowGroups):
             raise self._broken(
                 f"`stream` returned {type(groups).__name__}; expected RowGroups",
-                "return RowGroups, or leave `stream` out if `read` reads files whole",
+                "return RowGroups, or remove `stream`: the default one yields all rows of `read`",
             )
         self._groups = groups
         self._sizes: tuple[int, ...] = called(self._title, lambda: (*map(index, groups.sizes),))

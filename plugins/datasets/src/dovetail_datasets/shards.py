@@ -97,7 +97,7 @@ class ShardFile(Shard):
         with pa.memory_map(str(path)) as file:
             content = file.read_buffer()
         if _digest(content) != path.stem.partition("-")[2]:
-            raise ValueError(f"{path} is damaged")
+            raise ValueError(f"the shard {path} is damaged: its digest differs")
         table = pa.ipc.open_file(content).read_all().combine_chunks()
         facts = json.loads(table.schema.metadata[b"facts"])
         facts["truncated"] = Truncation(**facts["truncated"])
@@ -170,7 +170,7 @@ class ShardFolder:
         except OSError as error:
             if not self._refused:
                 logging.getLogger("dovetail").warning(
-                    "token ids can't be written to the cache: %s", error
+                    "token ids can't be written to the cache (data.cache_dir): %s", error
                 )
             self._refused = True
             return None

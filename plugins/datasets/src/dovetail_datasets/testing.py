@@ -58,7 +58,7 @@ class DataRecipeConformance(PluginConformance):
     def prepared(self, folder: Path, rows: Files | None = None) -> Path:
         """Return the folder that the recipe writes for the suite's rows, or for the given ones."""
         if self.plugin.repository and not self.rows:
-            pytest.skip("the suite gives no rows of the dataset: set `rows` in it")
+            pytest.skip("the suite has no rows of the dataset: set its `rows`")
         output = folder / "prepared"
         output.mkdir(parents=True)
         recipe = self.make()
@@ -131,5 +131,5 @@ class DataRecipeConformance(PluginConformance):
     def _columns(self) -> list[str]:
         """Return the columns that the recipe reads."""
         if not self.rows:
-            pytest.skip("its rows come from no file")
+            pytest.skip("the suite has no `rows`, whose columns the recipe would read")
         return sorted(self.rows["train"][0].keys() - self.unread)

@@ -51,8 +51,8 @@ def choose_decoder(
     complaint = _complaint(general, model)
     if complaint is not None:
         raise ModelError(
-            f"{type(model).__name__} can't be decoded over a cache of keys and values: {complaint}",
-            hint="the architecture may keep another kind of state; use another rollout engine for it, such as rollout.name=vllm",
+            f"{type(model).__name__} can't be decoded with a KV cache: {complaint}",
+            hint="the architecture may keep another state than keys and values; use another rollout engine, such as rollout.name=vllm",
         )
     return general
 

@@ -58,4 +58,4 @@ def load_tokenizer(section: ModelSection) -> Any:
     except (OSError, ValueError) as error:
         if section.tokenizer_path is None:
             return None
-        raise ModelError(f"the tokenizer {path!r} can't be loaded: {error}") from error
+        raise ModelError(f"model.tokenizer_path={path!r} can't be loaded: {error}") from error

@@ -21,7 +21,7 @@ def refuse_misfits(model: object, manifest: WeightManifest) -> None:
     who = f"weight update {manifest.version}"
     if manifest.kind != "full":
         raise WeightSyncError(
-            f"{who} is of kind {manifest.kind!r}; this rollout loads full updates only",
+            f"{who} is of kind {manifest.kind!r}; this rollout loads only updates of the kind 'full'",
             hint="let the training engine send merged weights (fsdp2: actor.engine.lora.sync=merged)",
         )
     parameters = _parameters(model, [spec.name for spec in manifest.tensors])
@@ -30,7 +30,7 @@ def refuse_misfits(model: object, manifest: WeightManifest) -> None:
         if parameter is None:
             raise WeightSyncError(
                 f"{who} has the tensor {spec.name!r}, which {type(model).__name__} lacks"
-                f"; the nearest is {nearest(spec.name, parameters)!r}"
+                f"; the nearest name is {nearest(spec.name, parameters)!r}"
             )
         if tuple(parameter.shape) != tuple(spec.shape):
             raise WeightSyncError(

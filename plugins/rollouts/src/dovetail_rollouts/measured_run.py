@@ -231,7 +231,7 @@ def read_run(path: Path) -> Measured:
             )
     if not any(rows[number]["time/rollout/generation"] > 0 for number in numbers):
         raise PlanError(
-            f"run {str(path)!r} generated nothing from step {numbers[0]} to step {numbers[-1]}: their samples had been generated before",
+            f"run {str(path)!r} generated nothing from step {numbers[0]} to step {numbers[-1]}: these steps took samples generated earlier",
             hint="give a run with more steps, or one with trainer=on_policy",
         )
     limit = config.trainer.samples_per_step

@@ -68,7 +68,7 @@ def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlaceme
 def _described(replicas: int, joined: int, engine_ranks: int | None) -> str:
     """Return the number of replicas and the processes of their engines as text."""
     if joined:
-        return f"rollout × {replicas}, each an engine that runs already"
+        return f"rollout × {replicas}, each an engine that is already running"
     if engine_ranks is None:
         return f"rollout × {replicas}"
     ranks = "1 rank" if engine_ranks == 1 else f"{engine_ranks} ranks"
@@ -86,8 +86,8 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
     if joined:
         if config.rollout.replicas not in {None, joined}:
             raise PlanError(
-                f"rollout.replicas={config.rollout.replicas}, but rollout {config.rollout.name!r} joins "
-                f"{joined} engines that run already, one for each replica",
+                f"rollout.replicas={config.rollout.replicas}, but rollout {config.rollout.name!r} connects to "
+                f"{joined} engines that are already running, one for each replica",
                 hint="leave rollout.replicas out",
             )
         return joined
@@ -181,7 +181,7 @@ def _check_machines(
         return
     where = f"pool {trainer.name!r} ({trainer.described()})"
     if not together:
-        other = "engines that run already" if joined else f"pool {rollout.name!r}"
+        other = "engines that are already running" if joined else f"pool {rollout.name!r}"
         where = f"the actor is in {where} and the rollout in {other}"
     raise PlanError(
         f"rollout.weight_transport {transport.ref.name!r} carries weights within one machine, but the run spans several: {where}",

@@ -172,7 +172,7 @@ def adding_to(
             context = attrs.evolve(context, transport=make_plugin(transport, context))
         replica = make_plugin(ref, context)
         if not isinstance(replica, BaseRollout):
-            raise PluginError(f"plugin {ref.name!r} is not a rollout")
+            raise PluginError(f"plugin {ref.name!r} is not a rollout (a BaseRollout)")
         try:
             replica.start()
         except BaseException:

@@ -122,8 +122,8 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
         )
         yield Finding.warning(
             f"the chat template of {given} ends a turn with {tokenizer.convert_ids_to_tokens(end)!r} ({end}), at which "
-            f"generation does not stop: neither the tokenizer nor {policy}/config.json or generation_config.json names it as "
-            f"eos_token_id (they name {known or 'none'}), nor does rollout.stop_token_ids",
+            f"generation does not stop: the tokenizer and the two files config.json and generation_config.json in {policy} name "
+            f"{known or 'no token'} as eos_token_id, and rollout.stop_token_ids lacks {end}",
             hint=f"set rollout.stop_token_ids=[{end}], or correct eos_token_id in generation_config.json",
         )
 

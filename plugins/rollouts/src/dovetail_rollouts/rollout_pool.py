@@ -194,7 +194,7 @@ class RolloutPool:
                 member.idle.set()
         if left > 0:
             raise RolloutError(
-                f"the engine ended a request without {left} of its {request.n} samples"
+                f"the engine ended a request with {left} of its {request.n} samples missing"
             )
 
     def _choose(self, conversation: Hashable | None, tried: set[Replica]) -> Replica | None:
@@ -252,11 +252,11 @@ def _original(samples: list[int], completion: Completion, missing: Mapping[int, 
     """
     if not 0 <= completion.sample < len(samples):
         raise RolloutError(
-            f"the engine returned sample {completion.sample}; expected 0 to {len(samples) - 1}"
+            f"the engine returned the sample number {completion.sample}; expected 0 to {len(samples) - 1}"
         )
     sample = samples[completion.sample]
     if sample not in missing:
-        raise RolloutError(f"the engine returned sample {completion.sample} twice")
+        raise RolloutError(f"the engine returned the sample number {completion.sample} twice")
     return sample
 
 

@@ -146,8 +146,8 @@ class RolloutService:
             StopRequested: a stop was requested; running requests are aborted.
         """
         if len(first := self._admitted[:count]) < count:
-            message = f"{count} groups can't be taken: only {len(first)} are admitted"
-            raise RolloutError(message, hint="admit at least as many groups first")
+            message = f"`take` can't return {count} groups: only {len(first)} are admitted"
+            raise RolloutError(message, hint="pass more groups to `admit` first")
         work = self._all(first, self._admitted) if early is None else self._chosen(count, early)
         taken = self._finish(first, work)
         last = max(map(self._admitted.index, taken), default=-1)

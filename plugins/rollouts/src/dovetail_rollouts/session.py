@@ -152,7 +152,7 @@ class EpisodeSession(Session):
             raise EpisodeError(
                 FailureKind.HARNESS,
                 "the agent loop called `observe` before the policy produced a turn",
-                hint="call `generate` first; only the row's prompt stands before the first turn",
+                hint="call `generate` first; before the first turn, a session has only the row's prompt",
             )
         messages, calls, produced = encodable((messages, calls, produced))
         shown = (

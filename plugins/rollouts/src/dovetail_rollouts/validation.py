@@ -293,8 +293,8 @@ class Accuracy:
         if scored and not metric.endswith(f"@{n}"):
             anew = main_metric(metrics, n)
             self._logger.warning(
-                f"rollout.validation.n is now {n}, so validations no longer have {metric}: from here on the summary has {anew}, "
-                "and nothing of earlier validations",
+                f"rollout.validation.n is now {n}, so validations no longer have {metric}: from now on the summary has {anew}, "
+                "and no longer the values of earlier validations",
                 step=step,
             )
             self.before = self.after = None
@@ -307,7 +307,7 @@ class Accuracy:
         elif scored and not self._warned:
             self._warned = True
             self._logger.warning(
-                f"this validation has no {metric}: not every scored response has one of the components "
+                f"this validation has no {metric}: not every scored response has one of the reward components "
                 f"{', '.join(CORRECT)}; the summary keeps the accuracy of an earlier validation",
                 step=step,
             )

@@ -65,7 +65,7 @@ class WeightCheck:
         sequences = join_prompts(prompts, section.sequences, length, tokenizer.all_special_ids)
         if not sequences:
             logger.warning(
-                "the weight check has no text to score: the first training prompts contain only images. It does not check that "
+                "the weight check has no text to score: the first training prompts contain only images. So it does not check that "
                 "replicas compute with the weights that they are sent",
                 hint="add text to the first prompts, or set rollout.weight_check.every=0",
             )

@@ -310,7 +310,7 @@ class WeightSync:
             f"{len(faults)} of {self._pool.replicas.size} replicas did not receive weights of version {version}{tried}: "
             + "; ".join(f"replica {fault.number}: {describe(fault.error)}" for fault in faults),
             hint=getattr(first, "hint", None)
-            or "raise rollout.max_restarts, the number of restarts in a row, if the cause may pass",
+            or "if the cause may be temporary, raise rollout.max_restarts (the number of restarts in a row)",
         )
         error.__cause__ = first
         return error

@@ -218,7 +218,7 @@ def test_a_function_on_groups_needs_a_manager_that_brings_groups(tmp_path: Path)
             check_sources(found, [row(0)])
             continue
         with pytest.raises(
-            ConfigError, match=r"ranks\.py:compute_score scores.*but reward\.manager"
+            ConfigError, match=r"name=naive .*ranks\.py:compute_score can score only whole"
         ) as error:
             check_sources(found, [row(0)])
         assert "set reward.manager.name=group" in str(error.value)

@@ -45,7 +45,7 @@ def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
     if rows.truncated.rows:
         yield f"{named} are cut to {limits}: {rows.truncated}"
     if rows.spelled:
-        yield f"{named} spell {rows.spelled:,} control tokens, such as an end of turn"
+        yield f"the texts of {named} contain {rows.spelled:,} control tokens, such as an end of turn"
 
 
 def _refused(opened: OpenedData) -> Iterator[str]:

@@ -147,7 +147,7 @@ class ImagePrompts:
             raise DataError(
                 f"the row has {images} image(s), but {runs} run(s) of consecutive image placeholders (token {self.image_token}): "
                 "this model needs text between two images",
-                hint="write text, or the model's own marks of an image's beginning and end, between two images",
+                hint="write text between two images, or the model's own tokens for the beginning and the end of an image",
             )
 
 

@@ -105,4 +105,4 @@ def _first_line(entry_point: importlib.metadata.EntryPoint) -> str:
         }
         return str(plugins[entry_point.name]["doc"]).partition("\n")[0]
     except (ImportError, OSError, ValueError, TypeError, KeyError):
-        return "its package has no manifest that can be read"
+        return "the manifest of its package can't be read"

@@ -159,7 +159,7 @@ class RecipeWriter:
         prompts = {digest for digest, _ in kept.values()}
         if len(prompts) < 2:
             raise DataError(
-                f"no prompt can be held out for validation: the training split has {len(prompts)} different prompt(s); expected at least 2 (rows left out: {self._reasons()})",
+                f"no prompt can be held out for validation: the training split has {len(prompts)} distinct prompt(s); expected at least 2 (rows left out: {self._reasons()})",
                 hint="check that the files belong to the dataset of the recipe",
             )
         order = sorted(prompts, key=lambda digest: _hash(f"{config.seed} {digest}".encode()))

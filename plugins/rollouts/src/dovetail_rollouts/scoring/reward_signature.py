@@ -124,7 +124,7 @@ def _unknown(name: str, parameter: str, form: Form) -> ConfigError:
         "pair": "comparisons",
     }[form]
     problem = f"{name} requires a parameter {parameter!r}, which {what} don't get"
-    problem += f"; nearest: {close!r}" if close else f"; expected some of {', '.join(known)}"
+    problem += f"; nearest: {close!r}" if close else f"; they get {', '.join(known)}"
     written = {
         "sample": f"def compute_score({', '.join(PARAMETERS[:3])}, extra_info=None)",
         "list": "def compute_score(data_sources, solution_strs, ground_truths, extra_infos)",

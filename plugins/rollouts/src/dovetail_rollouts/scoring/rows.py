@@ -49,8 +49,8 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
         )
     if grouped and judges.unit != "group":
         raise ConfigError(
-            f"{', '.join(sorted(grouped))} scores whole groups, but reward.manager.name={judges.manager} passes "
-            "single samples",
+            f"reward.manager.name={judges.manager} passes single samples, but {', '.join(sorted(grouped))} can score "
+            "only whole groups",
             hint="set reward.manager.name=group",
         )
     if bad_rows:

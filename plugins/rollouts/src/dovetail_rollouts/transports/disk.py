@@ -147,7 +147,7 @@ class _Receiver(WeightReceiver):
                 return index
             if time.monotonic() > deadline:
                 found = (
-                    f"; the files there belong to another attempt, {index.get('update_id')}"
+                    f"; the files there belong to another attempt to send it, {index.get('update_id')}"
                     if index
                     else ""
                 )

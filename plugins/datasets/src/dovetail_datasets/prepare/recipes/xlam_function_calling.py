@@ -82,7 +82,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             where,
             "parameters",
             given,
-            f"a mapping that describes each parameter of {tool.get('name')!r} by a mapping",
+            f"a mapping from each parameter of {tool.get('name')!r} to a mapping that describes it",
         )
     parameters = {
         "type": "object",
