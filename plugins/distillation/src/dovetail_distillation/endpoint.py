@@ -82,7 +82,7 @@ class Endpoint:
             theirs = _entry(entry, word).get("decoded_token")
             if theirs is not None and theirs != words[word]:
                 raise ConfigError(
-                    f"{self._who} has another vocabulary than the student: it decodes token {word} as {theirs!r}, but the run's tokenizer as {words[word]!r}",
+                    f"{self._who} has another vocabulary than the student: token {word} decodes to {theirs!r}; expected {words[word]!r}",
                     hint="choose a teacher with the student's tokenizer",
                 )
 

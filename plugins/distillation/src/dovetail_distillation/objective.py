@@ -168,7 +168,7 @@ class Distill(Objective):
     ) -> Float[Tensor, "T"]:
         if teacher_TK.shape != student_TK.shape:
             raise ColumnError(
-                f"column {TOP_LOG_PROBS} has shape {list(teacher_TK.shape)}; expected {list(student_TK.shape)}, with top_k={self.config.top_k} words for each token"
+                f"column {TOP_LOG_PROBS} has shape {list(teacher_TK.shape)}; expected {list(student_TK.shape)} (top_k={self.config.top_k})"
             )
         tail = self.config.tail
         both = events(teacher_TK, tail), events(student_TK, tail)

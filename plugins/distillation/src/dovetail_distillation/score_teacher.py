@@ -169,7 +169,7 @@ class ScoreTeacher(Stage):
 def _without_teacher(sources: str, config: ScoreTeacherConfig) -> DataError:
     return DataError(
         f"the stage score_teacher has no teacher for data_source {sources}; it has teachers for: {', '.join(sorted(config.by_source))}",
-        hint="add the data_source to `teachers`, or set teachers.default to the teacher of all others",
+        hint="add the data_source to `teachers`, or set teachers.default to the teacher for all other data sources",
     )
 
 

@@ -55,7 +55,7 @@ class LoraSection:
                 ) from error
         if self.base is not None and self.sync == "adapter":
             raise ValueError(
-                f"base={self.base} can't be combined with sync=adapter: the rollout would apply the adapter to unrounded weights; set sync=merged"
+                f"base={self.base} can't be combined with sync=adapter, because the rollout's base is not quantised; set sync=merged"
             )
         if self.base is not None and self.dora:
             raise ValueError(

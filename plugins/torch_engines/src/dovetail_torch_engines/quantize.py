@@ -91,8 +91,8 @@ def _quantized_tensors(tensors: Mapping[str, Any], linear: set[str], scheme: Any
     for name, tensor in tensors.items():
         if ".experts." in name or tensor.ndim > 2:
             raise ModelError(
-                f"--quantize can't quantize the tensor {name}, which belongs to a mixture of experts or is not a matrix, and servers "
-                "expect it quantized",
+                f"--quantize can't quantize the tensor {name}, although servers expect it quantized: it belongs to a mixture of "
+                "experts or is not a matrix",
                 hint="export without --quantize, and let the server quantize: vllm serve DIR --quantization fp8",
             )
         layer = name.removesuffix(".weight")

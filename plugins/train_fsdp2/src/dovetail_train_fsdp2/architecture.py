@@ -75,7 +75,7 @@ def shares_prompts(model: PreTrainedModel) -> bool:
         ).last_hidden_state
     except _FAILURES as error:
         _logger.info(
-            "each prompt is computed again for every response, because the model can't share it: %s",
+            "each prompt is computed anew for each of its responses, because the model can't compute it once for all of them: %s",
             error,
         )
         return False

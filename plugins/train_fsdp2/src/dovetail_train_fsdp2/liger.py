@@ -35,21 +35,21 @@ def apply_liger(trunk: PreTrainedModel, device: str) -> None:
     if device != "cuda":
         raise ConfigError(
             f"liger=true needs a CUDA device; the model is on {device!r}",
-            hint="leave `liger` out of the engine's section, or set compile=true",
+            hint="leave `liger` out of the engine's section, or replace it by compile=true",
         )
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:
         raise PluginNeedsError(
             f"liger=true needs the package liger-kernel, which can't be imported here: {error}",
-            hint="pip install 'dovetail-train-fsdp2[liger]', or set compile=true, which gains as much",
+            hint="pip install 'dovetail-train-fsdp2[liger]', or replace liger=true by compile=true",
         ) from error
     kind = trunk.config.model_type
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(kind)
     if apply is None:
         raise ConfigError(
             f"liger=true can't be used: Liger has no kernels for the architecture {kind!r}",
-            hint="leave `liger` out of the engine's section, or set compile=true",
+            hint="leave `liger` out of the engine's section, or replace it by compile=true",
         )
     module = sys.modules[type(trunk).__module__]
     before = dict(vars(module))

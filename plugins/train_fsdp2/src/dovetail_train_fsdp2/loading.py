@@ -147,11 +147,10 @@ def give_out(
 def _check_same(
     section: ModelSection, expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor]
 ) -> None:
-    wrong = sorted(expected.keys() ^ loaded.keys()) or [
-        name for name, tensor in expected.items() if tensor.shape != loaded[name].shape
-    ]
-    if wrong:
+    want, have = ({n: tuple(t.shape) for n, t in ts.items()} for ts in (expected, loaded))
+    if wrong := sorted(dict(want.items() ^ have.items())):
         raise ModelError(
-            f"model {section.path!r} can't be sharded: tensor {wrong[0]!r} is missing, unexpected or of another shape than its config says",
+            f"model {section.path!r} can't be sharded: its tensor {wrong[0]!r} has shape "
+            f"{have.get(wrong[0], 'none (no such tensor)')}; expected {want.get(wrong[0], 'none (no such tensor)')} by its config",
             hint="if the model is quantised, save it in full precision: quantised models can't be trained",
         )

@@ -171,7 +171,7 @@ class ShardedOptimizer:
 
     def _foreign(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"the optimizer state does not fit this model and optimizer: it has a step count for the parameter {name!r}",
+            f"the checkpoint has an optimizer state for the parameter {name!r}, for which this run's optimizer keeps none",
             hint="resume with the model and the optimizer that the checkpoint was made with",
         )
 

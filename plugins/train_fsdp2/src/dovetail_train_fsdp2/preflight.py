@@ -70,7 +70,7 @@ def shards_span_machines(config: Any, plan: Any) -> Iterator[Finding]:
             if each <= _ROOM_GB:
                 yield Finding.warning(
                     f"{model.key}.engine shards {model.role} over the {pool.ranks} ranks of {pool.nodes} machines, although the "
-                    f"{pool.ranks_per_node} accelerators of one machine can hold its states ({each:.3g} GB each)",
+                    f"{pool.ranks_per_node} accelerators of one machine can hold its training state ({each:.3g} GB on each)",
                     hint=f"set {model.key}.engine.shard_size={pool.ranks_per_node} to gather weights within a machine only, or "
                     f"{model.key}.engine.shard_size={pool.ranks} to keep the shards on all machines",
                 )

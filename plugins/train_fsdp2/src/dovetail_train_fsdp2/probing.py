@@ -78,7 +78,7 @@ def _why_not(model: PreTrainedModel, notes: _Notes) -> str | None:
     name = type(model).__name__
     implementation = model.config._attn_implementation  # noqa: SLF001 - no public name
     if implementation != REPLACED:
-        return f"its attention implementation is {implementation!r}, not {REPLACED!r}"
+        return f"the attention implementation of {name} is {implementation!r}, not {REPLACED!r}"
     base, vocabulary = model.base_model, int(model.get_input_embeddings().weight.shape[0])
     ids_BL = (torch.arange(2 * _LENGTH, device=_device(model)) * 7 % vocabulary).view(2, _LENGTH)
     _make_known()

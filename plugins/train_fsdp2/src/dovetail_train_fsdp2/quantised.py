@@ -60,7 +60,7 @@ def quantised(weight: Tensor) -> Tensor:
     blocks, rest = divmod(weight.numel(), BLOCK)
     if rest or not blocks:
         raise ConfigError(
-            f"lora.base=nf4 can't quantise a weight of shape {tuple(weight.shape)}: its size must be a multiple of {BLOCK}",
+            f"lora.base=nf4 can't quantise a weight of shape {tuple(weight.shape)}: its number of elements must be a multiple of {BLOCK}",
             hint="leave lora.base out",
         )
     scales = SCALES

@@ -149,7 +149,7 @@ def _sharded(
             read_shards(tensors, places, section)
     else:
         context.logger.info(
-            f"the stored layout of {section.path} differs from the layout in memory: rank 0 loads the whole model"
+            f"the files of {section.path} are not safetensors with transformers' tensor names and shapes: rank 0 loads the whole model"
         )
         give_out(trunk, tensors, section, ranks, device, base_only=valued)
     if adapter is not None:
@@ -178,8 +178,8 @@ def _make_room(
         return {}
     if places is None:
         raise ConfigError(
-            f"lora.base={adapter.section.base} can't quantise {section.path} while reading it: the stored layout differs from the layout in memory",
-            hint="save the model as safetensors in its architecture's layout, or leave lora.base out",
+            f"lora.base={adapter.section.base} can't quantise {section.path}; expected safetensors with transformers' names and shapes",
+            hint="save the model as safetensors with the tensor names and shapes that transformers uses, or leave lora.base out",
         )
     made = make_room(runner.trunk, runner.output_layer)
     return {str(adapter.base_name(f"{name}.weight")): layer for name, layer in made.items()}

@@ -203,7 +203,7 @@ def _loaded(file: Path) -> dict[str, Tensor]:
         add_safe_globals(before)
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise CheckpointError(
-            f"the file {file} does not hold a mapping of names to tensors, as verl saves it"
+            f"the file {file} holds no mapping of names to tensors; expected one, as in an unchanged FSDP checkpoint of verl"
         )
     return {_unwrapped(name): tensor for name, tensor in state.items()}
 
@@ -247,7 +247,7 @@ class _Saved:
         if odd:
             raise CheckpointError(
                 f"the folder {folder} holds the tensor {odd[0]!r}, which can't be exported to Hugging Face format",
-                hint="export only LoRA adapters of linear layers, and critics saved as token classifiers",
+                hint="use a checkpoint whose LoRA adapters are all of linear layers, or a critic that was saved as a token classifier",
             )
         self._scale = self._lora_scale() if adapter else None
         self.shapes = {name: tuple(first[name].shape) for name in names if name not in adapter}
@@ -315,8 +315,8 @@ class _Saved:
         rest = [part.shape[:dim] + part.shape[dim + 1 :] for part in local[:used] if part.numel()]
         if size != need[dim] or any(other != need[:dim] + need[dim + 1 :] for other in rest):
             raise CheckpointError(
-                f"the shards of the tensor {name!r} in {self._folder} have {size} rows (dimension {dim}); expected {need[dim]}",
-                hint="copy all ranks' files again: their world size is not the one in their names",
+                f"the shards of {name!r} in {self._folder} have size {size} together in dimension {dim}; expected shape {list(need)}",
+                hint="copy the files of all ranks again: they were saved with another world size than their names say",
             )
         return torch.cat([part for part in local[:used] if part.numel()], dim)
 
@@ -333,7 +333,7 @@ class _Saved:
             ) from error
         if config.get("alpha_pattern"):
             raise CheckpointError(
-                f"the file {file} sets alpha_pattern, with which LoRA can't be merged here; expected one lora_alpha"
+                f"the file {file} sets alpha_pattern, which is not supported; expected one lora_alpha for all layers"
             )
         return lambda rank: alpha / (math.sqrt(rank) if stabilised else rank)
 

@@ -115,11 +115,11 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
     divided = {
         "attention heads": heads,
         "key and value heads": hf.num_key_value_heads,
-        "inner features": inner or hf.intermediate_size,
+        "inner MLP features": inner or hf.intermediate_size,
     }
     _check_divides("tensor_parallel_size", tp, divided)
     _check_divides(
-        "context_parallel_size", cp, {"attention heads of a tensor-parallel rank": heads // tp}
+        "context_parallel_size", cp, {"attention heads per tensor-parallel rank": heads // tp}
     )
     _check_divides("expert_parallel_size", ep, {"experts": experts or 1})
     check_stages(hf.num_hidden_layers, stages)

@@ -105,7 +105,7 @@ class MegatronOptimizer:
             self.discard_gradients()
             what = f"gradient norm of optimizer step {self.steps} is {norm}"
             if broken:
-                what = f"loss of optimizer step {self.steps}, or an output of the model that it is made of, is not finite"
+                what = f"loss of optimizer step {self.steps}, or a model output that it is computed from, is not finite"
             raise NumericsError(
                 f"the {what}; no step was taken",
                 hint="lower the learning rate, and look at the loss, ratio and reward metrics of the steps before",

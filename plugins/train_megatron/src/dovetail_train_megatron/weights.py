@@ -292,7 +292,7 @@ def refuse_unplaced(
     ]
     if unplaced:
         raise ModelError(
-            f"model {section.path!r} has tensors ({len(unplaced)}) that the engine megatron does not support, "
+            f"the engine megatron does not support {len(unplaced)} tensor(s) of model {section.path!r}, "
             f"such as {unplaced[0]!r}",
             hint="use the engine fsdp2; if the tensors are scales of quantised weights, use the model before its quantisation",
         )

@@ -53,15 +53,15 @@ class RejectionSection:
         if not self.by.endswith("k1"):
             if self.lower is not None:
                 raise ValueError(
-                    f"lower={self.lower:g} has no meaning for by={self.by}, which is never negative and has only an upper bound; "
-                    "leave `lower` out, or set `by` to a k1 criterion"
+                    f"lower={self.lower:g} has no meaning for by={self.by}: this divergence is never negative and has only an upper bound; "
+                    "leave `lower` out, or set `by` to a criterion whose name ends in k1"
                 )
             return
         for bound, wrong in (("upper", self.upper < 1), ("lower", (self.lower or 0) > 1)):
             if wrong:
                 raise ValueError(
-                    f"{bound}={getattr(self, bound):g} would make by={self.by} reject tokens whose rollout and training log-probabilities are equal; "
-                    "set lower below 1 and upper above 1, such as lower=0.5 and upper=2.0"
+                    f"{bound}={getattr(self, bound):g} would make by={self.by} reject tokens whose rollout and training "
+                    "log-probabilities are equal (ratio 1); set lower below 1 and upper above 1, such as lower=0.5 and upper=2.0"
                 )
 
 

@@ -106,5 +106,5 @@ def _fault(rows: Sequence[Mapping[str, Any] | None], name: str) -> ColumnError:
         f"advantage estimator 'gdpo' needs the reward component {name!r} of every sample as "
         f"a number, but sample {number} of the batch has these components: {there}",
         hint=(f"did you mean {near!r}? " if near and near != name else "")
-        + "Name in algorithm.advantage.components only components that every reward returns",
+        + "In algorithm.advantage.components, list only components that every reward function returns",
     )

@@ -128,9 +128,9 @@ def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
         own, ref = roles[role].path or start, facts.config.ref.path or start
         if own != ref or facts.config.ref.update is not None:
             raise PlanError(
-                f"the reference policy can't be the reference of roles.{role}, which starts from {own}: the reference policy "
-                + ("follows the actor" if own == ref else f"is {ref}"),
-                hint=f"add a frozen role of the same model: set roles.{role}_ref.path={own}, and reference: {role}_ref in the stage "
+                f"roles.{role} starts from {own} and needs a frozen copy of this model as its reference, but the reference policy "
+                + ("follows the actor" if own == ref else f"is another model, {ref}"),
+                hint=f"add a frozen role of the same model: set roles.{role}_ref.path={own}, and `reference: {role}_ref` in the stage "
                 f"{ImplicitProcessRewards.name} of algorithm.stages",
             )
 

@@ -86,7 +86,7 @@ class SpinPairs(Stage):
     def _tokens(self, prompt: Prompt, encoder: TextEncoder) -> list[int]:
         if not prompt.response:
             raise DataError(
-                f"{prompt} has no response in the dataset, which the stage 'spin_pairs' pairs with the policy's response",
+                f"{prompt} has no response in the dataset; the stage 'spin_pairs' needs one to pair with the policy's response",
                 hint="give every row a text in the column `response`",
             )
         [ids] = encoder.ids([encoder.given(prompt.response, "assistant")])
