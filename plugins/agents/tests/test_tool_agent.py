@@ -144,7 +144,7 @@ def test_calls_beyond_the_most_of_a_turn_are_not_run() -> None:
     (sample,) = drawn(config_of(max_calls_per_turn=2), [ADD * 5, "5"])
     first, second = shown(sample)[0]
     assert first == "5 (call 1)"
-    assert second == "5 (call 2)\nerror: 3 further calls of this turn were not run: at most 2 are"
+    assert second == "5 (call 2)\nerror: 3 more call(s) were not run; the limit is 2 per turn"
 
 
 def test_a_tool_can_end_the_episode() -> None:

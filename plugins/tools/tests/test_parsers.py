@@ -172,7 +172,7 @@ def test_a_value_holds_closing_tags_and_parameters_that_are_complete(name):
         ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * 200}{"]" * 200}}}}}</tool_call>', "100 levels"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "not finite"),
         ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
-        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "expected that"),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "expected a function's name"),
         ("hermes", "<tool_call>[1]</tool_call>", "[1]; expected an object"),
         ("json", '{"name": "f", "arguments": {"a"', "not a JSON object"),
         ("mistral", "[TOOL_CALLS]weather", "has no arguments"),

@@ -33,7 +33,7 @@ def _pattern(_config: Any, _attribute: Any, value: str) -> None:
     try:
         re.compile(value)
     except re.error as error:
-        raise ValueError(f"is {value!r}, which is not a regular expression: {error}") from None
+        raise ValueError(f"answer={value!r} is not a regular expression: {error}") from None
 
 
 @attrs.frozen(kw_only=True)

@@ -46,6 +46,6 @@ def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
         if longest is not None and longest >= set_.get(key, math.inf):
             yield Finding.warning(
                 f"{_LOOP}.{key} = {set_[key]:g} is not above the {longest:g} s that {_LOOP}.tools[{number}] = {section.name or section.attribute} "
-                "allows a call: the episode fails before the tool can show the policy an error",
+                "allows for one call: the episode fails before the tool can show the policy an error",
                 hint=f"set {_LOOP}.{key}={math.ceil(longest) + 10} or more, or lower the tool's own limit (`time_limit` of python)",
             )

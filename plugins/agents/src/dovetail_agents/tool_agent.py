@@ -138,7 +138,7 @@ class ToolAgent(AgentLoop):
         left = len(parsed.calls) + len(parsed.errors) - len(calls)
         if left:
             session.count("skipped_calls", left)
-            note = f"error: {left} further calls of this turn were not run: at most {most} are"
+            note = f"error: {left} more call(s) were not run; the limit is {most} per turn"
             results[-1] = ToolResult(
                 content=_with_note(results[-1].content, note),
                 reward=results[-1].reward,

@@ -62,7 +62,7 @@ class ToolSet:
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
             raise PluginBrokenError(
                 f"tool {tool.name!r} has the schema {_cut(schema)}, which names no function",
-                hint='expected {"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
+                hint='write {"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
             )
         title = f"function {name!r} of tool {tool.name!r}"
         parameters = function.get("parameters") or {"type": "object", "properties": {}}

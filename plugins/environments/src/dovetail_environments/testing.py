@@ -114,7 +114,7 @@ class EnvironmentConformance(PluginConformance):
     def test_a_solution_earns_the_best_reward(self) -> None:
         solved = [(task, said) for task in self.tasks() if (said := self.solution(task))]
         if not solved:
-            pytest.skip("it has no task that is solved by rule: override `solution` in a suite")
+            pytest.skip("no task of the environment has a solution: override `solution`")
         samples = self.draw([task for task, _ in solved], [said for _, said in solved])
         assert [_reward(sample) for sample in samples] == [self.best] * len(solved)
 

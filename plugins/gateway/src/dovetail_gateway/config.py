@@ -27,9 +27,9 @@ def is_command(_config: Any, _attribute: Any, value: str) -> None:
     try:
         words = shlex.split(value)
     except ValueError as error:
-        raise ValueError(f"is {value!r}, which a shell can't read: {error}") from None
+        raise ValueError(f"{value!r} is not a valid shell command: {error}") from None
     if not words:
-        raise ValueError("is empty; expected a command, such as 'python agent.py'")
+        raise ValueError("the command is empty; expected one such as 'python agent.py'")
 
 
 @attrs.frozen(kw_only=True)

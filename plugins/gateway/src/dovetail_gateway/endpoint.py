@@ -101,9 +101,7 @@ class EpisodeEndpoint:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            message = (
-                f"{who} was ended: it took longer than {seconds:g} s outside of its calls ({key})"
-            )
+            message = f"{who} was ended: it took longer than {seconds:g} s, not counting its calls of the policy ({key})"
             raise EpisodeError(FailureKind.LIMIT, message) from None
         finally:
             self.on_busy = lambda _: None
@@ -182,7 +180,7 @@ class EpisodeEndpoint:
         if earlier is None:
             return call
         if earlier not in self._responses:
-            message = f"previous_response_id is {earlier!r}, which is not a response of this key"
+            message = f"previous_response_id is {earlier!r}, which is not the id of a response to a call with this API key"
             raise ApiError(404, "response_not_found", message, param="previous_response_id")
         own, before = list(call.messages), list(self._responses[earlier])
         if own[0]["role"] == "system":  # instructions are not carried over
@@ -252,6 +250,6 @@ def _at_limit(end: EpisodeEnd) -> ApiError:
     """Return the error of a call for which the episode has no turns or tokens left."""
     message = f"the episode has reached its limit on {end}"
     if end is EpisodeEnd.TOKENS:
-        what = f"{message} that it produced and was shown (data.max_response_length)"
+        what = f"{message}, counting both generated and observed tokens (data.max_response_length)"
         return ApiError(400, "context_length_exceeded", what, param="messages")
     return ApiError(403, "episode_ended", f"{message} (max_turns)")

@@ -83,7 +83,7 @@ class ServedLoop(AgentLoop):
             task.add_done_callback(self._ended)
             await asyncio.wait({begun, task}, return_when=asyncio.FIRST_COMPLETED)
             if not begun.done():
-                raise ApiError(500, "engine_failed", "the conversation failed before it began")
+                raise ApiError(500, "engine_failed", "a chat can't start; see the server's stderr")
             found = begun.result()
         return await found.answer(call, name)
 
@@ -102,12 +102,12 @@ class ServedLoop(AgentLoop):
 @click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
 @click.option("--port", default=0, show_default="a free one", help="Port to listen on.")
-@click.option("--key", help="That clients send; a random one where absent.")
+@click.option("--key", help="API key that clients must send; by default a random one.")
 @click.option(
     "--as",
     "names",
     multiple=True,
-    help="A name by which it is asked; `*` is any. [default: policy]",
+    help="A model name that clients may request; `*` allows any. [default: policy]",
 )
 def serve(
     model: str,

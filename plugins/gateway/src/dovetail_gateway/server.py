@@ -187,7 +187,7 @@ def _bound(host: str, port: int) -> socket.socket:
         why = (error.strerror or str(error)).partition(" (")[0]
         raise DovetailError(
             f"the gateway can't listen on {host}:{port}: {why}",
-            hint="end the program that listens there, or set another port (rollout.agent_loop.port, or `dovetail serve --port`); 0 takes a free one",
+            hint="end the program that listens there, or set another port (rollout.agent_loop.port, or `dovetail serve --port`); port 0 picks a free one",
         ) from error
 
 

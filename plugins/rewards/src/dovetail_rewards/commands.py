@@ -23,8 +23,8 @@ def reward() -> None:
 @click.option(
     "--responses", metavar="FILE", help="Responses to score: a line for each row, in order."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many rows.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: every sample and the figures.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of rows to score.")
+@click.option("--json", "as_json", is_flag=True, help="Print samples and statistics as JSON.")
 @click.option(
     "--set",
     "overrides",

@@ -105,7 +105,7 @@ def test_a_sample_that_kills_its_worker_fails_alone(remote, sample, run) -> None
     assert outcomes["die"].kind is FailureKind.CRASH
     assert outcomes["die"].retryable
     assert re.search(
-        r"sample die alone failed: worker 0 \(pid \d+\) died: SIGKILL", outcomes["die"].message
+        r"die, scored alone, failed: worker 0 \(pid \d+\) died: SIGKILL", outcomes["die"].message
     )
 
 

@@ -113,7 +113,7 @@ class Http(Tool):
                 finally:
                     await response.aclose()
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise ToolError(f"{url!r:.200} is not an address: {error}") from error
+            raise ToolError(f"{url!r:.200} is not a URL: {error}") from error
         except httpx2.ConnectError as error:
             if not self._made_up(request.url.host, error):
                 raise

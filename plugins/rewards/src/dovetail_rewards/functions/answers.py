@@ -87,7 +87,7 @@ def complaint(ground_truth: GroundTruth) -> str | None:
     """Return why a ground truth holds no accepted answer, or None."""
     if accepted_texts(ground_truth):
         return None
-    return f"ground truth {_cut(ground_truth)} holds no answer; expected a text, a number or a list of them, none blank"
+    return f"ground truth {_cut(ground_truth)} holds no answer; expected a number, a text that is not blank, or a list of them"
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

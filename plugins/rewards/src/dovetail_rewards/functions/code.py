@@ -91,7 +91,7 @@ class Code(RewardFunction):
         if not isinstance(tests, AssertTests) or config.tests == "in_process":
             return None
         if config.service:
-            return "a sandbox service can't run assert tests in a process apart from the response's; set tests=in_process"
+            return "a sandbox service can't run assert tests outside the response's process; set tests=in_process"
         return only_in_process(_first(tests, config.max_tests))
 
     def _source(self, response: str) -> str | None:

@@ -85,8 +85,8 @@ def only_in_process(tests: Tests) -> str | None:
         )
         if asks:
             return (
-                f"the tests' `{ast.unparse(node):.80}` can't be evaluated outside the response's process, where its values "
-                "are only copies; set tests=in_process if the response may influence the result"
+                f"`{ast.unparse(node):.80}` in the tests can't be evaluated outside the response's process: the tests' process has "
+                "only copies of the response's values; set tests=in_process if the response may influence the result"
             )
     return None
 

@@ -78,7 +78,7 @@ def _from_list(cases: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
         return {"tests": list(cases)}
     if not all(isinstance(case, Mapping) and {"input", "output"} <= set(case) for case in cases):
         raise ValueError(
-            "the ground truth is a list with an invalid entry; expected only texts, or only mappings with `input` and `output`"
+            "the ground truth is a list with an invalid entry; expected only texts of Python tests, or only mappings with `input` and `output`"
         )
     names = {case["fn_name"] for case in cases if case.get("fn_name")}
     if len(names) > 1:
@@ -133,7 +133,7 @@ def _assert_tests(truth: Mapping[Any, Any]) -> AssertTests:
         texts = _split(texts[0])
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise ValueError("the ground truth has no tests: the texts are empty")
+        raise ValueError("the ground truth has no tests: every test in it is an empty text")
     setup = str(truth.get("test_setup_code") or "")
     for text in (setup, *texts):
         try:

@@ -114,7 +114,7 @@ class GroupManager(FunctionManager):
         if isinstance(outcome, Failure):
             return outcome
         if not 0.0 <= outcome.value <= 1.0:
-            message = f"reward function {call.name} returned {outcome.value:g}; expected 0 (the second is better) to 1"
+            message = f"reward function {call.name} returned {outcome.value:g}; expected a value from 0 (the second response is better) to 1 (the first is)"
             return Failure(kind=FailureKind.INVALID_VALUE, message=message)
         return outcome.value
 

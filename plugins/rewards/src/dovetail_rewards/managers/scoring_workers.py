@@ -178,7 +178,7 @@ class ScoringWorkers:
             try:
                 (outcome,) = await self._ask(place, payload, 1, limit)
             except _LostError as lost:
-                message = f"scoring sample {sample.sample_id} alone failed: {lost}"
+                message = f"sample {sample.sample_id}, scored alone, failed: {lost}"
                 return Failure(kind=lost.kind, message=message, retryable=True)
             else:
                 return outcome

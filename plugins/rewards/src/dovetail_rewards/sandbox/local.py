@@ -88,7 +88,7 @@ class Sandbox:
             told, cut = streams.read()
             if not told:
                 raise SandboxUnreachableError(
-                    "the sandbox's helper sent no report on the program; it may have ended"
+                    "the sandbox's helper sent no report on the program; the helper may have ended"
                 )
             report = cast("Report", json.loads(told))
             return result_from(report, streams, cut=cut)
@@ -225,7 +225,7 @@ def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
         )
     if report["ended"] == "starved":
         raise SandboxUnreachableError(
-            f"a program could not run for most of {report['wall_s']:.0f} s: all CPU cores were busy"
+            f"a program waited for a CPU core for most of {report['wall_s']:.0f} s: all cores were busy"
         )
     status = report["status"]
     verdict = _verdict(status, report, streams.stderr, cut=cut)

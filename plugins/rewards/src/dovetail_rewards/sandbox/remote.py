@@ -53,7 +53,7 @@ class RemoteSandbox:
         """
         if program.source is None or program.channel is not None:
             raise SandboxError(
-                "a sandbox service can't run this program: it accepts only Python source, neither commands (`argv`) nor a `channel`"
+                "a sandbox service can't run this program: it accepts only Python source, neither a command (`argv`) nor a socket (`channel`)"
             )
         answer = self._post(
             {

@@ -53,7 +53,7 @@ class DeepSeekV3(ToolParser):
             return end
         closing = _END.match(text, end_of_value)
         if closing is None:
-            turn.error(f"{what}: {text[end_of_value:end].strip()[:80]!r} follows it")
+            turn.error(f"{what}: {text[end_of_value:end].strip()[:80]!r} follows the JSON value")
             return end
         turn.call(name, value)
         return closing.end()

@@ -31,7 +31,7 @@ class Hermes(ToolParser):
             try:
                 value, end = json_at(rest, body)
                 closing = _END.match(rest, end)
-                problem = f"{rest[end:].strip()[:40]!r} follows it"
+                problem = f"{rest[end:].strip()[:40]!r} follows the JSON value"
             except ValueError as error:
                 closing, problem = None, str(error)
             if closing is not None:

@@ -49,7 +49,7 @@ class TurnParts:
     def call(self, name: object, arguments: object, call_id: str | None = None) -> None:
         """Add a call, or an error if its name or arguments are invalid."""
         if not isinstance(name, str) or not name.strip() or problem_of(name):
-            self.error(f"a tool call has the name {name!r:.{_SHOWN}}; expected that of a function")
+            self.error(f"a tool call has the name {name!r:.{_SHOWN}}; expected a function's name")
         elif not isinstance(arguments, dict):
             self.error(
                 f"the arguments of {name.strip()!r} are {json.dumps(arguments)[:_SHOWN]}; expected a JSON object"
