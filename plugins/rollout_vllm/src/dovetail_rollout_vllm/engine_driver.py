@@ -119,7 +119,7 @@ class EngineDriver:
             if time.monotonic() > deadline:
                 raise RolloutError(
                     f"vLLM did not clear its prefix cache within {_RESET_SECONDS:g} s, though no request is running: the "
-                    "cache may be of old weights"
+                    "cache may still hold keys and values of old weights"
                 )
             await asyncio.sleep(0.01)
 

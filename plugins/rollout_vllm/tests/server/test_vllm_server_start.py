@@ -216,7 +216,7 @@ def test_a_url_where_nobody_answers_is_reported(fake: Any, context: PluginContex
 
 def test_a_replica_without_a_url_is_an_error(fake: Any, context: PluginContext) -> None:
     error = failure(attrs.evolve(context, rank=2), urls=(fake.url, "http://127.0.0.1:9"))
-    assert "rollout.urls names only 2" in error.message
+    assert "rollout.urls has 2 URLs" in error.message
 
 
 def test_engine_arguments_reach_the_command_line(context: PluginContext) -> None:
