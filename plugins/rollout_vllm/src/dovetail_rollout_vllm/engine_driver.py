@@ -172,7 +172,7 @@ class EngineDriver:
         """
         if not labels_tokens(self._engine):
             raise RolloutError(
-                "this version of vLLM does not report which weights produced a token"
+                "this version of vLLM does not report which weights produced a token: set rollout.keep_cache=false, or install a newer vLLM"
             )
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         self._frozen = True

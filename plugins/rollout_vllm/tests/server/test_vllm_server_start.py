@@ -158,7 +158,7 @@ def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does
     ("base", "said"),
     [
         ({"whole": True, "version": 7}, "update 7 of another run"),
-        ({"whole": False, "version": None}, "part of an"),
+        ({"whole": False, "version": None}, "incomplete weights"),
     ],
 )
 def test_weights_of_another_run_are_refused_where_none_follow(
