@@ -259,7 +259,7 @@ class TestFailures:
                     "utilization (0.5, 69.9 GiB). Decrease"
                 ),
                 PlacementError,
-                "gpu_memory_utilization=0.5 asks for 69.9 of 139.8 GiB, and 12.5 GiB are free",
+                "gpu_memory_utilization=0.5 asks for 69.9 of 139.8 GiB, but only 12.5 GiB are free",
             ),
             (
                 (
@@ -267,7 +267,7 @@ class TestFailures:
                     "which is larger than the available KV cache memory (0.21 GiB). Based"
                 ),
                 PlacementError,
-                "and rollout.gpu_memory_utilization=0.5 leaves 0.21 GiB",
+                "but rollout.gpu_memory_utilization=0.5 leaves 0.21 GiB",
             ),
             (
                 (
@@ -283,7 +283,7 @@ class TestFailures:
                     "utilization (0.92, 19.63 GiB). On the CPU backend"
                 ),
                 PlacementError,
-                "gpu_memory_utilization=0.92 asks for 19.63 of 21.34 GiB, and 18.56 GiB are free",
+                "gpu_memory_utilization=0.92 asks for 19.63 of 21.34 GiB, but only 18.56 GiB are free",
             ),
             (
                 (
@@ -291,7 +291,7 @@ class TestFailures:
                     "for kv (16.0 GiB). Decrease"
                 ),
                 PlacementError,
-                "16.0 of the host's 21.34 GiB, and 3.5 GiB are free",
+                "16.0 of the host's 21.34 GiB, but only 3.5 GiB are free",
             ),
             (
                 "Model architectures ['FooForCausalLM'] are not supported for now.",

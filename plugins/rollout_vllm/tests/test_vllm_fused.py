@@ -50,7 +50,7 @@ def test_one_part_that_does_not_come_is_named(name: str) -> None:
 
 def test_several_are_counted() -> None:
     gone = {n for n in NAMES if "k_proj" in n or "experts.0.gate_proj" in n}
-    with pytest.raises(WeightSyncError, match="and 3 more such parts"):
+    with pytest.raises(WeightSyncError, match="missing parts of such layers: 4"):
         FusedLayers(PARTS).refuse_incomplete(1, NAMES - gone)
 
 

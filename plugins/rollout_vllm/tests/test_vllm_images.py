@@ -51,7 +51,7 @@ def test_each_image_leaves_one_token(ids: list[int], images: int, expected: list
 
 
 def test_prompts_that_do_not_stand_for_their_images_are_refused() -> None:
-    with pytest.raises(RolloutError, match=r"has 2 images, but 1 runs.*token 9"):
+    with pytest.raises(RolloutError, match=r"with 2 image.*token 9 in 1 separate"):
         unexpanded([1, 9, 9, 2], IMAGE, 2)
     pictures = VllmImagePrompts(CONFIG)
     pictures.check(call([1, 9, 9, 2]), [1, 9, 9, 2])

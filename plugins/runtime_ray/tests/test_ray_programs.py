@@ -178,7 +178,7 @@ def test_more_cpus_than_are_free_are_refused_before_an_episode(
     runtime: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        PlacementError, match=r"process of programs \(2 in all\): each needs 64 CPUs"
+        PlacementError, match=r"process of programs \(in all 2\), which needs 64 CPU"
     ):
         run(runtime, tmp_path, "", placement=ProgramPlacement(workers=2, cpus=64))
 

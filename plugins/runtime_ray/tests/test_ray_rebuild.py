@@ -163,5 +163,5 @@ def test_replicas_fit_their_pool() -> None:
     spec: Any = SimpleNamespace(plugin=SimpleNamespace(config=Wide()), role="rollout")
     pool = Pool(name="all", roles=("rollout",), nodes=2, ranks_per_node=4, accelerators=True)
     reserved: Any = SimpleNamespace(pool=pool)
-    with pytest.raises(DispatchError, match="needs 9 for 3 rollout replicas"):
+    with pytest.raises(DispatchError, match="expected at least 9, since the run has 3"):
         Replicas(spec, 3, reserved, None, None, None)  # type: ignore[arg-type]

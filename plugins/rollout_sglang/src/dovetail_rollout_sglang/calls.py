@@ -75,7 +75,7 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
         log_probs_T = values_of(about.get("output_token_logprobs") or [])
         if len(log_probs_T) != len(ids_T):
             raise RolloutError(
-                f"SGLang returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens"
+                f"SGLang returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens; expected one for each token"
             )
     tops = about.get("output_top_logprobs")
     if log_probs_T is None or not tops:
@@ -112,7 +112,7 @@ def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
     scores = values_of(answer["meta_info"]["input_token_logprobs"][1:])
     if len(scores) != tokens - 1:
         raise RolloutError(
-            f"SGLang returned {len(scores)} scores for a sequence of {tokens} tokens; expected {tokens - 1}"
+            f"SGLang returned {len(scores)} log-probabilities for a scored sequence of {tokens} tokens; expected {tokens - 1}"
         )
     return scores
 

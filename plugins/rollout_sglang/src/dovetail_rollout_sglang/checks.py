@@ -85,7 +85,7 @@ def _replaced(held: Mapping[str, Any] | None, context: PluginContext) -> list[st
     since = datetime.fromtimestamp(held["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     what = f"update {held['version']} of another run" if held["whole"] else "incomplete weights"
     message = f"since {since} it holds {what} instead of the weights that it was started with"
-    return [f"{message}, and this run sends no whole weights: start the server again"]
+    return [f"{message}, and this run does not replace all weights: start the server again"]
 
 
 def _engine_problems(
@@ -113,7 +113,7 @@ def _engine_problems(
         )
     rank = config.max_adapter_rank
     if rank is not None and (found.get("adapter_rank") or 0) < rank:
-        problems.append(f"it has no room for adapters of rank {rank}")
+        problems.append(f"it reserves no memory for adapters of rank {rank}")
     if config.stop and not found["tokenizer"]:
         problems.append(
             "rollout.stop needs a tokenizer, but the server was started with skip_tokenizer_init"

@@ -37,8 +37,8 @@ FAILURES = Failures(
         Known(
             r"OutOfMemoryError|CUDA out of memory",
             PlacementError,
-            "the accelerator has too little free memory for SGLang (rollout.gpu_memory_utilization="
-            "{config.gpu_memory_utilization:g} of what is free at its start, and its CUDA graphs)",
+            "the accelerator has too little free memory for SGLang, which takes rollout.gpu_memory_utilization="
+            "{config.gpu_memory_utilization:g} of the memory that is free at its start, and further memory for CUDA graphs",
             "lower rollout.gpu_memory_utilization or rollout.max_num_seqs, or take the trainer off the accelerator while "
             "the rollout generates (actor.offload=true, rollout.offload=true)",
         ),
@@ -60,7 +60,7 @@ FAILURES = Failures(
             r"Model architectures (?P<model>\[[^\]]*\]) are not supported",
             ModelError,
             "SGLang does not support this model: its architecture is {model}",
-            "use rollout.name=hf, which runs what transformers runs, or a newer SGLang",
+            "set rollout.name=hf, which runs the models that transformers supports, or install a newer SGLang",
         ),
     ),
 )

@@ -85,7 +85,7 @@ class SglangHost(Host):
         args = self._manager.server_args
         if call.sampling.stop and args.skip_tokenizer_init:
             raise RequestRefusedError(
-                "a request has stop strings, but this server was started with skip_tokenizer_init"
+                "a request has stop strings, which need a tokenizer, but this server was started with skip_tokenizer_init"
             )
         log_probs = call.sampling.log_probs or call.sampling.raw_log_probs
         self._names[call.call_id] = name
@@ -139,7 +139,7 @@ class SglangHost(Host):
         while not (await self._manager.flush_cache()).success:
             if time.monotonic() > deadline:
                 raise RolloutError(
-                    f"SGLang did not clear its prefix cache within {_FLUSH_SECONDS:g} s: the cache may be of old weights"
+                    f"SGLang did not clear its prefix cache within {_FLUSH_SECONDS:g} s: it may still hold keys and values of old weights"
                 )
             await asyncio.sleep(0.01)
         return Frame(header={})

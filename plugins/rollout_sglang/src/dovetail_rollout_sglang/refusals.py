@@ -40,7 +40,7 @@ def _refuse_copies(arguments: Mapping[str, Any], ranks: int, *, adapters: bool) 
     if not arguments.get("enable_dp_attention"):
         raise ConfigError(
             f"rollout.engine_args.dp_size={copies} starts several copies of the model behind one server, which can't "
-            "receive weight updates: set rollout.replicas instead, or set enable_dp_attention=true, too"
+            "receive weight updates: set rollout.replicas instead, or also set enable_dp_attention=true"
         )
     if ranks % copies:
         raise ConfigError(
@@ -64,7 +64,7 @@ def _refuse_unreached(arguments: Mapping[str, Any]) -> None:
         (
             "nnodes",
             "a replica's server runs on one machine",
-            "set rollout.tensor_parallel_size to what one machine has, and rollout.replicas for more",
+            "set rollout.tensor_parallel_size to the accelerators of one machine, and rollout.replicas to use more machines",
         ),
     ):
         if arguments.get(name, 1) != 1:

@@ -102,7 +102,7 @@ def result_of(output: Any, recorded_T: np.ndarray | None = None) -> SampleResult
         log_probs_T = chosen_log_probs(completion.logprobs)
     if log_probs_T is not None and len(log_probs_T) != len(ids_T):
         raise RolloutError(
-            f"vLLM returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens"
+            f"vLLM returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens; expected one for each token"
         )
     return SampleResult(
         response_ids=ids_T,
@@ -135,7 +135,7 @@ def scores_of(output: Any, tokens: int) -> np.ndarray:
     scores = chosen_log_probs(output.prompt_logprobs)
     if len(scores) != tokens - 1:
         raise RolloutError(
-            f"vLLM returned {len(scores)} scores for a sequence of {tokens} tokens; expected {tokens - 1}"
+            f"vLLM returned {len(scores)} log-probabilities for a scored sequence of {tokens} tokens; expected {tokens - 1}"
         )
     return scores
 

@@ -143,7 +143,7 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
     if engines != 1:
         raise ConfigError(
             f"rollout.engine_args.data_parallel_size={engines!r} is not supported: a weight update would not reach all engines of a replica",
-            hint=f"leave it out, and set rollout.replicas={engines}: replicas are the data parallelism",
+            hint=f"leave it out, and set rollout.replicas={engines}: each replica is one data-parallel engine",
         )
     dtype = context.model.dtype if context.model is not None else ""
     if (
@@ -154,7 +154,7 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
         raise ConfigError(
             "rollout.max_adapter_rank is set and model.dtype is 'float32', which vLLM's adapter kernels do not "
             "support on accelerators",
-            hint="set model.dtype=bfloat16, or let the engine send merged weights (actor.engine.lora.sync: merged)",
+            hint="set model.dtype=bfloat16, or leave rollout.max_adapter_rank out and send merged weights (actor.engine.lora.sync: merged)",
         )
 
 

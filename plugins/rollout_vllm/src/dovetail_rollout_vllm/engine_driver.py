@@ -119,7 +119,7 @@ class EngineDriver:
             if time.monotonic() > deadline:
                 raise RolloutError(
                     f"vLLM did not clear its prefix cache within {_RESET_SECONDS:g} s, though no request is running: the "
-                    "cache may be of old weights"
+                    "cache may still hold keys and values of old weights"
                 )
             await asyncio.sleep(0.01)
 
@@ -172,7 +172,7 @@ class EngineDriver:
         """
         if not labels_tokens(self._engine):
             raise RolloutError(
-                "this version of vLLM does not report which weights produced a token"
+                "this version of vLLM does not report which weights produced a token: set rollout.keep_cache=false, or install a newer vLLM"
             )
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         self._frozen = True

@@ -18,7 +18,7 @@ FAILURES = Failures(
             r"desired GPU memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)",
             PlacementError,
             "vLLM can't take its share of {device}: rollout.gpu_memory_utilization={share} asks for {asked} of {total} "
-            "GiB, and {free} GiB are free",
+            "GiB, but only {free} GiB are free",
             "lower rollout.gpu_memory_utilization, or take the trainer off the accelerator while the rollout generates "
             "(actor.offload=true, rollout.offload=true)",
         ),
@@ -26,7 +26,7 @@ FAILURES = Failures(
             r"max seq len \((?P<length>\d+)\), \(?(?P<needed>[\d.]+) GiB KV cache is needed, which is larger than the "
             r"available KV cache memory \((?P<free>[\d.]+) GiB\)",
             PlacementError,
-            "the KV cache of vLLM is too small for one sequence of {length} tokens: {needed} GiB are needed, and "
+            "the KV cache of vLLM is too small for one sequence of {length} tokens: {needed} GiB are needed, but "
             "rollout.gpu_memory_utilization={config.gpu_memory_utilization:g} leaves {free} GiB after the weights",
             "lower rollout.max_model_len to the longest prompt and response together, or raise "
             "rollout.gpu_memory_utilization (on a CPU the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB)",
@@ -43,14 +43,14 @@ FAILURES = Failures(
             r"CPU memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)",
             PlacementError,
             "vLLM can't take its share of the host's memory: rollout.gpu_memory_utilization={share} asks for {asked} of "
-            "{total} GiB, and {free} GiB are free",
+            "{total} GiB, but only {free} GiB are free",
             "lower rollout.gpu_memory_utilization (on a CPU the share of the host's memory), or free memory",
         ),
         Known(
             r"Available memory on node \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on kv cache allocation is less "
             r"than requested memory for kv \((?P<asked>[\d.]+) GiB\)",
             PlacementError,
-            "vLLM can't get the KV cache that it asks for: {asked} of the host's {total} GiB, and {free} GiB are free",
+            "vLLM can't allocate its KV cache: it asks for {asked} of the host's {total} GiB, but only {free} GiB are free",
             "lower the environment variable VLLM_CPU_KVCACHE_SPACE (GiB), or free memory",
         ),
         Known(
@@ -64,13 +64,13 @@ FAILURES = Failures(
             r"Model architectures (?P<model>\[[^\]]*\]) are not supported",
             ModelError,
             "vLLM does not support this model: its architecture is {model}",
-            "use rollout.name=hf, which runs what transformers runs, or a newer vLLM",
+            "set rollout.name=hf, which runs the models that transformers supports, or install a newer vLLM",
         ),
         Known(
             # Unless v2 was requested, vLLM prints only a warning: "…; using the V1 model runner instead".
             r"Model Runner V2 (?P<why>requires Triton|does not yet support: [\w ,/'-]+)(?=\.| \[|$)",
             ConfigError,
-            "vLLM's second model runner can't be used here: it {why}",
+            "vLLM's model runner V2 can't be used here: it {why}",
             "leave rollout.model_runner out or set it to v1, and unset the environment variable VLLM_USE_V2_MODEL_RUNNER",
         ),
     ),

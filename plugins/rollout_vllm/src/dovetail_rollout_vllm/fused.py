@@ -82,10 +82,10 @@ class FusedLayers:
         if not missing:
             return
         name, sibling = min(missing.items())
-        more = f", and {len(missing) - 1} more such parts are missing" if len(missing) > 1 else ""
+        more = f" (missing parts of such layers: {len(missing)})" if len(missing) > 1 else ""
         raise WeightSyncError(
             f"weight update {version} has {sibling!r} but not {name!r}; vLLM fuses both into one layer{more}",
-            hint="send every tensor of the model; nothing was changed",
+            hint="send every tensor of the model; no weight of the engine was changed",
         )
 
     def _missing(self, names: Collection[str]) -> dict[str, str]:
@@ -121,7 +121,7 @@ def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise WeightSyncError(
             f"weight update {version} lacks {shown}{more}, which an earlier update had",
-            hint="send every tensor of the model; nothing was changed",
+            hint="send every tensor of the model; no weight of the engine was changed",
         )
 
 

@@ -54,7 +54,7 @@ class VllmImagePrompts:
         if seen is not None and list(seen) != list(call.prompt_ids):
             raise RequestRefusedError(
                 f"vLLM expanded a prompt with {len(call.media)} images to {len(seen)} tokens; expected "
-                f"{len(call.prompt_ids)}, as by the model's own processor",
+                f"{len(call.prompt_ids)}, the length that the model's own processor gives",
                 hint="leave rollout.engine_args.mm_processor_kwargs out: vLLM must use the processor's own settings",
             )
 
@@ -92,7 +92,7 @@ def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
         before = here
     if runs < images:
         raise RequestRefusedError(
-            f"a prompt of {len(ids)} tokens has {images} images, but {runs} runs of the image token {token}; expected one for each",
+            f"a prompt of {len(ids)} tokens with {images} image(s) has the image token {token} in {runs} separate place(s); expected {images}",
             hint="put text between two images, and check that the prompts were made for this model",
         )
     return found

@@ -53,14 +53,10 @@ def _refuse_replaced(
     if not base["replaced"] or context.weights_follow:
         return
     since = datetime.fromtimestamp(base["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    what = (
-        f"update {base['version']} of another run"
-        if base["whole"]
-        else "a part of an update, or none at all"
-    )
+    what = f"update {base['version']} of another run" if base["whole"] else "incomplete weights"
     raise RolloutError(
         f"the vLLM server at {url} no longer has the weights that it was started with: since {since} it holds {what}, "
-        "and this run sends no whole weights",
+        "and this run does not replace all weights",
         hint=f"end the server, and {fitting(config, context, url)}",
     )
 
@@ -92,7 +88,7 @@ def _engine_problems(
         )
     rank = wanted.get("max_lora_rank")
     if rank is not None and (found["adapter_rank"] or 0) < rank:
-        problems.append(f"it has no room for adapters of rank {config.max_adapter_rank}")
+        problems.append(f"it reserves no memory for adapters of rank {config.max_adapter_rank}")
     if config.stop and not found["tokenizer"]:
         problems.append(
             "rollout.stop needs a tokenizer, but the server was started with --skip-tokenizer-init"

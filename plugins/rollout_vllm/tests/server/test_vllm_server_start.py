@@ -158,7 +158,7 @@ def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does
     ("base", "said"),
     [
         ({"whole": True, "version": 7}, "update 7 of another run"),
-        ({"whole": False, "version": None}, "part of an"),
+        ({"whole": False, "version": None}, "incomplete weights"),
     ],
 )
 def test_weights_of_another_run_are_refused_where_none_follow(
@@ -216,7 +216,7 @@ def test_a_url_where_nobody_answers_is_reported(fake: Any, context: PluginContex
 
 def test_a_replica_without_a_url_is_an_error(fake: Any, context: PluginContext) -> None:
     error = failure(attrs.evolve(context, rank=2), urls=(fake.url, "http://127.0.0.1:9"))
-    assert "rollout.urls names only 2" in error.message
+    assert "rollout.urls has 2 URLs" in error.message
 
 
 def test_engine_arguments_reach_the_command_line(context: PluginContext) -> None:

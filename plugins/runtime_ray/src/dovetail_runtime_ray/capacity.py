@@ -111,7 +111,7 @@ def _refusal(wanted: Sequence[Share], nodes: Sequence[Node]) -> PlacementError:
     asked = "; ".join(
         f"pool {pool.name!r} ({' + '.join(pool.roles)}): {pool.described()}, on each node "
         + " and ".join(
-            f"{_number(amount)} {kind}s"
+            f"{_number(amount)} {kind}{'s' * (amount != 1)}"
             for kind, amount in sorted(share.needs.items(), reverse=True)
         )
         for share in wanted

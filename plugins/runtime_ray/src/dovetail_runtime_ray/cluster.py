@@ -293,7 +293,7 @@ def check_reachable(address: str) -> None:
     if not port.isdigit():
         raise PlacementError(
             f"runtime.address={address!r} is not the address of a Ray cluster",
-            hint="give host:port, such as 10.0.0.1:6379, or auto",
+            hint="set it to HOST:PORT, such as 10.0.0.1:6379, or to auto",
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()

@@ -183,9 +183,9 @@ class RayConfig(RuntimeSection):
             name = "others" if pools else "all"
             if name in self.pools:
                 raise PlanError(
-                    f"runtime.pools.{name} has a reserved name: the pool {name!r} holds the roles that no pool names, here "
-                    f"{', '.join(rest)}",
-                    hint="rename the pool, or name every role in a pool",
+                    f"runtime.pools.{name} has a reserved name: the run makes a pool {name!r} for the roles that no configured pool "
+                    f"lists, here {', '.join(rest)}",
+                    hint="rename the pool, or list every role in a pool",
                 )
             pools.append(self._pool(name, PoolSection(roles=rest)))
         self._check_shared(pools)
@@ -293,8 +293,8 @@ def _check_roles(name: str, named: Sequence[str], roles: Sequence[str]) -> None:
         near = nearest(role, roles)
         raise PlanError(
             f"runtime.pools.{name} names the role {role!r}, which this run does not have; its roles are {', '.join(roles)}",
-            hint=(f"did you mean {near!r}? Else " if near else "")
-            + f"take {role!r} out of runtime.pools.{name}.roles",
+            hint=(f"did you mean {near!r}? Otherwise " if near else "")
+            + f"remove {role!r} from runtime.pools.{name}.roles",
         )
     if len(set(named)) < len(named):
         raise PlanError(f"runtime.pools.{name}.roles names a role twice: {', '.join(named)}")

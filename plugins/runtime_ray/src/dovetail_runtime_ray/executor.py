@@ -132,8 +132,8 @@ class TaskWorkers:
             ]
             if not fitting:
                 raise PlacementError(
-                    f"no machine has room for a process of {self._spec.label} ({self._spec.count} in all): each needs {self._spec.cpus:g} CPUs and "
-                    f"{self._spec.accelerators} accelerators. Free: "
+                    f"no machine has free resources for another process of {self._spec.label} (in all {self._spec.count}), which needs "
+                    f"{self._spec.cpus:g} CPU(s) and {self._spec.accelerators} accelerator(s). Free: "
                     + ("; ".join(node.described() for node in nodes) or "no machine"),
                     hint="lower gpus_per_node or workers_per_node of the runtime's pools to free resources, or ask for fewer processes",
                 )

@@ -100,7 +100,7 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
         return place
     root = place.parent.parent if place.name.startswith("python") else place
     raise ConfigError(
-        f"{key}={path!r} is neither a virtual environment nor an interpreter: there is no {place} on "
+        f"{key}={path!r} is neither a virtual environment nor a Python interpreter: there is no {place} on "
         f"{platform.node()}",
         hint=f"create one with `{sys.executable} -m venv {root}`, and install the packages of the role in it",
     )

@@ -216,7 +216,7 @@ class HostProcess(Process):
 
     def _joined(self) -> WorkerHost:
         if self._host is None:
-            raise PlacementError("the process has not joined its pool yet")
+            raise PlacementError("the process can't run a call: it has not joined its pool yet")
         return self._host
 
 

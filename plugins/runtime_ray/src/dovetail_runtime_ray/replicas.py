@@ -143,8 +143,8 @@ def _check_fits(count: int, each: int, reserved: Reserved) -> None:
     pool = reserved.pool
     if each * count > pool.ranks:
         raise DispatchError(
-            f"pool {pool.name!r} has {pool.described()}, but needs {count * each} for {count} rollout replicas "
-            f"with {each} per replica"
+            f"pool {pool.name!r} has {pool.described()}; expected at least {count * each}, since the run has {count} rollout replica(s) "
+            f"with {each} rank(s) per replica: lower rollout.replicas, or enlarge the pool"
         )
 
 

@@ -112,4 +112,4 @@ def _wait(groups: Sequence[PlacementGroup], shares: Sequence[Share], nodes: Sequ
 
 
 def _needs(needs: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {kind}s" for kind, amount in needs.items())
+    return " and ".join(f"{amount:g} {kind}{'s' * (amount != 1)}" for kind, amount in needs.items())

@@ -78,7 +78,7 @@ class RayRuntime(Runtime):
     def place(self, pools: Sequence[Pool]) -> None:
         """Connect to Ray, reserve the pools' resources, and start the processes of training ranks."""
         if self._cluster is not None:
-            raise DispatchError("the runtime has placed its pools already")
+            raise DispatchError("place() was called twice: the runtime has its pools already")
         plugins = None
         if self.context.run_directory is not None:
             plugins = plugins_here(self.context.run_directory)
@@ -172,7 +172,7 @@ class RayRuntime(Runtime):
     def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
         """Start processes outside the pools, spread over the machines. See `Runtime.task_workers` for errors."""
         if self._cluster is None or self._setups is None:
-            raise DispatchError(f"{spec.label} workers were requested before pools were placed")
+            raise DispatchError(f"{spec.label} workers can't be started: call place() first")
         setup = partial(self._setups.of_task, spec)
         workers = TaskWorkers(spec, self._run, setup, self._cluster.nodes)
         return workers.start(range(spec.count))

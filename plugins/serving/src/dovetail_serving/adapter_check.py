@@ -65,7 +65,7 @@ def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, 
     what, adapter = f"weight update {version} is", manifest.adapter
     if adapter is None:
         raise WeightSyncError(
-            f"{what} an adapter, but its manifest has no description of the adapter"
+            f"{what} an adapter, but its manifest does not describe the adapter; set the manifest's field `adapter`"
         )
     problem = unapplied(adapter.dora, adapter.target_modules, None)
     if problem is not None:

@@ -55,7 +55,7 @@ class ServerCalls:
         self._connection.refuse_dead()
         if call.call_id in self._running:
             raise RolloutError(
-                f"the call {call.call_id!r} can't be started: a running call has the same id"
+                f"two running calls have the id {call.call_id!r}; give every call an id of its own"
             )
         loop = asyncio.get_running_loop()
         running = _Running(call, next(self._names), loop.create_future())

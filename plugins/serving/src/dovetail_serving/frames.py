@@ -95,7 +95,7 @@ def unpack(data: bytes) -> Frame:
     frames = list(unpacker.feed(data))
     if len(frames) != 1 or unpacker.unfinished:
         raise RolloutError(
-            f"expected exactly one Dovetail frame, got {len(frames)}: {_excerpt(data)}"
+            f"a message has {len(frames)} complete Dovetail frames; expected exactly one and no further bytes: {_excerpt(data)}"
         )
     return frames[0]
 
@@ -113,7 +113,7 @@ def _read(frame: bytes, head_bytes: int) -> Frame:
         raise RolloutError(f"a frame from the server can't be read: {error!r}") from error
     if end != len(frame):
         raise RolloutError(
-            f"a frame from the server is damaged: it has {len(frame) - end} bytes more than its header gives"
+            f"a frame from the server is damaged: it has {len(frame)} bytes; expected {end}, as its header says"
         )
     return Frame(header=header, arrays=tuple(arrays))
 

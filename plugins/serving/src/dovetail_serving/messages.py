@@ -78,7 +78,7 @@ def calls_of(frame: Frame) -> list[SampleCall]:
             for call_id, prompt, sampling, seed, priority in frame.header["calls"]
         ]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise RolloutError(f"a frame of calls can't be read: {error!r}") from error
+        raise RolloutError(f"the calls in a frame can't be read: {error!r}") from error
 
 
 def packed_result(call_id: str, result: SampleResult) -> bytes:
@@ -112,7 +112,7 @@ def result_of(frame: Frame) -> SampleResult | RolloutError:
             **{name: found.get(name) for name in _DTYPES},
         )
     except (KeyError, ValueError) as error:
-        raise RolloutError(f"a frame of a sample can't be read: {error!r}") from error
+        raise RolloutError(f"the sample in a frame can't be read: {error!r}") from error
 
 
 def error_of(header: Any) -> RolloutError:
@@ -123,7 +123,7 @@ def error_of(header: Any) -> RolloutError:
     """
     kind, text = header.get("kind"), header.get("error")
     if not isinstance(kind, str) or not isinstance(text, str):
-        raise ValueError(f"expected an error with a text and a kind, got {header!r}")  # noqa: TRY004 - data, not an argument
+        raise ValueError(f"expected an error with the texts `error` and `kind`, got {header!r}")  # noqa: TRY004 - data, not an argument
     if kind == RequestRefusedError.__name__:
         return RequestRefusedError(text)
     if kind in (RolloutError.__name__, WeightSyncError.__name__, ENGINE_DIED):

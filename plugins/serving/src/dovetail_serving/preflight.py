@@ -49,5 +49,5 @@ def engine_release(config: Any, plan: Any) -> Iterator[Finding]:
     elif engine.untried(release):
         yield Finding.warning(
             f"the installed {release} is untested: {engine.tried}",
-            hint="try a short run first, since all names that the plugin imports exist; or install a tested release",
+            hint="all names that the plugin imports exist, so a short run may succeed: try one, or install a tested release",
         )

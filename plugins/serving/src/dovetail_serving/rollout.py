@@ -283,7 +283,7 @@ class ServingRollout(BaseRollout):
             return
         self._gate.open()
         raise WeightSyncError(
-            f"weight update {version} can't run on this event loop: it would block the {len(running)} running samples",
+            f"weight update {version} can't run on this event loop: it would block all running samples ({len(running)})",
             hint="pause the rollout first, or call receive_weights in another thread",
         )
 

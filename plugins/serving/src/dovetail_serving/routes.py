@@ -89,13 +89,13 @@ class Host(ABC):
             RolloutError: the engine can't pause calls.
         """
         raise RolloutError(
-            "the server's engine can't pause running requests and keep their KV cache"
+            "the server's engine can't pause running requests and keep their KV cache: set rollout.keep_cache=false"
         )
 
     async def thaw(self, _: Frame) -> Frame:
         """Continue the paused calls; for errors see `freeze`."""
         raise RolloutError(
-            "the server's engine can't continue requests: it does not support pausing them"
+            "the server's engine can't continue paused requests: it does not support pausing requests"
         )
 
     @abstractmethod
@@ -199,8 +199,8 @@ class Routes(ABC):
         path = frame.header["info"]["transport"]["path"]
         if path is not None and not self._token:
             raise RolloutError(
-                f"the weight transport in the file {path!r} is refused, because this server requires no token: start the server "
-                f"with a token in {self.token_variable}, and set the same token for the run"
+                f"the weight transport {path!r} is refused: it is a file whose code this server would run, but this server requires no "
+                f"access token. Start the server with a token in {self.token_variable}, and set the same token for the run"
             )
         return await self._host.connect(frame)
 

@@ -28,7 +28,7 @@ def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -
         )
     if len({url.rstrip("/") for url in urls}) < len(urls):
         raise ValueError(
-            "rollout.urls names a server twice; expected each server once, as one replica"
+            f"rollout.urls names a server twice: {', '.join(urls)}; expected each server once, since each URL is one replica"
         )
 
 

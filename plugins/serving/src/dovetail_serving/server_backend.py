@@ -230,7 +230,7 @@ def _url_of(urls: Sequence[str], rank: int) -> str:
         return urls[0].rstrip("/")
     if rank >= len(urls):
         raise RolloutError(
-            f"rollout replica {rank} has no server to join: rollout.urls names only {len(urls)} servers",
-            hint="leave rollout.replicas out: the number of replicas is then that of the servers",
+            f"rollout replica {rank} has no server to join: rollout.urls has {len(urls)} URLs, for replicas 0 to {len(urls) - 1}",
+            hint="leave rollout.replicas out: the run then has one replica for each URL",
         )
     return urls[rank].rstrip("/")

@@ -66,8 +66,8 @@ class WeightState:
             RolloutError: the engine sleeps, or its weights are missing or partial.
         """
         if self.asleep:
-            slept = " and ".join(sorted(self.asleep))
-            raise RolloutError(f"{what}: the engine is asleep ({slept})", hint="call wake() first")
+            slept = f"the engine is asleep, without its {' and '.join(sorted(self.asleep))}"
+            raise RolloutError(f"{what}: {slept}", hint="call wake() first")
         if self._unfit is not None:
             raise RolloutError(f"{what}: {self._unfit}", hint="send a complete weight update first")
 
@@ -80,7 +80,7 @@ class WeightState:
         who = f"weight update {version}"
         if "weights" in self.asleep:
             raise WeightSyncError(
-                f"{who} can't be received: the engine's weights are asleep",
+                f"{who} can't be received: the engine is asleep, and its memory for weights is freed",
                 hint="call wake() first",
             )
         if manifest.kind == "adapter" and self._baseless:

@@ -196,8 +196,8 @@ class CudaMemory:
             raise WeightSyncError(
                 f"memory of the trainer's GPU {identity} can't be opened from {self._device} ({self.identity}): "
                 f"{self._in_words(code)}",
-                hint="set rollout.weight_transport=nccl if the GPUs have no peer access to each other, or =shared_memory if the "
-                "processes run in containers with separate IPC namespaces",
+                hint="set rollout.weight_transport=nccl if the GPUs have no peer access to each other, or "
+                "rollout.weight_transport=shared_memory if the processes run in containers with separate IPC namespaces",
             )
         return int(address)
 

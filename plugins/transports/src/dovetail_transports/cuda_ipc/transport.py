@@ -26,7 +26,7 @@ from dovetail_transports.ring.slots import (
     numbered,
 )
 
-_CLOSED = "the device memory of this transport has been closed"
+_CLOSED = "the weight transport is closed, and its GPU memory is freed"
 
 
 class DeviceSenderSlots(SenderSlots):
@@ -102,7 +102,7 @@ class DeviceReceiverSlots(ReceiverSlots):
         self._slots, self._slot_bytes = int(offer["slots"]), int(offer["slot_bytes"])
         if self._slot_bytes < slot_bytes:
             raise WeightSyncError(
-                f"the sender's buckets hold {self._slot_bytes} bytes; expected at least {slot_bytes}"
+                f"each of the sender's buckets has {self._slot_bytes} bytes; this update needs at least {slot_bytes}"
             )
         size = self._slots * self._slot_bytes
         self._opened = self._memory.open(bytes.fromhex(offer["handle"]), size, str(offer["device"]))

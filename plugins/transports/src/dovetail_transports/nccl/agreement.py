@@ -55,7 +55,7 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
             raise WeightSyncError(
                 f"a receiver uses {_in_words(one.get('backend'))}, but the sender uses "
                 f"{_in_words(ours['backend'])}",
-                hint="set rollout.weight_transport.backend on both sides, and give both environments the same NCCL",
+                hint="set the same rollout.weight_transport.backend on both sides, and install the same version of NCCL for both",
             )
         # A receiver of an older release does not report `memory`.
         if "memory" not in one:
@@ -66,8 +66,8 @@ def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> No
             raise WeightSyncError(
                 f"{who} has {_setting(one['memory'])}, but another process of its group on the same machine has "
                 f"{_setting(first)}: NCCL can't connect them",
-                hint=f"start the rollout's servers and the trainer with the same {_MEMORY}; if it is unset, an engine "
-                f"may set it, and {_MEMORY}={_BY_ITSELF} leaves the choice to NCCL",
+                hint=f"start the rollout's servers and the trainer with the same {_MEMORY}. An engine may set the variable if it is "
+                f"unset; the value {_BY_ITSELF} leaves the choice to NCCL",
             )
 
 

@@ -44,7 +44,7 @@ class _Stage:
     def slot(self, bucket: int) -> Tensor:
         """Return the slot of a bucket, uint8 [slot_bytes]."""
         if self._octets is None:
-            raise WeightSyncError("the buckets of this transport have been closed")
+            raise WeightSyncError("the weight transport is closed, and its buckets are freed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class BroadcastSenderSlots(SenderSlots):
         store = self._store
         if store is None:
             raise DeliveryError(
-                "this end of the weight transport was closed before its receivers had joined"
+                "the sender's end of the weight transport was closed before the receivers had joined"
             )
         try:
             self._group = BroadcastGroup(
@@ -132,7 +132,7 @@ class BroadcastSenderSlots(SenderSlots):
     def deliver(self, bucket: int, nbytes: int) -> None:
         group = self._group
         if group is None:
-            raise DeliveryError("the process group of the sender and its receivers has been closed")
+            raise DeliveryError("the process group of sender and receivers was closed too early")
         if nbytes:
             group.broadcast(self.slot(bucket).narrow(0, 0, nbytes), self._watch)
 
@@ -179,7 +179,7 @@ class BroadcastReceiverSlots(ReceiverSlots):
     def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
         if offer["slot_bytes"] < slot_bytes:
             raise WeightSyncError(
-                f"the sender's buckets hold {offer['slot_bytes']} bytes; expected at least {slot_bytes}"
+                f"each of the sender's buckets has {offer['slot_bytes']} bytes; this update needs at least {slot_bytes}"
             )
         self._stage.fit(int(offer["slots"]), int(offer["slot_bytes"]))
         if self._group is not None and self._name == offer["group"]:
@@ -201,7 +201,7 @@ class BroadcastReceiverSlots(ReceiverSlots):
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
         slot = self._stage.slot(bucket)
         if self._group is None:
-            raise DeliveryError("the process group of the sender and its receivers has been closed")
+            raise DeliveryError("the process group of sender and receivers was closed too early")
         if nbytes:
             try:
                 self._group.broadcast(slot.narrow(0, 0, nbytes), pulse)

@@ -86,7 +86,7 @@ class BroadcastGroup:
             if isinstance(error, WeightSyncError):
                 raise
             raise DeliveryError(
-                f"the {backend} group of the sender and {size - 1} receivers can't be created: "
+                f"the {backend} group of the sender and {size - 1} receiver(s) can't be created: "
                 f"{error or f'some did not join within {timeout:g} seconds'}",
                 hint="give every process a GPU of its own and a network interface that all processes reach "
                 "(NCCL_SOCKET_IFNAME, NCCL_DEBUG=WARN); on the same GPU set rollout.weight_transport=cuda_ipc",
@@ -128,7 +128,7 @@ class BroadcastGroup:
                 raise DeliveryError("the update was cancelled during the transfer of a bucket")
             if waited > self._timeout:
                 raise DeliveryError(
-                    f"a bucket did not reach all {self._size - 1} receivers within {self._timeout:g} seconds"
+                    f"a bucket did not reach all receivers ({self._size - 1}) within {self._timeout:g} seconds"
                 )
             if waited > _SPIN_SECONDS:
                 pulse()

@@ -82,8 +82,8 @@ def _placed(manifest: WeightManifest) -> Iterator[TensorSlot]:
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype) or any(dim < 0 for dim in spec.shape):
             raise WeightSyncError(
-                f"weight update {manifest.version} can't be received: torch {torch.__version__} has no tensor of dtype {spec.dtype!r} and "
-                f"shape {tuple(spec.shape)}, as {spec.name!r} has"
+                f"weight update {manifest.version} can't be transferred: its tensor {spec.name!r} has dtype {spec.dtype!r} and shape "
+                f"{tuple(spec.shape)}; expected a dtype of torch {torch.__version__} and no negative dimension"
             )
         yield TensorSlot(
             spec=spec, dtype=dtype, offset=0, nbytes=math.prod(spec.shape) * dtype.itemsize

@@ -154,8 +154,8 @@ class Peers:
         self.check()
         if all(peer.fault is not None for peer in self._peers):
             raise ReceiverError(
-                f"weight update {self._version} reached none of {len(self._peers)} receivers: {self.faults()}",
-                hint="the old weights stay in force; send the update again once the rollout runs",
+                f"weight update {self._version} reached none of its receivers ({len(self._peers)}): {self.faults()}",
+                hint="send the update again once the receivers run",
             )
 
     def faults(self) -> str:

@@ -165,7 +165,7 @@ class _Coming:
         """
         message = self._early.popleft() if self._early else self._take(key)
         if key not in message:
-            raise _broken(self._manifest, f"{message} arrived; expected a {key}")
+            raise _broken(self._manifest, f"{message} arrived; expected a message with {key!r}")
         return message["slots"] if key == "slots" else message
 
     def pulse(self) -> None:
@@ -178,7 +178,7 @@ class _Coming:
             message = self.channel.receive(self._timeout)
         except TimeoutError as error:
             raise _broken(
-                self._manifest, f"the next {key} did not arrive within {self._timeout:g} seconds"
+                self._manifest, f"no message with {key!r} arrived within {self._timeout:g} seconds"
             ) from error
         if "broke_off" in message:
             raise _given_up(self._manifest, message["broke_off"], message)
@@ -214,5 +214,5 @@ def _broken(
 ) -> WeightSyncError:
     return kind(
         f"weight update {manifest.version} broke off: {why}",
-        hint=hint or "the old weights stay in force; send the update again",
+        hint=hint or "send the update again",
     )

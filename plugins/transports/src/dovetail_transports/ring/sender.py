@@ -140,7 +140,7 @@ class RingSender(WeightSender):
             whole = sum(peer.fault is None for peer in peers)
             raise ReceiverError(
                 f"weight update {manifest.version} reached {whole} of {len(peers)} receivers: {faults}",
-                hint="the other receivers keep the old weights; send the update again",
+                hint="send the update again, to all receivers",
             )
 
     def _filled(

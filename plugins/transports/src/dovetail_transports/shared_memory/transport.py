@@ -42,7 +42,7 @@ class SharedRing:
         if os.fstat(descriptor).st_size < slots * slot_bytes:
             raise WeightSyncError(
                 f"the sender's shared memory has {os.fstat(descriptor).st_size} bytes; expected "
-                f"{slots} × {slot_bytes}"
+                f"{slots} buckets of {slot_bytes}"
             )
         self._memory: mmap.mmap | None = mmap.mmap(descriptor, slots * slot_bytes)
         with suppress(
@@ -55,7 +55,7 @@ class SharedRing:
     def slot(self, bucket: int) -> Tensor:
         """Return the slot for the bucket with this number, uint8 [slot_bytes]."""
         if self._octets is None:
-            raise WeightSyncError("the shared memory of this transport has been closed")
+            raise WeightSyncError("the weight transport is closed, and its shared memory is freed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
 
     def pin(self, device: torch.device) -> None:
@@ -142,7 +142,7 @@ class SharedSenderSlots(SenderSlots):
 
     def _made(self) -> SharedRing:
         if self._ring is None:
-            raise WeightSyncError("the shared memory of this transport has been closed")
+            raise WeightSyncError("the weight transport is closed, and its shared memory is freed")
         return self._ring
 
 
@@ -165,7 +165,7 @@ class SharedReceiverSlots(ReceiverSlots):
             self.close()
             if offer["slot_bytes"] < slot_bytes:
                 raise WeightSyncError(
-                    f"the sender's buckets hold {offer['slot_bytes']} bytes; expected at least {slot_bytes}"
+                    f"each of the sender's buckets has {offer['slot_bytes']} bytes; this update needs at least {slot_bytes}"
                 )
             self._ring = SharedRing(
                 descriptor, offer["slots"], offer["slot_bytes"], str(offer["ring"])
@@ -176,7 +176,7 @@ class SharedReceiverSlots(ReceiverSlots):
 
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
         if self._ring is None:
-            raise WeightSyncError("the shared memory of this transport has been closed")
+            raise WeightSyncError("the weight transport is closed, and its shared memory is freed")
         return self._ring.slot(bucket)
 
     def through(self) -> None:
