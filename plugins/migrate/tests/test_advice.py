@@ -30,7 +30,7 @@ def test_a_key_that_means_the_same_is_named_too(key, ours):
 
 
 def test_a_key_that_needs_nothing_says_why():
-    assert "micro-batches are always cut by tokens" in (verl_advice("actor_rollout_ref.actor.use_dynamic_bsz", "true") or "")  # fmt: skip
+    assert "micro-batches are always limited by tokens" in (verl_advice("actor_rollout_ref.actor.use_dynamic_bsz", "true") or "")  # fmt: skip
 
 
 @pytest.mark.parametrize("key", ["data.no_such", "trainr.total_epochs", "algorithm"])

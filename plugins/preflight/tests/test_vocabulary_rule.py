@@ -69,7 +69,7 @@ def test_another_tokenizer_is_an_error_for_references_and_critics(judge: Any, bu
     assert finding.severity == "error"
     assert finding.message == (
         f"ref.path = {other} has another tokenizer than the run (model.path = {policy}): 3 of the run's 5 tokens have "
-        "another id in the model, or none, such as 'one' (1, in the model 2), 'two' (2, in the model 1), 'four' (4, in the model none)"
+        "another id or no id in the model, such as 'one' (1, in the model 2), 'two' (2, in the model 1), 'four' (4, in the model none)"
     )
     assert finding.hint == (
         "set ref.path to a model with the policy's tokenizer, or leave it out to use model.path"

@@ -30,7 +30,7 @@ main.add_command(check)
     "directories", metavar="[PACKAGE_DIR]...", nargs=-1, type=click.Path(path_type=Path)
 )
 @click.option(
-    "--check", is_flag=True, help="Write nothing; exit with 1 where a manifest is out of date."
+    "--check", is_flag=True, help="Write nothing; exit with 1 if a manifest is out of date."
 )
 @click.pass_context
 def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> None:
@@ -55,7 +55,7 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
     type=click.Path(path_type=Path, file_okay=False),
     default="docs/plugins",
     show_default=True,
-    help="Where the pages go.",
+    help="Folder to write the pages to.",
 )
 @click.pass_context
 def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path) -> None:
@@ -74,7 +74,7 @@ def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path) -> Non
 
 
 @main.command()
-@click.option("--check", is_flag=True, help="Write nothing; exit with 1 where it is out of date.")
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if it is out of date.")
 @click.pass_context
 def interfaces(ctx: click.Context, check: bool) -> None:
     """Write the description of every plugin interface to disk; fail if an interface changed without the required version bump."""
@@ -89,7 +89,7 @@ def interfaces(ctx: click.Context, check: bool) -> None:
         render.error(error)
         ctx.exit(1)
     if before == now:
-        click.echo(f"{len(KINDS)} interfaces, as described")
+        click.echo(f"{len(KINDS)} interfaces: the description is up to date")
         return
     missing = described.missing_bumps(before, now)
     _refuse(f"{described.PLACE} is out of date", missing, described.COMMAND)

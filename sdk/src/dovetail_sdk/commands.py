@@ -30,7 +30,7 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
     type=click.Path(path_type=Path, file_okay=False),
     default=".",
     show_default=True,
-    help="Where to put the package; made where it is not there.",
+    help="Folder to write the package to; created if it does not exist.",
 )
 @click.option(
     "--licence",
@@ -43,13 +43,13 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
 @click.option(
     "--repository",
     is_flag=True,
-    help="Add what a repository of its own has: workflows for tests and releases, hooks, a changelog.",
+    help="Add the files of a repository: workflows for tests and releases, hooks, a changelog.",
 )
 @click.option(
     "--into",
     metavar="PACKAGE_DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Add it to the package in this folder, instead of writing one.",
+    help="Add the plugin to the package in this folder, instead of writing a new package.",
 )
 @click.pass_context
 def new(
@@ -99,10 +99,10 @@ new.epilog = f"KIND is one of {', '.join(KINDS)}."
 @click.option("--kind", help="With --all: only this kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(
-    "--ship", is_flag=True, help=f"Put the report into the installed package, as {FILE_NAME}."
+    "--ship", is_flag=True, help=f"Write the report to {FILE_NAME} in the installed package."
 )
 @click.option(
-    "-k", "only", metavar="EXPRESSION", help="Only the tests that match, as pytest's -k has it."
+    "-k", "only", metavar="EXPRESSION", help="Run only the tests that match, as pytest's -k does."
 )
 @click.pass_context
 def check(

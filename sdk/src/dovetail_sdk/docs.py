@@ -19,7 +19,7 @@ INDEX = "README.md"
 
 _FROM_PLUGIN = f"<!-- Written by `{COMMAND}` from the plugin's docstring, columns and config class: change those. -->"
 _COLUMNS = ("key", "type", "default", "allowed", "meaning")
-_ABOUT_RULES = """Every rule is active. `dovetail check` and the start of a run name the rule in brackets behind what it finds. To switch rules off:
+_ABOUT_RULES = """Every rule is active. `dovetail check` and the start of a run print the rule's name in brackets after each of its findings. To switch rules off:
 
 ```yaml
 preflight:
@@ -91,7 +91,7 @@ def plugins_of(projects: Iterable[Project]) -> Plugins:
             plugins[RULE, rule.name] = described
     if not plugins:
         raise PluginError(
-            f"no package with plugins is named; given: {', '.join(names) or 'no package'}",
+            f"no package with plugins was named; the named packages are: {', '.join(names) or 'none'}",
             hint=f"name the folders of the packages: {COMMAND} core plugins/algorithms",
         )
     return plugins

@@ -24,12 +24,12 @@ from dovetail_sdk.public import first_paragraph, public_names
 
 _BACK = "[all interfaces](README.md)"
 
-_PLUGIN = """A plugin is a class that extends the interface of its kind and sets the attributes below. Its life: it is made with its config and its
-context, which is cheap; `start` loads what is heavy; `close` releases it. Where a config names a file in place of a package, `name` and `api` may be left out."""
+_PLUGIN = """A plugin is a class that extends the interface of its kind and sets the attributes below. An instance is created from its config and its
+context, which is cheap; `start` loads models and other heavy objects; `close` releases them. If a config selects the class by its file, `name` and `api` may be left out."""
 
-_HOOKS = """An observer is an object with methods that carry a hook's name and the mark `dovetail.hooks.hookimpl`. It takes any of the hook's arguments, and returns nothing.
-One that fails is reported, and stops neither the run nor another observer.
-The environment variable `DOVETAIL_SKIP_OBSERVERS=report,other` leaves installed ones out, by the name of their entry point.
+_HOOKS = """An observer is an object with methods that carry a hook's name and the mark `dovetail.hooks.hookimpl`. Such a method takes any of the hook's arguments, and returns nothing.
+If an observer raises, the error is reported, and the run and the other observers continue.
+The environment variable `DOVETAIL_SKIP_OBSERVERS=report,other` turns installed observers off, by the names of their entry points.
 
 ```python
 from dovetail.hooks import hookimpl
@@ -49,8 +49,8 @@ class BestReward:
 best_reward = "my_package:BestReward"
 ```"""
 
-_PREFLIGHT = '''A rule is a function of a config and its plan. It yields a `Finding` for all that is wrong; nothing where all is well. Every rule of an installed package is
-asked by `dovetail check` and before step 1 of a run. Its id is its name: findings show it, and `preflight.ignore` silences it.
+_PREFLIGHT = '''A rule is a function of a config and its plan. It yields a `Finding` for each problem, and nothing if there is none. `dovetail check` and the start of a run
+call every rule of the installed packages. Findings show the rule's name, and `preflight.ignore` turns the rule off by this name.
 
 ```python
 from dovetail.interfaces import Finding
@@ -67,13 +67,13 @@ def single_epoch(config, plan):
 my_rules = "my_package.my_rules"
 ```
 
-The entry point names a module, whose public functions are all rules, or one function as `module:function`. `config` is the whole `RunConfig`. `plan` is what was planned
-from it (stages, models, counts, the chosen plugins), or None where that failed; its counts of steps are None where the data has not been read. A rule that fails is reported
-as a warning, and stops no run. `dovetail_sdk.testing.findings_of` tries one on a config, the suite
-`dovetail_sdk.testing.conformance.RulesConformance` all of a package on many.'''
+The entry point names a module, whose public functions are all rules, or one function as `module:function`. `config` is the whole `RunConfig`. `plan` is the run's plan
+(stages, models, counts, the chosen plugins), or None if planning failed; its counts of steps are None if the data has not been read. If a rule raises, the error is reported
+as a warning, and the run continues. `dovetail_sdk.testing.findings_of` tests one rule on a config; the suite
+`dovetail_sdk.testing.conformance.RulesConformance` tests all rules of a package on many configs.'''
 
-_BATCH = """`batch["scores"]` is a column: a NumPy array [N] where its shape is dense, a `Ragged` where it is ragged (`values`, packed end to end, and `lengths` of its rows),
-a list where it is object. `batch.with_columns({"scores": …})` makes another batch. A plugin declares a column of its own in its class attribute `columns`:
+_BATCH = """`batch["scores"]` is a column: a NumPy array [N] if its shape is dense, a `Ragged` if it is ragged (`values`, packed end to end, and `lengths` of its rows),
+a list if it is object. `batch.with_columns({"scores": …})` returns a new batch. A plugin declares its own columns in its class attribute `columns`:
 
 ```python
 from dovetail.batch import Column

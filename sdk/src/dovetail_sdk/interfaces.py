@@ -81,7 +81,7 @@ def write() -> Path:
     described = describe_all()
     if PLACE.exists() and (complaints := missing_bumps(read(), described)):
         raise PluginError(
-            "\n".join(complaints), hint="raise each version where its interface is defined"
+            "\n".join(complaints), hint="increase each version in the class of its interface"
         )
     PLACE.write_text(to_text(described), encoding="utf-8")
     return PLACE

@@ -199,9 +199,9 @@ CONDITIONS = (
         "gamed",
         ("val",),
         _gamed,
-        "validation falls while the reward rises: the reward pays for something other than the task",
-        "read the suspect samples of the report, and correct the reward (`dovetail reward try`); a larger coefficient of algorithm.kl delays it. "
-        "If the samples are right, the model has learned the prompts by heart: use more prompts",
+        "the validation score falls while the reward rises: the reward measures something other than the task",
+        "read the suspect samples in the report, and correct the reward (`dovetail reward try`); a larger coefficient of algorithm.kl delays "
+        "the fall. If the samples are right, the model has learned the prompts by heart: use more prompts",
         key="reward.function",
         rows=1,
         evidence=_rise_and_fall,
@@ -210,9 +210,9 @@ CONDITIONS = (
         "collapsed",
         ("val",),
         _collapsed,
-        "validation has fallen from its best",
-        "take the best checkpoint (`dovetail checkpoint list`), and train again with a third of actor.optim.lr; if neither gradient norm nor KL "
-        "rose, read samples/ to see what the reward pays for instead",
+        "the validation score has fallen from its best value",
+        "start again from the best checkpoint (`dovetail checkpoint list`) with a third of actor.optim.lr; if neither gradient norm nor KL "
+        "rose, read samples/ to see which responses the reward favours instead",
         key=_LEARNING_RATE,
         rows=1,
         evidence=_before_the_fall,
@@ -222,7 +222,7 @@ CONDITIONS = (
         "reward_fell",
         (REWARD, SIGNAL),
         _reward_fell,
-        "the reward has fallen from its best",
+        "the reward has fallen from its best value",
         "resume from a checkpoint before the fall with a third of actor.optim.lr, or a smaller actor.grad_clip; if neither gradient norm nor KL "
         "rose, read samples/ to see how the responses changed",
         key=_LEARNING_RATE,
@@ -270,7 +270,7 @@ CONDITIONS = (
         "failures",
         (FAILED,),
         lambda history: history.now.get(FAILED, 0.0) > 0.05,
-        "reward computations fail, and their samples are lost",
+        "reward computations fail, and the run discards their samples",
         "samples/ in the run directory has every failure's message; raise reward.timeout or reward.retries if a service is slow",
         key="reward.timeout",
     ),
@@ -280,7 +280,7 @@ CONDITIONS = (
         "kl",
         (UPDATE_KL, KL, KL_PENALTY),
         lambda history: bool(_far(history)),
-        "the policy moves too far, in nats a token",
+        "the policy has moved too far, by its KL divergence in nats a token",
         "resume from an earlier checkpoint with a lower actor.optim.lr or actor.grad_clip, fewer actor.epochs, or a larger "
         "coefficient of algorithm.kl",
         key=_LEARNING_RATE,

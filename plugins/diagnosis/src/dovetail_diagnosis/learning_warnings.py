@@ -44,4 +44,4 @@ class LearningWarnings:
         """Log the warnings that are still in force, which may have begun long ago."""
         if rest := self._diagnosis.in_force.values():
             since = ", ".join(f"{warning.name} since step {warning.first}" for warning in rest)
-            self._logger.warning("the run ended with warnings in force", warnings=since)
+            self._logger.warning("the run ended while warnings were still active", warnings=since)

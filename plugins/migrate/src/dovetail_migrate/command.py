@@ -22,8 +22,8 @@ from dovetail_migrate.verl.script import may_do, run_script
 from dovetail_migrate.verl.translate import translate
 from dovetail_migrate.verl.words import OTHERS, VerlCommand, read_command
 
-_OUTPUT = click.option("-o", "--output", default="config.yaml", show_default=True, help="Where the config goes; - prints it.")  # fmt: skip
-_PARTIAL = click.option("--partial", is_flag=True, help="Write what can be said here, although keys are refused or unknown.")  # fmt: skip
+_OUTPUT = click.option("-o", "--output", default="config.yaml", show_default=True, help="File to write the config to; - prints it.")  # fmt: skip
+_PARTIAL = click.option("--partial", is_flag=True, help="Write the config without the keys that are refused or unknown.")  # fmt: skip
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 
 
@@ -37,11 +37,11 @@ def import_() -> None:
     "words", nargs=-1, required=True, metavar="(CONFIG.yaml [KEY=VALUE]... | -- COMMAND...)"
 )
 @_OUTPUT
-@click.option("--version", type=click.Choice([*VERSIONS]), help="verl's version, whose defaults absent keys have; that of an installed verl, else the newest here.")  # fmt: skip
+@click.option("--version", type=click.Choice([*VERSIONS]), help="verl's version, which gives the defaults of absent keys; by default the installed verl's, or else the newest supported.")  # fmt: skip
 @_PARTIAL
-@click.option("--arguments-only", is_flag=True, help="Take the words as the command's own, and run no script.")  # fmt: skip
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of a script's environment; may be repeated.")  # fmt: skip
-@click.option("--rows", type=int, help="Rows of the training files: a warm-up may be a share of the steps.")  # fmt: skip
+@click.option("--arguments-only", is_flag=True, help="Read the words as arguments of verl's command, and run no script.")  # fmt: skip
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="An environment variable for the script; may be repeated.")  # fmt: skip
+@click.option("--rows", type=int, help="Number of rows in the training files; needed if the warm-up is a fraction of the steps.")  # fmt: skip
 @_JSON
 def verl(
     words: tuple[str, ...],
@@ -84,7 +84,7 @@ def _on_several_nodes(draft: Draft) -> Iterator[str]:
     if nodes == 1:
         return
     if draft.values.get("actor.engine.name") == "fsdp2" and "actor.engine.shard_size" not in draft.values:  # fmt: skip
-        yield f"actor.engine.shard_size={gpus} keeps the gathering of parameters within a node, where {gpus} accelerators hold the model's states"
+        yield f"actor.engine.shard_size={gpus} gathers parameters only within a node, if the model's states fit on its {gpus} accelerators"
 
 
 @import_.command()
@@ -95,7 +95,7 @@ def _on_several_nodes(draft: Draft) -> Iterator[str]:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Processes that TRL would run on: its batch sizes are of one.",
+    help="Number of processes that TRL would run on; TRL's batch sizes are per process.",
 )
 @_PARTIAL
 @_JSON
@@ -127,8 +127,8 @@ def finish(
     if not report.importable and not partial:
         count = report.count(KeyOutcome.REFUSED) + report.count(KeyOutcome.UNKNOWN)
         raise ConfigError(
-            f"no config was written: {count} keys are refused or unknown{', and the job as a whole is refused' if report.problems else ''}; see above",
-            hint="correct them, or use --partial to write a config without them",
+            f"no config was written: {count} key{'s' * (count != 1)} can't be imported or are unknown{', and the job has other problems' if report.problems else ''}; see the report above",
+            hint="correct these keys and problems, or use --partial to write a config without them",
         )
     command = f"dovetail check {target} && dovetail train {target}"
     header = f"Imported from {source} by dovetail import.\n  {command}"
@@ -150,10 +150,10 @@ def _version(asked: str | None) -> tuple[str, str]:
     try:
         installed = metadata.version("verl")
     except metadata.PackageNotFoundError:
-        return VERSIONS[0], f"defaults are those of verl {VERSIONS[0]}, the newest here; --version names another"  # fmt: skip
+        return VERSIONS[0], f"defaults are those of verl {VERSIONS[0]}, the newest supported; choose another with --version"  # fmt: skip
     series = installed.split(".")[:2]
     near = next((known for known in VERSIONS if known.split(".")[:2] == series), VERSIONS[0])
-    return near, f"verl {installed} is installed; defaults are those of {near}"
+    return near, f"verl {installed} is installed; defaults are those of verl {near}"
 
 
 def _jobs(
@@ -165,7 +165,7 @@ def _jobs(
 ) -> list[Job]:
     first = Path(words[0])
     if first.suffix in (".yaml", ".yml") and not first.is_file():
-        raise ConfigError(f"the file {first} does not exist", hint="for a config of verl itself, import a command with --config-name NAME")  # fmt: skip
+        raise ConfigError(f"the file {first} does not exist", hint="correct the path; to import a config that verl ships, import a command with --config-name NAME")  # fmt: skip
     if first.suffix in (".yaml", ".yml"):
         return [job_of_file(first, version, [read_override(word) for word in words[1:]])]
     if arguments_only and all(is_override(word) for word in words):
@@ -201,7 +201,7 @@ def _of_script(
         last = run.errors.splitlines()[-1] if run.errors else f"it ended with status {run.status}"
         raise ConfigError(
             f"the script {script} started no command: {last}",
-            hint="give the variables that it needs by --env NAME=VALUE, and its arguments after the script's name",
+            hint="set the environment variables that the script needs by --env NAME=VALUE, and write its arguments after its name",
         )
     above = [folder for folder in script.resolve().parents if len(folder.parts) > 1]
     return list(run.commands), [Path.cwd(), *above]
@@ -212,12 +212,12 @@ def _training(commands: Sequence[tuple[str, ...]]) -> list[VerlCommand]:
     found = [command for _, command in read if command is not None and command.trains]
     for _, command in read:
         if command is not None and command.module in OTHERS:
-            click.echo(f"{command.module} is {_other(command)} here")
+            click.echo(f"in place of {command.module}, use: {_other(command)}")
     if found or any(command is not None and command.module in OTHERS for _, command in read):
         return found
     shown = "; ".join(shlex.join(words)[:80] for words, _ in read[:3])
     raise ConfigError(
-        f"none of these commands trains with verl: {shown}",
+        f"none of the given commands starts a training with verl: {shown}",
         hint="give a command such as python3 -m verl.trainer.main_ppo key=value …",
     )
 

@@ -11,7 +11,7 @@ from dovetail_migrate.draft import Draft, KeyOutcome
 
 _TITLES = {
     KeyOutcome.UNKNOWN: "unknown",
-    KeyOutcome.REFUSED: "refused: Dovetail has nothing for it",
+    KeyOutcome.REFUSED: "refused: Dovetail can't do what the key asks for",
     KeyOutcome.CHANGED: "changed",
     KeyOutcome.MAPPED: "mapped",
     KeyOutcome.UNNEEDED: "not needed here",
@@ -96,7 +96,7 @@ def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[st
         keys.append(KeyReport(spelled, value, finding.outcome, finding.ours, ours, finding.why))
     written = [f for f in draft.findings if f.ours and f.theirs not in given and draft.values.get(f.ours) == f.value]  # fmt: skip
     if written:
-        notes = [*notes, f"{len(written)} further keys have their own defaults there"]
+        notes = [*notes, f"the config sets {len(written)} further keys to the other system's defaults"]  # fmt: skip
     return ImportReport(keys=tuple(keys), problems=tuple(draft.problems), notes=tuple(notes))
 
 

@@ -96,9 +96,8 @@ def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     steps = plan.counts.steps
     if has_critic(plan) and config.critic.warmup_steps >= steps:
         yield Finding.error(
-            f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} "
-            f"{'step' if steps == 1 else 'steps'} train the critic "
-            "alone: the policy would never be trained",
+            f"critic.warmup_steps = {config.critic.warmup_steps}, but the run has {steps} {'step' if steps == 1 else 'steps'}: "
+            "every step would train only the critic, and the policy would never be trained",
             hint=f"set critic.warmup_steps={steps // 10}, or give the run more steps (trainer.total_steps)",
         )
         return

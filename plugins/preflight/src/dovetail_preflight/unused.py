@@ -166,7 +166,7 @@ def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Findin
             for other in getattr(plugin.cls, attribute):
                 if other not in known and (near := nearest(other, known, cutoff=_MISSPELT)):
                     yield Finding.warning(
-                        f"{path}: {plugin.cls.name} names the stage {other!r} in `{attribute}`, which does not exist",
+                        f"{path}: the attribute `{attribute}` of {plugin.cls.name} names the stage {other!r}; no stage has this name",
                         hint=f"if the plugin's author meant {near!r}, correct `{attribute}` in the plugin",
                     )
 
@@ -183,6 +183,6 @@ def rewrite_unread(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     for stage in plan.stages:
         if written in stage.rewrites and read not in stage.rewrites:
             yield Finding.warning(
-                f"the stage {stage.name} rewrites {written!r} and not {read!r}, which {estimator.title} reads",
-                hint=f"rewrite {read!r} in the stage as well, and name it in its `rewrites`",
+                f"the stage {stage.name} has no effect on advantages: it rewrites {written!r}, but {estimator.title} reads {read!r}",
+                hint=f"rewrite {read!r} in the stage as well, and name this column in the stage's `rewrites`",
             )

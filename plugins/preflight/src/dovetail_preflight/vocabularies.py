@@ -84,7 +84,7 @@ def _judge(
     if trained and theirs is not None:
         yield Finding.error(
             f"{model} has another tokenizer than the run ({tokenizer}): {len(trained):,} of the run's "
-            f"{len(own.ids):,} tokens have another id in the model, or none, such as {_shown(trained, own, theirs)}",
+            f"{len(own.ids):,} tokens have another id or no id in the model, such as {_shown(trained, own, theirs)}",
             hint=_mend(role),
         )
     elif grave or (beyond and role.role != "actor"):
@@ -97,7 +97,7 @@ def _judge(
     elif moved and theirs is not None:
         yield Finding.warning(
             f"{model} lacks tokens that were added to the run's tokenizer ({tokenizer}): "
-            f"{_count(moved)} {'has' if len(moved) == 1 else 'have'} another id in the model, or none, such as "
+            f"{_count(moved)} {'has' if len(moved) == 1 else 'have'} another id or no id in the model, such as "
             f"{_shown(moved, own, theirs)}; the model's outputs for samples with these tokens are unreliable",
             hint=_mend(role),
         )

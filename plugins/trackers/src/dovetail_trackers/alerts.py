@@ -108,7 +108,7 @@ class AlertsTracker(Tracker):
 
     def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
         self._begin(directory, step, total_steps)
-        self._alert("given_up", f"the run is not restarted; {cause}")
+        self._alert("given_up", f"the run has ended and is not restarted; {cause}")
 
     def close(self) -> None:
         self._end()

@@ -251,7 +251,7 @@ class BackgroundTracker(Tracker):
         if state and state.get("project") != project:
             self._report(
                 "project",
-                f"the saved run id {run_id} belongs to project {state.get('project')!r}, not to {project!r}: a new run is started in {project!r}",
+                f"the saved run id {run_id} belongs to project {state.get('project')!r}, not to {project!r}: the tracker starts a new run in {project!r}",
             )
             state, run_id = {}, None
         config = directory / "config.yaml"
@@ -270,7 +270,7 @@ class BackgroundTracker(Tracker):
             state = {}
             self._report(
                 "project",
-                f"run id {run_id} is not in project {project!r}: a new run {opened} is started",
+                f"run id {run_id} is not in project {project!r}: the tracker starts the new run {opened}",
             )
         self._run = attrs.evolve(self._run, run_id=opened)
         if state and not self.rewinds:
@@ -287,7 +287,7 @@ class BackgroundTracker(Tracker):
                 return dict(state)
         except (ValueError, AttributeError):
             pass
-        self._report("state", f"the file {place} is damaged: a new run is started")
+        self._report("state", f"the file {place} is damaged: the tracker starts a new run")
         return {}
 
     def _write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -164,8 +164,8 @@ class OpentelemetryTracker(BackgroundTracker):
             said = " ".join(record.getMessage() for record in self._said.buffer[-2:])
             raise TrackerError(
                 f"the OpenTelemetry collector did not accept the data: {said}",
-                hint="set OTEL_EXPORTER_OTLP_ENDPOINT to the collector's address (by default http://localhost:4318); OTEL_TRACES_EXPORTER=none "
-                "turns traces off, OTEL_METRICS_EXPORTER=none metrics",
+                hint="set OTEL_EXPORTER_OTLP_ENDPOINT to the collector's address (by default http://localhost:4318). To turn traces off, "
+                "set OTEL_TRACES_EXPORTER=none; to turn metrics off, set OTEL_METRICS_EXPORTER=none",
             )
 
 

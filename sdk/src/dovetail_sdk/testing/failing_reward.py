@@ -66,7 +66,7 @@ def _hang() -> float:
 
 
 def _refuse() -> float:
-    raise ConnectionRefusedError("no judge listens")
+    raise ConnectionRefusedError("no judge model answers at this address")
 
 
 def _exit() -> float:

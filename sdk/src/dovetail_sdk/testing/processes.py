@@ -185,8 +185,8 @@ class ProcessRanks:
             for process in self._processes:
                 process.kill()
             raise WorkerError(
-                f"{what}: the ranks {silent} of {self.world} died or did not answer within {timeout:g} seconds"
-                + "".join(f"\nmeanwhile:\n{text}" for text in spoke),
+                f"{what}: the ranks {silent} (world size {self.world}) died or did not answer within {timeout:g} seconds"
+                + "".join(f"\nerror of another rank:\n{text}" for text in spoke),
                 rank=silent[0],
                 call=what,
             )

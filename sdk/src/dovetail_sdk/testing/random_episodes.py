@@ -124,7 +124,7 @@ class RecordedEngine:
         async with aclosing(closable(self._submit(request))) as completions:
             async for completion in completions:
                 if self.killed:
-                    raise RolloutError("killed")
+                    raise RolloutError("the engine was killed by the test")
                 self._calls.append((request, completion))
                 yield completion
 

@@ -171,11 +171,11 @@ class TransportEnd:
             TimeoutError: the end neither hung nor finished in time.
         """
         if self._next(time.monotonic() + timeout)[0] != _HANGS:
-            raise RuntimeError("the transport end did not hang: it reached its last tensor")
+            raise RuntimeError("the sender or receiver finished all tensors; expected it to hang")
 
     def _next(self, deadline: float) -> tuple[str, Any]:
         if not self._pipe.poll(max(0.0, deadline - time.monotonic())):
-            raise TimeoutError("the process of the transport end did not answer in time")
+            raise TimeoutError("the process of the sender or receiver did not answer in time")
         outcome, value = self._pipe.recv()
         if outcome == "raised":
             raise value

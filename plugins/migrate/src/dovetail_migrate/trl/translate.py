@@ -48,7 +48,7 @@ def translate_trl(job: TrlJob, processes: int) -> Draft:
         del values[key]
     for key, value in job.given.items():
         if isinstance(value, Expression) and not key.startswith("trainer."):  # fmt: skip
-            draft.refuse(f"{value.source} is not a literal: the file is read, not run; write its value", key)  # fmt: skip
+            draft.refuse(f"{value.source} is not a literal, and the file is parsed but not run; write the value", key)  # fmt: skip
             values[key] = DEFAULTS[job.kind].get(key)
     for theirs, ours, cast in _TABLES["direct"]:
         if values.get(theirs) is not None:
@@ -78,13 +78,13 @@ def _batches(draft: Draft, values: dict[str, Any], kind: str, processes: int) ->
     n = int(values["num_generations"])
     generation = int(values["generation_batch_size"] or device * int(values["steps_per_generation"] or accumulated))  # fmt: skip
     if generation % n or device * accumulated % n:
-        draft.problems.append(f"TRL refuses this job: batches of {generation} and {device * accumulated} completions are not whole groups of num_generations = {n}; give --processes")  # fmt: skip
+        draft.problems.append(f"TRL would refuse this job: batches of {generation} and {device * accumulated} completions can't be divided into groups of num_generations = {n}; set --processes to the number of TRL's processes")  # fmt: skip
         return 1
     why = f"in prompts: {generation} completions of {processes} process{'es' * (processes > 1)}, {n} a prompt"
     draft.put("data.train_batch_size", generation // n, *keys, "steps_per_generation", "generation_batch_size", why=why)  # fmt: skip
     mini = device * accumulated // n
     if mini < generation // n:
-        draft.put("actor.mini_batch_size", mini, keys[1], why="in prompts of an optimizer step")
+        draft.put("actor.mini_batch_size", mini, keys[1], why="in prompts per optimizer step")
     return max(1, generation // (device * accumulated)) * int(values["num_iterations"])
 
 
@@ -104,7 +104,7 @@ def _optimizer(draft: Draft, values: dict[str, Any]) -> None:
     else:
         draft.refuse(f"the schedule {kind}", "lr_scheduler_type")
     if values.get("warmup_ratio"):
-        draft.refuse("a warm-up as a share of the run: give warmup_steps", "warmup_ratio")
+        draft.refuse("a warm-up as a fraction of the run; set warmup_steps", "warmup_ratio")
     if values["fp16"]:
         draft.refuse("float16 training", "fp16")
 
@@ -117,10 +117,10 @@ def _adapter(draft: Draft, values: dict[str, Any]) -> None:
         elif target is not None:
             draft.put("actor.engine.lora.target_modules", [target] if isinstance(target, str) else list(target), f"{prefix}target_modules")  # fmt: skip
         if values.get(dropout):
-            draft.refuse(f"dropout in an adapter, of {values[dropout]}", dropout)
-        draft.idle("there is none", dropout)
+            draft.refuse(f"an adapter with dropout {values[dropout]}", dropout)
+        draft.idle("the adapter has no dropout", dropout)
     if values.get("use_peft") and "lora_dropout" not in values:
-        draft.change("an adapter has no dropout here; TRL's has 0.05", "use_peft")
+        draft.change("adapters have no dropout in Dovetail; TRL's default is 0.05", "use_peft")
 
 
 def _grpo(draft: Draft, values: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def _grpo(draft: Draft, values: dict[str, Any]) -> None:
     level = str(values["importance_sampling_level"])
     name = {"token": "ppo_clip", "sequence": "gspo"}.get(level)
     if name is None:
-        draft.refuse(f"ratios by {level}", "importance_sampling_level")
+        draft.refuse(f"importance ratios by {level}", "importance_sampling_level")
     elif loss in _AGGREGATIONS:
         draft.put(f"{section}.name", name, "importance_sampling_level")
         draft.put(f"{section}.clip_low", low, "epsilon")
@@ -137,7 +137,7 @@ def _grpo(draft: Draft, values: dict[str, Any]) -> None:
         if name == "ppo_clip":
             delta = values["delta"]
             draft.put(f"{section}.dual_clip", None if delta is None else float(delta), "delta")
-        why = "over the tokens of the whole mini-batch, not of each device's" if loss == "bnpo" else ""  # fmt: skip
+        why = "over the tokens of the whole mini-batch, not of each device" if loss == "bnpo" else ""  # fmt: skip
         draft.put("algorithm.loss_aggregation.name", _AGGREGATIONS[loss], "loss_type", why=why)
         if loss == "dr_grpo":
             draft.put("algorithm.loss_aggregation.length", int(values["max_completion_length"]), "max_completion_length")  # fmt: skip
@@ -145,7 +145,7 @@ def _grpo(draft: Draft, values: dict[str, Any]) -> None:
         draft.refuse(f"the loss {loss}", "loss_type")
     scale = values["scale_rewards"]
     if scale == "batch":
-        draft.refuse("rewards divided by the batch's deviation", "scale_rewards")
+        draft.refuse("rewards divided by the batch's standard deviation", "scale_rewards")
     draft.put("algorithm.advantage.norm_by_std", scale in (True, "group"), "scale_rewards")
     if float(values["beta"]) > 0:
         draft.put("algorithm.kl.in_loss.coef", float(values["beta"]), "beta")
@@ -158,9 +158,7 @@ def _grpo(draft: Draft, values: dict[str, Any]) -> None:
     functions = values.get("trainer.reward_funcs", values.get("reward_funcs"))
     if functions is not None:
         said = functions.source if isinstance(functions, Expression) else str(functions)
-        why = (
-            f"name {said} in reward: a function in a file of its own, which is imported, or a model"
-        )
+        why = f"set {said} in `reward`: a function in a separate file, which Dovetail imports, or a model"
         draft.change(why, "trainer.reward_funcs", "reward_funcs")
 
 
@@ -168,13 +166,13 @@ def _reference(draft: Draft, values: dict[str, Any]) -> None:
     if values["sync_ref_model"]:
         update = {"every": int(values["ref_model_sync_steps"]), "decay": 1 - float(values["ref_model_mixup_alpha"])}  # fmt: skip
         draft.put("ref.update", update, "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")  # fmt: skip
-    draft.idle("the reference stays", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")  # fmt: skip
+    draft.idle("the reference is never updated", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")  # fmt: skip
 
 
 def _rollout(draft: Draft, values: dict[str, Any]) -> None:
     if not values["use_vllm"]:
         draft.put("rollout.name", "hf", "use_vllm")
-        draft.idle("there is no vLLM", *(key for key in values if key.startswith("vllm_")))
+        draft.idle("vLLM is not used", *(key for key in values if key.startswith("vllm_")))
         return
     draft.put("rollout.name", "vllm", "use_vllm")
     draft.put("rollout.gpu_memory_utilization", float(values["vllm_gpu_memory_utilization"]), "vllm_gpu_memory_utilization")  # fmt: skip
@@ -186,7 +184,7 @@ def _rollout(draft: Draft, values: dict[str, Any]) -> None:
         draft.put("rollout.urls", [str(values.get("vllm_server_base_url") or "http://127.0.0.1:8000")], "vllm_server_base_url")  # fmt: skip
     elif values["vllm_enable_sleep_mode"]:
         draft.put("rollout.offload", True, "vllm_enable_sleep_mode")
-    draft.idle("vLLM runs beside training", "vllm_mode", "vllm_enable_sleep_mode", "vllm_server_base_url")  # fmt: skip
+    draft.idle("vLLM runs on the accelerators of training", "vllm_mode", "vllm_enable_sleep_mode", "vllm_server_base_url")  # fmt: skip
     mode, section = str(values["vllm_importance_sampling_mode"]), "algorithm.rollout_correction"
     keys = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max")  # fmt: skip
     if values[keys[0]]:
@@ -194,7 +192,7 @@ def _rollout(draft: Draft, values: dict[str, Any]) -> None:
         draft.put(f"{section}.weights", mode.partition("_")[0], keys[1])
         draft.put(f"{section}.weight_outside", "zero" if mode.endswith("mask") else "truncate", keys[1])  # fmt: skip
         draft.put(f"{section}.weight_upper", float(values[keys[2]]), keys[2])
-    draft.idle("nothing is corrected", *keys)
+    draft.idle("there is no rollout correction", *keys)
 
 
 def _sft(draft: Draft, values: dict[str, Any]) -> None:
@@ -203,26 +201,26 @@ def _sft(draft: Draft, values: dict[str, Any]) -> None:
     if values["loss_type"] != "nll":
         draft.refuse(f"the loss {values['loss_type']}", "loss_type")
     if not values["assistant_only_loss"]:
-        draft.change("the assistant's turns alone are trained on; TRL trains on all of a conversation", "assistant_only_loss")  # fmt: skip
-    draft.idle("the assistant's turns alone are trained on", "assistant_only_loss", "completion_only_loss", "loss_type")  # fmt: skip
+        draft.change("Dovetail trains only on the assistant's turns; TRL trains on the whole conversation", "assistant_only_loss")  # fmt: skip
+    draft.idle("Dovetail trains only on the assistant's turns", "assistant_only_loss", "completion_only_loss", "loss_type")  # fmt: skip
 
 
 def _dpo(draft: Draft, values: dict[str, Any]) -> None:
     draft.put("trainer.name", "supervised")
     draft.put("trainer.examples", "preferences")
-    draft.put("data.overlong_prompts", "filter", "truncation_mode", why="longer pairs are left out; TRL cuts them")  # fmt: skip
+    draft.put("data.overlong_prompts", "filter", "truncation_mode", why="Dovetail leaves out pairs that are too long; TRL truncates them")  # fmt: skip
     losses = values["loss_type"]
     name = losses if isinstance(losses, str) else losses[0] if len(losses) == 1 else str(losses)
     objective: dict[str, Any] = {"name": "ipo" if name == "ipo" else "dpo"}
     if name not in _TABLES["preferences"]:
-        draft.refuse(f"the loss {name} of preferences: see docs/preferences.md", "loss_type")
+        draft.refuse(f"the preference loss {name}; docs/preferences.md lists the supported losses", "loss_type")  # fmt: skip
     objective |= _TABLES["preferences"].get(name, {})
     names = {"beta": "beta"} if name == "ipo" else _TABLES["dpo"]
     objective |= {ours: values[theirs] for theirs, ours in names.items() if values.get(theirs)}
     if name == "robust":
         objective["robust"] = True
     draft.put("actor.objective", objective, "loss_type", *names)
-    draft.idle(f"the loss {name} does not read it, or it is 0", *_TABLES["dpo"])
+    draft.idle(f"the loss {name} does not use the field, or the field is 0", *_TABLES["dpo"])
     if isinstance(model := values.get("trainer.ref_model"), str):
         draft.put("ref.path", model, "trainer.ref_model")
     elif model is not None:
@@ -249,7 +247,7 @@ def _loop(draft: Draft, values: dict[str, Any], updates: int) -> None:
         draft.put("trainer.save_every", steps("save_steps"), "save_steps", "save_strategy", why=why)
     if values["eval_strategy"] == "steps" and values["eval_steps"]:
         draft.put("trainer.validate_every", steps("eval_steps"), "eval_steps", "eval_strategy", why=why)  # fmt: skip
-    draft.idle("checkpoints and validation are at the end", "save_steps", "save_strategy", "eval_steps", "eval_strategy", "max_steps")  # fmt: skip
+    draft.idle("Dovetail saves and validates at the end of the run", "save_steps", "save_strategy", "eval_steps", "eval_strategy", "max_steps")  # fmt: skip
     if values.get("output_dir"):
         draft.put("output_dir", str(values["output_dir"]), "output_dir", why="the run directory is output_dir/project/experiment")  # fmt: skip
     report = values["report_to"]
@@ -263,7 +261,7 @@ def _data(draft: Draft, values: dict[str, Any]) -> None:
         if (value := values.get(theirs)) is not None:
             said = value.source if isinstance(value, Expression) else str(value)
             name = "train.parquet" if ours == "data.train_files" else "held_out.parquet"
-            draft.put(ours, name, theirs, why=f"save {said} as Parquet or JSONL there")
+            draft.put(ours, name, theirs, why=f"save {said} under this name as Parquet or JSONL")
 
 
 def _judge_rest(draft: Draft, job: TrlJob) -> None:
@@ -271,11 +269,11 @@ def _judge_rest(draft: Draft, job: TrlJob) -> None:
         if draft.outcome_of(key) is not None:
             continue
         if key in _NEEDLESS:
-            draft.idle("the engine or the run sees to it itself", key)
+            draft.idle("the engine or the run chooses this itself", key)
         elif key in DEFAULTS[job.kind] and value == DEFAULTS[job.kind][key]:
-            draft.idle("it is TRL's own value", key)
+            draft.idle("the value is TRL's default", key)
         else:
             near = nearest(key, [*DEFAULTS[job.kind], *_NEEDLESS])
-            why = "Dovetail has nothing for it" if key in DEFAULTS[job.kind] else "no field of TRL's that is known here"  # fmt: skip
+            why = "Dovetail has no equivalent" if key in DEFAULTS[job.kind] else "not a known field of TRL's configs"  # fmt: skip
             outcome = KeyOutcome.REFUSED if key in DEFAULTS[job.kind] else KeyOutcome.UNKNOWN
             draft.findings.append(KeyFinding(outcome, key, why=f"{why}; did you mean {near}?" if near and near != key else why))  # fmt: skip

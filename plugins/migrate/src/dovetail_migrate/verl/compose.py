@@ -169,7 +169,7 @@ class Composer:
             return known[name]
         near = nearest(name, known)
         raise ConfigError(
-            f"the config {name!r} is neither in {self.folder or 'the working directory'} nor one of verl {self.version}'s",
+            f"the config {name!r} was not found: it is not in {self.folder or 'the working directory'}, and verl {self.version} has no config of this name",
             hint=f"did you mean {near!r}?"
             if near
             else "name the config's folder: --config-path DIR",

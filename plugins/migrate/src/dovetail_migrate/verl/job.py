@@ -101,7 +101,7 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
         name = _config_of_program(folder, command, places)
     if name is None:
         raise ConfigError(
-            f"the config that {command.module} reads is unknown: verl {version} has no such program, and its folder was not found",
+            f"the config that {command.module} reads is unknown: verl {version} has no program {command.module}, and no source file of this program was found",
             hint="add --config-path DIR --config-name NAME to the command",
         )
     return _job(version, name, folder, command.overrides, command)
@@ -220,7 +220,7 @@ def _give(job: Job, spelled: str, value: Any, where: str) -> None:
     before = job.given.get(key)
     if before is not None and before.where == where and before.value != value:
         job.twice.append(
-            f"{spelled} is given twice: {before.value!r}, then {value!r}, which wins, as in verl"
+            f"{spelled} is given twice: {before.value!r}, then {value!r}; as in verl, the second value is used"
         )
     known = (
         key in job.defaults
@@ -260,6 +260,6 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"a value of verl's config can't be resolved: {first}",
-            hint="set the key that the value refers to",
+            f"an interpolation (${{…}}) in verl's config can't be resolved: {first}",
+            hint="set the key that the interpolation refers to",
         ) from error

@@ -34,11 +34,11 @@ def estimator(rules: Rules) -> None:
     if ours is None:
         rules.refuse(f"the estimator {name}", key)
     elif rules.sizes.n == 1 and ours in _OF_GROUPS and not rules.get("distillation.enabled"):
-        why = f"verl's {name} returns the score where a prompt has one sample"
+        why = f"verl's {name} returns the plain score if a prompt has one sample"
         rules.put(f"{_ADVANTAGE}.name", "score", key, why=why)
         ours = "score"
     else:
-        why = f"{name} is a policy loss, with GRPO's advantages" if name != ours else ""
+        why = f"{name} is a policy loss in Dovetail; its advantages are GRPO's" if name != ours else ""  # fmt: skip
         rules.put(f"{_ADVANTAGE}.name", ours, key, why="" if "vectorized" in name else why)
     if ours in ("gae", "reinforce_plus_plus"):
         rules.same("algorithm.gamma", f"{_ADVANTAGE}.gamma", float)
@@ -49,7 +49,7 @@ def estimator(rules: Rules) -> None:
     if ours == "gdpo":
         rules.same("algorithm.gdpo_reward_keys", f"{_ADVANTAGE}.components", list)
         rules.same("algorithm.gdpo_reward_weights", f"{_ADVANTAGE}.weights", list)
-    rules.idle(f"the estimator {ours} does not read it", "algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo")  # fmt: skip
+    rules.idle(f"the estimator {ours} does not use the key", "algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo")  # fmt: skip
 
 
 def loss(rules: Rules) -> None:
@@ -78,22 +78,22 @@ def _clip(rules: Rules, name: str, mode: str) -> None:
     low, high = (float(rules.get(key, plain)) for key in keys)
     if name in ("ppo_clip", "gspo", "gmpo", "clip_cov", "cispo"):
         floor = low >= 1 and name != "gmpo"
-        why = f"verl's {low:g} bounds nothing either: a ratio is above 0" if floor else ""
+        why = f"ratios are above 0, so verl's bound {low:g} never takes effect either" if floor else ""  # fmt: skip
         below = None if floor and name == "cispo" else min(low, 1.0) if floor else low
         rules.put(f"{_LOSS}.clip_low", below, keys[0], why=why)
         rules.put(f"{_LOSS}.clip_high", high, keys[1])
     elif name == "dppo":
         divergence = "total_variation" if mode == "dppo_tv" else "binary_kl"
         rules.put(f"{_LOSS}.divergence", divergence, "actor.policy_loss.loss_mode")
-        why = "" if low == high else f"one threshold for both sides; verl has {low:g} and {high:g}"
+        why = "" if low == high else f"one threshold holds for both sides; verl has {low:g} and {high:g}"  # fmt: skip
         rules.put(f"{_LOSS}.threshold", high, keys[1], why=why)
-        rules.change("weights of tokens are not truncated", "actor.clip_ratio_c")
+        rules.change("dppo does not truncate the weights of tokens", "actor.clip_ratio_c")
     if name == "ppo_clip":
         rules.same("actor.clip_ratio_c", f"{_LOSS}.dual_clip", float)
     if any(rules.get(key) is None for key in keys):
         rules.put(f"{_LOSS}.clip_high", high, "actor.clip_ratio")
-    rules.idle(f"verl reads clip_ratio_low and clip_ratio_high ({low:g}, {high:g}), and clip_ratio only where they are null", "actor.clip_ratio")  # fmt: skip
-    rules.idle(f"the loss {name} does not read it", *keys, "actor.clip_ratio_c")
+    rules.idle(f"verl reads clip_ratio_low and clip_ratio_high ({low:g}, {high:g}), and clip_ratio only if they are null", "actor.clip_ratio")  # fmt: skip
+    rules.idle(f"the loss {name} does not use the key", *keys, "actor.clip_ratio_c")
 
 
 def aggregation(rules: Rules) -> None:
@@ -102,7 +102,7 @@ def aggregation(rules: Rules) -> None:
     name = str(rules.get(key, "token-mean")).replace("-", "_")
     why = ""
     if rules.draft.values.get(f"{_LOSS}.name") == "sapo" and name != "seq_mean_token_mean":
-        name, why = "seq_mean_token_mean", "verl's sapo aggregates so, whatever loss_agg_mode says"
+        name, why = "seq_mean_token_mean", "verl's sapo aggregates this way for every loss_agg_mode"
     if name == "seq_mean_token_sum_norm":
         length = rules.get("actor.loss_scale_factor") or rules.get("data.max_response_length")
         rules.put(f"{section}.length", int(length), "actor.loss_scale_factor")
@@ -147,12 +147,12 @@ def correction(rules: Rules) -> None:
     if not (bypass or weights or rejects):
         return
     if rules.draft.values.get("rollout.name") == "trtllm":
-        rules.refuse("a correction of trtllm's samples, which come without log-probabilities", section)  # fmt: skip
+        rules.refuse("a rollout correction needs log-probabilities, which trtllm does not return", section)  # fmt: skip
     name = "bypass_ppo_clip" if bypass else "disabled"
     rules.put(f"{section}.name", name, f"{section}.bypass_mode")
     rules.put(f"{section}.mode", "bypass" if bypass else "decoupled", f"{section}.bypass_mode")
     if weights and bypass and rules.get(f"{section}.loss_type", "ppo_clip") != "reinforce":
-        why = "the clipped ratio to the rollout policy corrects: verl does not weigh beside it"
+        why = "the clipped ratio to the rollout policy is the correction; verl applies no weights besides"
         rules.idle(why, f"{section}.rollout_is")
     elif weights:
         _weights(rules, section, str(weights), bypass)
@@ -209,18 +209,18 @@ def filters(rules: Rules) -> None:
         rules.put("algorithm.sample_filters", [each], f"{theirs}.enable", f"{theirs}.metric")
         rounds, key = int(rules.get(f"{theirs}.max_num_gen_batches", 0)), f"{theirs}.max_num_gen_batches"  # fmt: skip
         ours = math.ceil(rounds * max(generation, prompts) / prompts) if rounds > 0 else 100
-        why = f"rounds of what a step lacks; verl's {rounds} are of {generation} prompts"
+        why = f"a round generates the prompts that a step still lacks; verl's {rounds} rounds generate {generation} prompts each"
         if rounds <= 0 or ours == rounds:
-            why = "" if rounds > 0 else "verl generates until the batch is full"
+            why = "" if rounds > 0 else "verl has no limit: it generates until the batch is full"
         rules.put("algorithm.max_generation_rounds", ours, key, why=why)
     if generation > prompts and not rules.get("async_training"):
-        rules.change("a step generates the prompts that it lacks, and no more", "data.gen_batch_size")  # fmt: skip
+        rules.change("a round generates only the prompts that the step still lacks", "data.gen_batch_size")  # fmt: skip
     kwargs = "reward.reward_kwargs"
     buffer = f"{kwargs}.overlong_buffer_cfg"
     if rules.get(f"{buffer}.enable"):
         longest = int(rules.get("data.max_response_length"))
         if int(rules.get(f"{kwargs}.max_resp_len", longest)) != longest:
-            why = "a penalty on long responses that counts from another length than data.max_response_length"
+            why = "an overlong penalty whose maximum length differs from data.max_response_length"
             rules.refuse(why, f"{kwargs}.max_resp_len")
         section = "algorithm.overlong_penalty"
         rules.put(f"{section}.buffer", int(rules.get(f"{buffer}.len")), f"{buffer}.len", f"{buffer}.enable")  # fmt: skip

@@ -25,7 +25,7 @@ def foreign_program(job: Job) -> str | None:
     if "reward_queue" in module:
         return None  # verl's asynchronous program; Dovetail always scores samples while others are generated
     if module and (set(module.split(".")) & _OWN_LOOPS or module.rpartition(".")[2] not in _PLAIN):
-        return f"{module} trains by code of its own; --partial writes what its keys say alone"
+        return f"{module} has its own training loop, which can't be imported; with --partial, only its keys are imported"
     return None
 
 
@@ -100,7 +100,7 @@ def self_play(rules: Rules) -> None:
         return
     for key in [key for key in values if key.startswith(_OF_POLICIES)]:
         del values[key]
-    rules.idle("the objective of preferences takes the policy loss's place", "algorithm.adv_estimator")  # fmt: skip
+    rules.idle("a preference objective replaces the policy loss", "algorithm.adv_estimator")  # fmt: skip
     if "spin" in program:
         beta = float(rules.get("actor.dpo_beta", 0.1))
         rules.put("actor.objective", {"name": "dpo", "beta": beta}, "actor.dpo_beta")
@@ -110,11 +110,11 @@ def self_play(rules: Rules) -> None:
     else:
         eta = float(rules.get("actor.sppo_eta", 1.0))
         rules.put("actor.objective", {"name": "sppo", "eta": eta}, "actor.sppo_eta")
-        why = "win rates within a prompt's samples; verl's recipe has scores less their soft mean over the batch"
+        why = "win rates among a prompt's samples; verl's recipe subtracts the scores' soft mean over the batch"
         rules.put("algorithm.advantage.name", "win_rate", "algorithm.adv_estimator", why=why)
-        rules.idle("it is actor.sppo_eta", "algorithm.sppo_eta")
+        rules.idle("actor.sppo_eta is used instead", "algorithm.sppo_eta")
         if rules.sizes.n == 1:
-            rules.refuse("win rates of one sample: give rollout.n of 2 or more", "rollout.n")
+            rules.refuse("win rates of a single sample; set rollout.n to 2 or more", "rollout.n")
 
 
 def _prime(rules: Rules) -> None:
@@ -122,7 +122,7 @@ def _prime(rules: Rules) -> None:
     path = rules.get("reward.reward_model.model_path") or rules.get(f"{model}.path")
     for key in [key for key in values if key.startswith(("algorithm.advantage", "reward.manager"))]:  # fmt: skip
         del values[key]
-    rules.put("algorithm.advantage.name", "prime", "algorithm.adv_estimator", why="PRIME's estimator, of process rewards and outcomes")  # fmt: skip
+    rules.put("algorithm.advantage.name", "prime", "algorithm.adv_estimator", why="PRIME's estimator, which combines process rewards and outcome rewards")  # fmt: skip
     rules.same("algorithm.gamma", "algorithm.advantage.gamma", float)
     beta = float(rules.get(f"{model}.beta_train", 0.05))
     rules.put("roles.prm.objective", {"name": "implicit_prm", "beta": beta}, f"{model}.beta_train", f"{model}.loss_type")  # fmt: skip
@@ -138,5 +138,5 @@ def _prime(rules: Rules) -> None:
         each = {"name": "score_range", **bounds}
         rules.put("algorithm.sample_filters", [each], "data.filter_accuracy", "data.accuracy_lower_bound", "data.accuracy_upper_bound")  # fmt: skip
         rounds = int(float(rules.get("data.oversample_factor", 1)))
-        rules.put("algorithm.max_generation_rounds", rounds, "data.oversample_factor", why="rounds of what a step lacks; verl generates so many times the prompts at once")  # fmt: skip
-    rules.idle("the process reward model is scored once before its update", "reward_model", "reward.reward_model.enable")  # fmt: skip
+        rules.put("algorithm.max_generation_rounds", rounds, "data.oversample_factor", why="a round generates the prompts that a step still lacks; verl generates this multiple of the prompts at once")  # fmt: skip
+    rules.idle("the process reward model scores the samples once, before its update", "reward_model", "reward.reward_model.enable")  # fmt: skip

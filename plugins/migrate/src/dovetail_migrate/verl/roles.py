@@ -20,12 +20,12 @@ def engine(rules: Rules) -> None:
     """Translate the actor's engine, parallel layout and token budget."""
     strategy = _strategy(rules)
     name = "megatron" if strategy == "megatron" else "fsdp2"
-    why = f"{strategy} is not here; fsdp2 trains the same sharded over all ranks" if strategy in _OTHER_ENGINES else ""  # fmt: skip
+    why = f"Dovetail has no engine {strategy}; fsdp2 trains the same with parameters sharded over all ranks" if strategy in _OTHER_ENGINES else ""  # fmt: skip
     keys = ["engine@"] if rules.job.finetunes else ["actor.strategy", "model_engine@"]
     rules.put("actor.engine.name", name, *keys, why=why)
     others = (None, strategy, "fsdp", "fsdp2")
     if rules.given("critic.strategy") and rules.trains_critic and rules.get("critic.strategy") not in others:  # fmt: skip
-        rules.refuse("two engines at once: the critic is trained by another engine than the actor", "critic.strategy")  # fmt: skip
+        rules.refuse("two engines in one run: the critic's engine differs from the actor's", "critic.strategy")  # fmt: skip
     shared = _megatron(rules) if name == "megatron" else _fsdp(rules)
     _checkpointing(rules, name)
     if not rules.job.finetunes:
@@ -63,19 +63,19 @@ def _megatron(rules: Rules) -> int:
         # Experts are divided over data-parallel ranks, and can't be combined with pipeline stages.
         pp, ep = 1, fitting(ep, rules.sizes.gpus // (tp * cp), experts)
     for name, size, verls in zip(names, (tp, pp, cp, ep), wanted, strict=True):
-        why = f"proposed: verl's {verls} does not fit here beside the others, or the model" if size != verls else ""  # fmt: skip
+        why = f"proposed: verl's {verls} can't be combined with the other sizes or with the model's shape" if size != verls else ""  # fmt: skip
         ours = f"actor.engine.{name.removesuffix('_model')}_parallel_size"
         rules.put(ours, size, f"{section}.{name}_parallel_size", why=why)
     if not rules.get(f"{section}.sequence_parallel", True) and ep == 1:
         rules.put("actor.engine.sequence_parallel", False, f"{section}.sequence_parallel")
-    rules.idle("the engine sees to it itself", f"{section}.sequence_parallel", f"{section}.expert_tensor_parallel_size")  # fmt: skip
+    rules.idle("the engine chooses this itself", f"{section}.sequence_parallel", f"{section}.expert_tensor_parallel_size")  # fmt: skip
     if (rules.get(f"{section}.expert_tensor_parallel_size") or 1) > 1 and ep > 1:
-        rules.change("experts are whole, spread by expert_parallel_size", f"{section}.expert_tensor_parallel_size")  # fmt: skip
+        rules.change("experts are distributed by expert_parallel_size, and single experts are not divided", f"{section}.expert_tensor_parallel_size")  # fmt: skip
     transformer = f"{section}.override_transformer_config"
     for given in rules.job.below(rules.full(transformer)):
         if given.key.endswith("_loss_coeff") or "load_balancing" in given.key:
             of_use = isinstance(given.value, float) and given.value
-            (rules.draft.change if of_use else rules.draft.idle)("routers have no loss of their own here", given.key)  # fmt: skip
+            (rules.draft.change if of_use else rules.draft.idle)("Dovetail has no auxiliary loss for routers", given.key)  # fmt: skip
     if pp == wanted[1]:
         rules.same(f"{transformer}.num_layers_in_last_pipeline_stage", "actor.engine.last_stage_layers", int)  # fmt: skip
     return cp
@@ -86,7 +86,7 @@ def _fsdp(rules: Rules) -> int:
     parts = ("actor.ulysses_sequence_parallel_size", f"{section}.ulysses_sequence_parallel_size", f"{section}.ulysses_parallel_size", f"{section}.cp_size")  # fmt: skip
     wanted, heads = max(int(rules.get(key, 1)) for key in parts), rules.shape[0]
     size = fitting(wanted, rules.sizes.gpus, heads)
-    why = f"proposed: what divides {rules.sizes.gpus} accelerators{f' and {heads} heads' * (heads > 0)}; verl has {wanted}"
+    why = f"proposed: the largest divisor of verl's {wanted} that divides {rules.sizes.gpus} accelerators{f' and {heads} heads' * (heads > 0)}"
     rules.put("actor.engine.sequence_parallel_size", size, *parts, why=why if size != wanted else "")  # fmt: skip
     shard = int(rules.get(f"{section}.fsdp_size", -1))
     if 0 < shard < rules.sizes.gpus:
@@ -99,7 +99,7 @@ def _fsdp(rules: Rules) -> int:
     if str(rules.get(f"{section}.dtype", "bfloat16")) in ("float16", "fp16"):
         rules.refuse("float16 training", f"{section}.dtype")
     if rules.get(f"{section}.model_dtype") in ("bfloat16", "bf16"):
-        rules.change("master weights are float32 here; verl keeps them in bfloat16", f"{section}.model_dtype")  # fmt: skip
+        rules.change("master weights are float32 in Dovetail; verl keeps them in bfloat16", f"{section}.model_dtype")  # fmt: skip
     return size
 
 
@@ -112,7 +112,7 @@ def _checkpointing(rules: Rules, name: str) -> None:
         rules.put("actor.engine.gradient_checkpointing", False, key)
     else:
         rules.same("model.enable_activation_offload", "actor.engine.offload_activations", on)
-    rules.idle("activations are computed again in as few layers as memory allows", key, "model.enable_activation_offload")  # fmt: skip
+    rules.idle("Dovetail recomputes activations in as few layers as memory allows", key, "model.enable_activation_offload")  # fmt: skip
 
 
 def _offload(rules: Rules) -> None:
@@ -120,7 +120,7 @@ def _offload(rules: Rules) -> None:
         keys = [f"{_section(rules, role)}.{part}_offload" for part in ("param", "optimizer", "grad")]  # fmt: skip
         if any(rules.get(key) for key in keys) and (role != "critic" or rules.trains_critic):
             alone = not rules.get(keys[0]) and role != "ref"
-            rules.put(f"{role}.offload", True, *keys, why="parameters leave with it" if alone else "")  # fmt: skip
+            rules.put(f"{role}.offload", True, *keys, why="Dovetail offloads the parameters too" if alone else "")  # fmt: skip
         rules.idle("nothing is offloaded", *keys)
 
 
@@ -151,7 +151,7 @@ def _adapter(rules: Rules, directory: Path) -> None:
         if saved.get(theirs):
             rules.put(f"actor.engine.lora.{ours}", saved[theirs])
     if not saved:
-        why = "set rank, alpha and target_modules as its adapter_config.json has them, which is not here"
+        why = "its adapter_config.json was not found; set rank, alpha and target_modules to the values there"
     rules.put("actor.engine.lora.adapter_path", str(directory), "model.lora_adapter_path", why=why)
 
 
@@ -172,9 +172,9 @@ def _budget(rules: Rules, shared: int) -> None:
         key, why = micro, f"in tokens: {rules.get(micro)} samples of up to {longest}"
         budget = max(int(rules.get(micro) or 1) * longest, 16384)
     if budget < longest:
-        budget, why = longest, f"at least one whole sample; verl has {budget}"
+        budget, why = longest, f"raised to the tokens of one whole sample; verl has {budget}"
     rules.put("actor.max_tokens_per_micro_batch", budget, key, why=why)
-    rules.idle("micro-batches are cut by tokens", limit, micro)
+    rules.idle("micro-batches are limited by tokens", limit, micro)
     if not rules.job.finetunes and rules.get("ref.log_prob_use_dynamic_bsz"):
         ref = int(rules.get("ref.log_prob_max_token_len_per_gpu", 0)) * shared
         if ref > budget:
@@ -203,7 +203,7 @@ def optimizer(rules: Rules, section: str, ours: str, updates: int) -> None:
     if rules.job.version == "0.8.0" and rules.given(other) and not rules.given(clip):
         clip, other = other, clip
     rules.same(clip, f"{ours}.grad_clip", float)
-    rules.idle(f"verl {rules.job.version} clips by {clip.rpartition('.')[2]}", other)
+    rules.idle(f"verl {rules.job.version} uses {clip.rpartition('.')[2]} instead", other)
     _schedule(rules, section, ours, updates)
 
 
@@ -217,21 +217,21 @@ def _schedule(rules: Rules, section: str, ours: str, updates: int) -> None:
         rules.refuse(f"the schedule {kind}", key)
     lr, least = float(rules.get(f"{section}.lr", 1e-6)), float(rules.get(f"{section}.min_lr", 0) or 0)  # fmt: skip
     if kind != "constant" and least and lr:
-        rules.put(f"{ours}.optim.min_lr_ratio", least / lr, f"{section}.min_lr", why=f"as a share of the peak: {least:g} of {lr:g}")  # fmt: skip
+        rules.put(f"{ours}.optim.min_lr_ratio", least / lr, f"{section}.min_lr", why=f"as a fraction of the peak learning rate: {least:g} of {lr:g}")  # fmt: skip
     elif kind != "constant":
         rules.same(f"{section}.min_lr_ratio", f"{ours}.optim.min_lr_ratio", float)
-    rules.idle("a constant schedule does not fall", f"{section}.min_lr_ratio", f"{section}.min_lr")
+    rules.idle("a constant schedule has no minimum", f"{section}.min_lr_ratio", f"{section}.min_lr")
     count, ratio = f"{section}.lr_warmup_steps", f"{section}.lr_warmup_steps_ratio"
     warmup, share = int(rules.get(count) or -1), float(rules.get(ratio) or 0)
     if warmup > 0:
         why = f"in optimizer steps: verl's {warmup} steps have {updates} updates each" if updates > 1 else ""  # fmt: skip
         rules.put(f"{ours}.optim.warmup_steps", warmup * updates, count, why=why)
     elif share > 0 and rules.steps is None:
-        rules.refuse("a warm-up as a share of the run, whose steps are not known here: give --rows, the rows of the training files", ratio)  # fmt: skip
+        rules.refuse("a warm-up as a fraction of the run, whose number of steps is unknown; set --rows to the number of rows in the training files", ratio)  # fmt: skip
     elif share > 0:
         steps = int(share * rules.steps) * updates  # type: ignore[operator]
         rules.put(f"{ours}.optim.warmup_steps", steps, ratio, why=f"in optimizer steps: {share:g} of {rules.steps} steps of {updates} updates")  # fmt: skip
-    rules.idle("it has no effect beside the other, or is 0", count, ratio)
+    rules.idle("the other key of the warm-up takes precedence, or the value is 0", count, ratio)
 
 
 def _numbers(value: Any) -> list[float]:
@@ -245,7 +245,7 @@ def critic(rules: Rules) -> None:
     if not rules.trains_critic:
         return
     if rules.get("algorithm.adv_estimator") != "gae":
-        rules.refuse("a critic beside an estimator that requires no values", "critic.enable")
+        rules.refuse("a critic together with an estimator that requires no values", "critic.enable")
     if rules.given("critic.model.path") and rules.get("critic.model.path") != rules.get("model.path"):  # fmt: skip
         rules.same("critic.model.path", "critic.path")
     sizes = rules.sizes

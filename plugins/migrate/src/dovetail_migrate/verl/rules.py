@@ -149,7 +149,7 @@ def apply_tables(rules: Rules) -> None:
         name = given.key.rpartition(".")[2]
         dropout = name.endswith(("dropout", "pdrop")) and given.value == 0
         if given.value in ({}, None) or dropout or ".moe_config." in given.key or name == "num_nextn_predict_layers":  # fmt: skip
-            rules.draft.idle("models are trained as they are, without dropout or layers of multi-token prediction", given.key)  # fmt: skip
+            rules.draft.idle("Dovetail trains without dropout and without layers of multi-token prediction", given.key)  # fmt: skip
         elif name == "attn_implementation":
             rules.draft.put("model.attn_implementation", given.value, given.key)
         else:
@@ -161,7 +161,7 @@ def apply_tables(rules: Rules) -> None:
         rules.put(f"data.chat_template_args.{key}", value, f"data.apply_chat_template_kwargs.{key}")
     if (path := rules.get("data.custom_cls.path")) is not None:
         rules.put("data.source.name", "verl")
-        rules.put("data.source.file", path, "data.custom_cls.path", why="a class written for verl is read by the package dovetail-verl-shim")  # fmt: skip
+        rules.put("data.source.file", path, "data.custom_cls.path", why="the package dovetail-verl-shim loads classes that were written for verl")  # fmt: skip
         rules.put("data.source.class_name", rules.get("data.custom_cls.name"), "data.custom_cls.name")  # fmt: skip
 
 

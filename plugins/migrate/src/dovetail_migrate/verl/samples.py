@@ -12,7 +12,7 @@ def data(rules: Rules) -> None:
     ours = "error" if cut == "error" else f"truncate_{cut}"
     if rules.get(filters):
         rules.put("data.overlong_prompts", "filter", filters)
-        rules.idle("longer prompts are left out before", "data.truncation")
+        rules.idle("prompts that are too long are filtered out before", "data.truncation")
     else:
         rules.put("data.overlong_prompts", ours, "data.truncation", filters)
     if not rules.get("data.shuffle", True):
@@ -26,20 +26,20 @@ def reward(rules: Rules) -> None:
     if manager in table("managers"):
         rules.put("reward.manager.name", table("managers")[manager], key)
     else:
-        rules.refuse(f"the reward manager {manager}: write one for kind reward_manager", key)
+        rules.refuse(f"the reward manager {manager}; write a plugin of kind reward_manager", key)
     file = rules.get(f"{function}.path")
     if file is not None:
         if str(file).startswith("pkg://"):
-            rules.refuse("a reward function of an installed package: name its file", f"{function}.path")  # fmt: skip
+            rules.refuse("a reward function of an installed package; set the path of its file", f"{function}.path")  # fmt: skip
         rules.same(f"{function}.path", "reward.function.path")
         rules.put("reward.function.attribute", str(rules.get(f"{function}.name") or "compute_score"), f"{function}.name")  # fmt: skip
     enable, path = "reward.reward_model.enable", "reward.reward_model.model_path"
     if not rules.get(enable):
         return
     if file is not None or rules.get(path) is None:
-        rules.refuse("a reward model that a function asks by verl's router: use the manager judge with its url", enable, path)  # fmt: skip
+        rules.refuse("a reward model that a reward function calls through verl's router; use reward.manager=judge with the model's URL", enable, path)  # fmt: skip
         return
-    why = "it runs in this process, by transformers; verl serves it"
+    why = "Dovetail runs the reward model with transformers, without a server; verl serves it"
     rules.put("reward.manager.name", "reward_model", enable, why=why)
     rules.same(path, "reward.manager.model")
 
@@ -48,9 +48,9 @@ def rollout(rules: Rules) -> None:
     """Translate the settings of generation."""
     name, why = str(rules.get("rollout.name", "???")), ""
     if name == "???":
-        name, why = "vllm", f"verl {rules.job.version} wants it given"
+        name, why = "vllm", f"assumed, since the key, which verl {rules.job.version} requires, is absent"  # fmt: skip
     elif name not in table("engines"):
-        rules.refuse(f"the rollout engine {name}; there are {', '.join(table('engines'))}", "rollout.name")  # fmt: skip
+        rules.refuse(f"the rollout engine {name}; supported are {', '.join(table('engines'))}", "rollout.name")  # fmt: skip
         name = "vllm"
     rules.put("rollout.name", name, "rollout.name", why=why)
     if str(rules.get("rollout.dtype", "bfloat16")) in ("float16", "half"):
@@ -71,13 +71,13 @@ def _engine(rules: Rules, name: str) -> None:
         key = f"rollout.{theirs}"
         if ours in table("engines")[name] and (rules.given(key) or ours == "gpu_memory_utilization"):  # fmt: skip
             rules.same(key, f"rollout.{ours}", lambda value: value)
-        rules.idle(f"left to {name}", key)
+        rules.idle(f"{name} chooses this itself", key)
     batched, chunked = "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill"
     if name == "vllm" and rules.given(batched):
         rules.same(batched, "rollout.engine_args.max_num_batched_tokens", int)
     if name == "vllm" and rules.get(chunked) is False:
         rules.put("rollout.engine_args.enable_chunked_prefill", False, chunked)
-    rules.idle(f"left to {name}", batched, chunked)
+    rules.idle(f"{name} chooses this itself", batched, chunked)
     above = rules.full("rollout.engine_kwargs")
     for given in rules.job.below(above):
         of, _, argument = given.key.removeprefix(f"{above}.").partition(".")
@@ -85,7 +85,7 @@ def _engine(rules: Rules, name: str) -> None:
             ours = f"rollout.engine_args.{argument.replace('-', '_')}"
             rules.draft.put(ours, given.value, given.key)
         else:
-            rules.draft.idle(f"of {of}, or empty", given.key)
+            rules.draft.idle(f"a setting of {of}, which is not used, or an empty setting", given.key)  # fmt: skip
 
 
 def _parallel(rules: Rules, name: str) -> None:
@@ -97,18 +97,18 @@ def _parallel(rules: Rules, name: str) -> None:
     heads = rules.shape[0]
     ranks = fitting(tp, gpus, heads)
     if "tensor_parallel_size" in takes:
-        why = f"proposed: what divides a machine's {gpus} accelerators{f' and {heads} heads' * (heads > 0)}; verl has {tp}"
+        why = f"proposed: the largest divisor of verl's {tp} that divides a machine's {gpus} accelerators{f' and {heads} heads' * (heads > 0)}"
         rules.put("rollout.tensor_parallel_size", ranks, keys[0], why="" if ranks == tp else why)
     if pp > 1 and "pipeline_parallel_size" in takes:
         rules.put("rollout.pipeline_parallel_size", pp, keys[1])
-    why = f"over a replica's {ranks} accelerators; verl has {ep}" if ep > ranks else ""
+    why = f"at most a replica's {ranks} accelerators; verl has {ep}" if ep > ranks else ""
     if ep > 1 and "expert_parallel_size" in takes:
         rules.put("rollout.expert_parallel_size", min(ep, ranks), keys[2], why=why)
     elif ep > 1 and name == "vllm":
         rules.put("rollout.engine_args.enable_expert_parallel", True, keys[2], why=why)
     if dp > 1:
-        rules.change("replicas are apart: as many as fit into the rollout's pool", keys[3])
-    rules.idle(f"{name} has nothing to divide", *keys)
+        rules.change("replicas are independent; as many run as fit into the rollout's pool", keys[3])  # fmt: skip
+    rules.idle(f"the size is 1, or {name} has no such setting", *keys)
 
 
 def _validation(rules: Rules) -> None:
@@ -129,25 +129,25 @@ def _episodes(rules: Rules) -> None:
     if not rules.get(f"{turns}.enable") and loop == "single_turn_agent":
         return
     if loop not in ("single_turn_agent", "tool_agent"):
-        rules.refuse(f"the agent loop {loop}: write one for kind agent_loop", "rollout.agent.default_agent_loop")  # fmt: skip
+        rules.refuse(f"the agent loop {loop}; write a plugin of kind agent_loop", "rollout.agent.default_agent_loop")  # fmt: skip
     rules.put(f"{section}.name", "tool_agent", f"{turns}.enable", "rollout.agent.default_agent_loop")  # fmt: skip
     parser = str(rules.get(f"{turns}.format", "hermes"))
     if parser in table("parsers"):
         rules.put(f"{section}.parser", table("parsers")[parser], f"{turns}.format")
     else:
-        rules.refuse(f"the form of calls {parser}", f"{turns}.format")
+        rules.refuse(f"the format {parser} of tool calls", f"{turns}.format")
     most, users = (rules.get(f"{turns}.max_{who}_turns") for who in ("assistant", "user"))
     rules.same(f"{turns}.max_assistant_turns", f"{section}.max_turns", int)
     if users is not None and (most is None or int(users) < int(most)):
-        why = f"after {users} results comes one more turn"
+        why = f"the policy has one more turn after {users} turns of tool results"
         rules.put(f"{section}.max_turns", int(users) + 1, f"{turns}.max_user_turns", why=why)
     if (file := rules.get(f"{turns}.tool_config_path")) is not None:
         tools = [{"name": "verl", "tools_config": str(file)}]
         rules.put(f"{section}.tools", tools, f"{turns}.tool_config_path")
     if rules.get(f"{turns}.function_tool_path") is not None:
-        rules.refuse("functions of a file as tools: name each in rollout.agent_loop.tools", f"{turns}.function_tool_path")  # fmt: skip
+        rules.refuse("a file of functions as tools; list each function in rollout.agent_loop.tools", f"{turns}.function_tool_path")  # fmt: skip
     if rules.given(f"{turns}.tool_server"):
-        rules.refuse("a tool server: the tool mcp takes its url", f"{turns}.tool_server")
+        rules.refuse("a tool server; set its URL in the tool mcp", f"{turns}.tool_server")
     rules.same(f"{turns}.max_parallel_calls", f"{section}.max_calls_per_turn", int)
     rules.same(f"{turns}.tool_response_truncate_side", f"{section}.observation_cut")
     length = f"{turns}.max_tool_response_length"

@@ -38,15 +38,15 @@ def batches(rules: Rules) -> None:
     key, prompts = "actor.ppo_mini_batch_size", rules.sizes.prompts
     given = int(rules.get(key, 256))
     if rules.get("async_training"):
-        why = f"require_batches × ppo_mini_batch_size = {prompts}, as verl's program takes"
+        why = f"require_batches × ppo_mini_batch_size = {prompts}, as in verl's program"
         rules.put("data.train_batch_size", prompts, "data.train_batch_size", why=why)
-        rules.idle("it is in data.train_batch_size", "async_training.require_batches")
+        rules.idle("it is a factor of data.train_batch_size", "async_training.require_batches")
     else:
         rules.put("data.train_batch_size", prompts, "data.train_batch_size")
     if given > prompts:
-        rules.draft.problems.append(f"verl refuses this job: {rules.full(key)} = {given} is above data.train_batch_size = {prompts}")  # fmt: skip
+        rules.draft.problems.append(f"verl would refuse this job: {rules.full(key)} = {given} is above data.train_batch_size = {prompts}")  # fmt: skip
     elif prompts % given:
-        rules.refuse(f"mini-batches that do not divide a step: {given} of {prompts} prompts", key)
+        rules.refuse(f"mini-batches of {given} prompts do not divide a step of {prompts} prompts", key)  # fmt: skip
     rules.put("actor.mini_batch_size", None if given >= prompts else given, key)
 
 
@@ -56,21 +56,21 @@ def trainer(rules: Rules) -> None:
     for theirs, ours in (("save_freq", "save_every"), ("test_freq", "validate_every")):
         text = str(rules.get(f"trainer.{theirs}", -1))
         every = max(int(text), 0) if text.lstrip("-").isdigit() else 0
-        why = f"in steps: verl counts publications of {period} steps" if period > 1 and every else ""  # fmt: skip
+        why = f"in steps: verl counts weight updates, one every {period} steps" if period > 1 and every else ""  # fmt: skip
         rules.put(f"trainer.{ours}", every * period, f"trainer.{theirs}", why=why)
     if not rules.job.finetunes:
         tests = int(rules.draft.values["trainer.validate_every"]) > 0
         rules.put("trainer.validate_after", tests, "trainer.test_freq")
     if rules.get("trainer.val_only"):
-        rules.refuse("validation alone is not training: dovetail eval CONFIG", "trainer.val_only")
+        rules.refuse("a run that only validates; use dovetail eval CONFIG", "trainer.val_only")
     resume = str(rules.get("trainer.resume_mode", "auto"))
     if resume == "resume_path":
-        rules.refuse("a run that goes on from verl's checkpoint: export it with dovetail export, and begin from it", "trainer.resume_mode")  # fmt: skip
+        rules.refuse("a run that resumes from verl's checkpoint; convert it with dovetail export, and set model.path to the result", "trainer.resume_mode")  # fmt: skip
     elif resume == "disable":
-        why = "a run directory that holds a run is refused, not overwritten"
+        why = "if the run directory already contains a run, Dovetail refuses to start and overwrites nothing"
         rules.put("trainer.resume", "never", "trainer.resume_mode", why=why)
     if rules.get("trainer.rollout_data_dir") is not None:
-        why = "all are written, to the run directory's samples/"
+        why = "all samples are written to samples/ in the run directory"
         rules.put("trainer.samples_per_step", -1, "trainer.rollout_data_dir", why=why)
     if rules.given("trainer.default_local_dir"):
         why = "the run directory is output_dir/project/experiment"
@@ -82,7 +82,7 @@ def _tracking(rules: Rules) -> None:
     given, known = rules.get("trainer.logger", ["console"]), table("trackers")
     loggers = [given] if isinstance(given, str) else list(given)
     if missing := [name for name in loggers if name not in known]:
-        rules.change(f"there is no tracker {', '.join(missing)}: it is left out", "trainer.logger")
+        rules.change(f"there is no tracker {', '.join(missing)}; it is left out", "trainer.logger")
     ours = [known[name] for name in loggers if name in known]
     rules.put("tracking", list(dict.fromkeys([*ours, "jsonl"])), "trainer.logger")
 
@@ -158,7 +158,7 @@ def _fully(rules: Rules) -> None:
     every = int(rules.get(f"{section}.trigger_parameter_sync_step", 4))
     rules.put("trainer.sync_every", every, f"{section}.trigger_parameter_sync_step")
     share = float(rules.get(f"{section}.staleness_threshold", 0.1))
-    why = f"in versions; {share:g} of a version's prompts are over_sampling"
+    why = f"in weight versions, rounded up; trainer.over_sampling follows from {share:g}"
     whole = share == math.ceil(share)
     rules.put("trainer.max_staleness", math.ceil(share), f"{section}.staleness_threshold", why="" if whole else why)  # fmt: skip
     if not whole:

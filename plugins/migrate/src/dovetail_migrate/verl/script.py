@@ -110,10 +110,10 @@ cat /box/tmp/record
 """
 _BESIDE = frozenset({".sh", ".env", ".yaml", ".yml", ".json", ".jsonl", ".txt", ".conf", ".cfg", ".toml", ".bash"})  # fmt: skip
 _MOST_BYTES = 1 << 18
-WHAT_IT_MAY_DO = """The script {script} runs confined, to find the commands that it would start:
-  it sees the system's programs, itself and the small text files beside it; no network, no other files of yours
-  it may write to a throw-away folder in memory alone, for at most {seconds:.0f} s
-  python, torchrun, ray, uv, pip, wget and {more} other programs are stand-ins: their arguments are taken down, and nothing is started"""
+WHAT_IT_MAY_DO = """The script {script} runs in a sandbox, to find the commands that it would start:
+  it can read the system's programs, itself and the small text files in its folder; it has no network and no other files of yours
+  it can write only to a temporary folder in memory, and runs for at most {seconds:.0f} s of CPU time
+  python, torchrun, ray, uv, pip, wget and {more} other programs are stand-ins, which record their arguments and start nothing"""
 
 
 @attrs.frozen
@@ -178,8 +178,8 @@ def run_script(
             )
     except SandboxError as error:
         raise ConfigError(
-            f"{script} can't be run confined on this machine: {error.message}",
-            hint="print the command (put echo before python3 in the script) and import its words: dovetail import verl --arguments-only -- WORDS",
+            f"{script} can't be run, since this machine can't sandbox it: {error.message}",
+            hint="let the script print its verl command (put echo before python3), and import that: dovetail import verl --arguments-only -- COMMAND",
         ) from error
     if result.verdict is ProgramVerdict.TIMEOUT:
         return ScriptRun((), None, f"it ran longer than {seconds:.0f} s")

@@ -56,13 +56,13 @@ def translate(job: Job, rows: int | None = None) -> Draft:
 def _judge_rest(job: Job, draft: Draft) -> None:
     """Add findings for the given keys that no rule has handled."""
     refused = [f for f in draft.findings if f.outcome is KeyOutcome.REFUSED and not job.is_given(f.theirs)]  # fmt: skip
-    draft.problems += [f"{f.theirs}, which is not given: {f.why}" for f in refused]
+    draft.problems += [f"{f.theirs} (verl's default, not given): {f.why}" for f in refused]
     tables = key_tables()
     for key, given in job.given.items():
         value = job.get(key)
         if missing := _found(tables["missing"], key):
             note = draft.idle if value in _OFF else draft.refuse
-            note(f"{missing} is not there{', and it is off' if value in _OFF else ''}", key)
+            note(f"not supported{', but off' if value in _OFF else ''}: {missing}", key)
         elif draft.outcome_of(key) is not None:
             continue
         elif (value is True or value not in (*_OFF, 1)) and (why := _found(tables["changed"], key)):
@@ -70,11 +70,11 @@ def _judge_rest(job: Job, draft: Draft) -> None:
         elif why := _found(tables["needless"], key):
             draft.idle(why, key)
         elif given.known and (value in _OFF or value == job.defaults.get(key)):
-            draft.idle("it is off, or verl's own value", key)
+            draft.idle("the key is off, or has verl's default value", key)
         elif given.known:
-            draft.refuse("Dovetail has nothing for it", key)
+            draft.refuse("Dovetail has no equivalent", key)
         elif version := next((v for v in VERSIONS if v != job.version and key in _keys(v)), None):
-            draft.refuse(f"verl {version} has this key, {job.version} has not", key)
+            draft.refuse(f"verl {job.version} has no such key; verl {version} has it", key)
         else:
             near = nearest(given.spelled, job.defaults)
             why = f"verl {job.version} has no such key" + (

@@ -207,8 +207,8 @@ def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
         return found[0]
     if command.config_path and command.config_path not in ("config", "./config"):
         raise ConfigError(
-            f"--config-path={command.config_path} is neither a folder in the working directory nor one beside {command.module}",
-            hint="run the import where the command would run, or give the folder's full path",
+            f"--config-path={command.config_path} was not found in the working directory or beside the source file of {command.module}",
+            hint="run the import in the folder where the command would run, or give the full path of the config folder",
         )
     return None
 

@@ -156,7 +156,7 @@ class AdvantageConformance(PluginConformance):
 
     def test_a_group_thinned_to_one_gives_zero(self) -> None:
         if not self.compares_groups():
-            pytest.skip("this estimator compares no samples of one prompt")
+            pytest.skip("the estimator does not compare the samples of a prompt")
         batch = self.columns(0, groups=3, n=4)
         thinned = batch.take(np.array([0, 4, 5, 6, 7, 8, 9]))
         np.testing.assert_array_equal(self.flat(thinned)[0], 0.0)
@@ -165,7 +165,7 @@ class AdvantageConformance(PluginConformance):
 
     def test_a_trajectory_of_two_sequences_counts_once(self) -> None:
         if not self.compares_groups():
-            pytest.skip("this estimator compares no samples of one prompt")
+            pytest.skip("the estimator does not compare the samples of a prompt")
         if self.plugin.level == "token" and "several_sequences" in self.plugin.capabilities:
             pytest.skip("two rows with the same tokens are not sequences of one trajectory")
         batch = self.columns(0, groups=3, n=4)

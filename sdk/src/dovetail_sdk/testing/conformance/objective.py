@@ -65,7 +65,7 @@ class ObjectiveCases(PluginConformance):
     @pytest.mark.parametrize("parts", [*PARTS.values(), *SINGLE.values()], ids=[*PARTS, *SINGLE])
     def test_the_cut_into_micro_batches_does_not_matter(self, parts: list[list[int]]) -> None:
         if parts in SINGLE.values() and self.goal().unit != "sample":
-            pytest.skip(f"its unit is the {self.goal().unit}")
+            pytest.skip(f"the objective's unit is the {self.goal().unit}, not the sample")
         batch = self.mini_batch(1)
         outputs = self.outputs(batch, 1)
         self.same(self.update(batch, outputs, parts=parts), self.update(batch, outputs))

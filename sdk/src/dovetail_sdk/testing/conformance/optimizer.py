@@ -180,5 +180,5 @@ class ScheduleConformance(PluginConformance):
 
     def test_a_schedule_without_an_end_is_the_same_where_the_end_is_known(self) -> None:
         if self.plugin.needs_end:
-            pytest.skip("it needs to know the last step")
+            pytest.skip("the schedule needs to know the last step")
         assert self.shares(50, needs_end=False) == self.shares(50)

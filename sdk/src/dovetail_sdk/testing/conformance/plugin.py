@@ -107,7 +107,7 @@ class PluginConformance:
     def needs(self, capability: str) -> None:
         """Skip the test if the plugin does not claim this capability."""
         if capability not in self.plugin.capabilities:
-            pytest.skip(f"it does not claim the capability {capability!r}")
+            pytest.skip(f"the plugin does not claim the capability {capability!r}")
 
     def test_name_is_a_plain_lower_case_word(self) -> None:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", self.plugin.name)

@@ -189,7 +189,7 @@ class PolicyLossConformance(ObjectiveCases):
 
     def test_the_gradient_agrees_with_finite_differences(self) -> None:
         if not self.smooth:
-            pytest.skip("a stop-gradient of this loss shows in its value (`smooth` is not set)")
+            pytest.skip("a stop-gradient invalidates finite differences (`smooth` is False)")
         batch = self.mini_batch(8)
         outputs = {n: column.astype(np.float64) for n, column in self.outputs(batch).items()}
         log_probs_T, step = outputs["log_probs"], 1e-6

@@ -40,7 +40,7 @@ class RewardFunctionConformance(PluginConformance):
         """Skip the test if the suite has no example of a right answer or of a wrong answer."""
         if not (self.right and self.wrong):
             pytest.skip(
-                "it names no examples: set `right` and `wrong` in a suite, in the package's conformance.py"
+                "the suite has no examples: set `right` and `wrong` in a suite, in the package's conformance.py"
             )
 
     def score(self, solution: str, truth: Any) -> float:

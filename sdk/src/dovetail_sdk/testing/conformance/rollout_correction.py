@@ -146,7 +146,7 @@ class RolloutCorrectionConformance(PluginConformance):
 
     def test_samples_do_not_see_their_batch_mates(self) -> None:
         if self.batch_wide:
-            pytest.skip("it normalises over the batch")
+            pytest.skip("the correction normalises over the batch")
         inputs = self.inputs(5)
         alone = [self.factors(part) for part in _samples(inputs)]
         self.assert_close(torch.cat(alone), self.factors(inputs))

@@ -99,7 +99,7 @@ class DatasetConformance(PluginConformance):
 
     def write(self, path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows to a file of this format."""
-        pytest.skip("it says no way to write its files: override `write` in a suite")
+        pytest.skip("the suite can't write files of this format: override `write` in a suite")
 
     def read(self, *paths: Path) -> list[Mapping[str, Any]]:
         """Return the rows that the plugin reads from these files."""
@@ -217,7 +217,7 @@ class TrainerConformance(PluginConformance):
     def skip_without_rollout(self) -> None:
         """Skip the test if the trainer's runs generate nothing."""
         if self.plugin.examples(self.make_config()) != "prompts":
-            pytest.skip("its runs have no rollout")
+            pytest.skip("the trainer's runs have no rollout")
 
     def test_it_takes_every_step_in_order(self) -> None:
         run = self.trained()
@@ -242,7 +242,7 @@ class TrainerConformance(PluginConformance):
     def test_weights_are_published_after_each_learn(self) -> None:
         self.skip_without_rollout()
         if self.plugin.max_staleness(self.make_config()):
-            pytest.skip("its rollout may hold older weights")
+            pytest.skip("the rollout may have older weights (max_staleness > 0)")
         order = ("collect", "learn", "publish_weights")
         calls = [call for call in self.trained().calls if call in order]
         following = [calls[at + 1 : at + 2] for at, call in enumerate(calls) if call == "learn"]
@@ -250,7 +250,7 @@ class TrainerConformance(PluginConformance):
 
     def test_the_run_is_saved_at_its_end(self) -> None:
         if not self.make_config().save_last:
-            pytest.skip("its config has save_last: false")
+            pytest.skip("the config has save_last: false")
         assert self.steps in self.trained().saved
 
     def test_it_validates_when_its_config_says(self) -> None:

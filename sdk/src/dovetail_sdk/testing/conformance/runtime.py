@@ -73,7 +73,7 @@ class RuntimeConformance(PluginConformance):
         self, runtime: Runtime, replicas: list[BaseRollout]
     ) -> None:
         if type(runtime).restart_replica is Runtime.restart_replica:
-            pytest.skip("it does not start replicas again, which came with version 1.2")
+            pytest.skip("the runtime has no restart_replica, which interface version 1.2 added")
         again = runtime.restart_replica(replicas[1])
         assert [asyncio.run(_echoed(one)) for one in (replicas[0], again)] == [
             [7, 0, 5, 6],
@@ -120,7 +120,7 @@ class DispatchModeConformance(PluginConformance):
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:
             pytest.skip(
-                f"it refuses the suite's plain arguments ({error.message}); override `arguments` in a suite"
+                f"the dispatch mode refuses the suite's arguments ({error.message}); override `arguments` in a suite"
             )
 
     def expected(self, mesh: Mesh, results: Sequence[Any]) -> Any:

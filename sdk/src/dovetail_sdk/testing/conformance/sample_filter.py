@@ -66,7 +66,7 @@ class SampleFilterConformance(PluginConformance):
             for n in required
             if known[n].owner not in ("loader", "rollout", "reward")
         }
-        assert not later, f"filters run before these are there: {later}"
+        assert not later, f"these columns do not exist yet when filters run: {later}"
 
     @pytest.mark.parametrize("seed", range(3))
     def test_one_boolean_a_sample(self, seed: int) -> None:

@@ -141,7 +141,7 @@ class StageConformance(PluginConformance):
 
     def test_a_check_writes_nothing(self) -> None:
         if self.plugin.phase != "check":
-            pytest.skip("it is of another phase")
+            pytest.skip("the stage belongs to another phase")
         assert not self.asked("provides")
         assert not self.asked("rewrites")
 
@@ -176,7 +176,7 @@ class StageConformance(PluginConformance):
     def test_what_it_provides_is_there_unless_it_skips(self) -> None:
         stage, batch = self.started(), self.columns(0)
         if stage.skips(batch, self.step(batch)):
-            pytest.skip("it skips the step")
+            pytest.skip("the stage skips this step")
         done, _ = self.run(batch, stage=stage)
         assert self.asked("provides") <= set(done.names)
 
@@ -199,17 +199,17 @@ class StageConformance(PluginConformance):
         """
         before = deepcopy(batch)
         done, _ = self.run(batch)
-        assert batch.equals(before), "it changed the batch that it was given"
+        assert batch.equals(before), "the stage changed its input batch"
         assert isinstance(done, Batch)
         added = set(done.names) - set(before.names)
-        assert added <= self.asked("provides"), f"columns that it does not provide: {sorted(added)}"
+        assert added <= self.asked("provides"), f"columns missing in `provides`: {sorted(added)}"
         if not self.plugin.changes_samples:
             assert len(done) == len(before)
             missing = set(before.names) - set(done.names)
-            assert not missing, f"columns that are gone: {sorted(missing)}"
+            assert not missing, f"the stage removed columns: {sorted(missing)}"
             changed = {n for n in before.names if not done.select([n]).equals(before.select([n]))}
             wrong = changed - self.asked("rewrites")
-            assert not wrong, f"columns that it does not rewrite: {sorted(wrong)}"
+            assert not wrong, f"changed columns missing in `rewrites`: {sorted(wrong)}"
         check_batch(done, self.known_columns())
         assert not not_finite(done)
 
@@ -218,9 +218,9 @@ class StageConformance(PluginConformance):
     @pytest.mark.parametrize("seed", range(3))
     def test_the_order_of_samples_does_not_matter(self, seed: int) -> None:
         if self.plugin.phase == "update":
-            pytest.skip("mini-batches may be cut in the order of samples")
+            pytest.skip("mini-batches may depend on the order of samples")
         if self.plugin.changes_samples:
-            pytest.skip("it returns other samples")
+            pytest.skip("the stage declares changes_samples")
         batch = self.columns(seed)
         order = np.random.default_rng(seed + 100).permutation(len(batch))
         expected, _ = self.run(batch)
@@ -243,7 +243,7 @@ class StageConformance(PluginConformance):
 
     def test_optimizer_steps_are_counted_by_role(self) -> None:
         if self.plugin.phase != "update":
-            pytest.skip("it is of another phase")
+            pytest.skip("the stage belongs to another phase")
         _, step = self.run(self.columns(0))
         assert isinstance(step.roles, Roles)
         assert {
@@ -256,9 +256,9 @@ class StageConformance(PluginConformance):
         stage.step_counted(done, step)
         for name, value in step.metrics.items():
             assert re.fullmatch(r"[a-z0-9_]+/\S+", name), (
-                f"{name!r} is not a name such as part/name"
+                f"the metric {name!r} is not of the form part/name"
             )
-            assert isinstance(value, float | int), f"{name} is a {type(value).__name__}"
+            assert isinstance(value, float | int), f"the metric {name} is a {type(value).__name__}"
             assert math.isfinite(value), f"{name} is {value}"
 
     # From step to step

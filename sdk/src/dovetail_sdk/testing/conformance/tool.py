@@ -70,12 +70,12 @@ class ToolConformance(PluginConformance):
     def needs_calls(self) -> None:
         """Skip the test if the suite names no calls."""
         if not self.calls:
-            pytest.skip("it names no calls: set `calls` in a suite")
+            pytest.skip("the suite has no calls: set `calls` in a suite")
 
     def test_its_schemas_are_valid_and_stay_the_same(self) -> None:
         async def work(tools: ToolSet) -> None:
             [tool] = tools.tools
-            assert tools.schemas, "it has no function"
+            assert tools.schemas, "the tool has no function"
             assert json.loads(json.dumps(list(tools.schemas))) == list(tool.schemas())
 
         self.use(work)
@@ -88,7 +88,7 @@ class ToolConformance(PluginConformance):
 
     def test_what_it_refuses_the_policy_is_told(self) -> None:
         if not self.refused:
-            pytest.skip("it names no calls that fail: set `refused` in a suite")
+            pytest.skip("the suite has no failing calls: set `refused` in a suite")
         for name, arguments, expected in self.refused:
             with pytest.raises(ToolError) as caught:
                 self.called(name, arguments)
@@ -130,7 +130,7 @@ class ToolConformance(PluginConformance):
 
     def test_a_hanging_call_ends_when_it_is_cancelled_and_the_tool_works_on(self) -> None:
         if self.hanging is None:
-            pytest.skip("it names no call that hangs: set `hanging` in a suite")
+            pytest.skip("the suite has no hanging call: set `hanging` in a suite")
         name, arguments = self.hanging
 
         async def work(tools: ToolSet) -> None:
@@ -167,7 +167,7 @@ class ToolParserConformance(PluginConformance):
 
     def test_examples_are_read_as_they_should(self) -> None:
         if not self.examples:
-            pytest.skip("it names no examples: set `examples` in a suite")
+            pytest.skip("the suite has no examples: set `examples` in a suite")
         for text, expected in self.examples:
             assert self.parse(text) == expected
 

@@ -100,7 +100,7 @@ class AdapterCases(RolloutSuite):
         self.needs_room(EVERY_LAYER)
         problem = self.make_config().adapter_problem(1 << 20)
         if problem is None:
-            pytest.skip("its config names no largest rank")
+            pytest.skip("the config sets no maximum rank")
         adapter = self.adapter(plain, EVERY_LAYER)
         merged = self.merged(adapter, plain)
         version = self.adapt(fresh, adapter)
@@ -135,7 +135,7 @@ class AdapterCases(RolloutSuite):
         planned = PlannedAdapter(rank=self.adapter_rank, target_modules=modules)
         why = self.make_config().unfit_adapter(planned)
         if why is not None:
-            pytest.skip(f"an adapter of {', '.join(modules)}: under this config the engine {why}")
+            pytest.skip(f"an adapter of {', '.join(modules)}: with this config, the engine {why}")
 
     def adapter(
         self,

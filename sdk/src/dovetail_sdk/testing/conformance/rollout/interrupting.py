@@ -81,7 +81,7 @@ async def interrupted(
         found = await asyncio.wait_for(running, TIMEOUT)
         if caught(found):
             return found
-    pytest.fail(f"the request was not caught in the middle in {_ATTEMPTS} attempts: {found}")
+    pytest.fail(f"no sample was interrupted in the middle in {_ATTEMPTS} attempts: {found}")
 
 
 def versions_of(completion: Completion) -> dict[int, int]:

@@ -136,7 +136,7 @@ class InterruptionCases(RolloutSuite):
         self.needs("keeps_cache")
         why = self.make_config().cache_problem()
         if why is not None:
-            pytest.skip(f"under this config the engine {why}")
+            pytest.skip(f"with this config, the engine {why}")
         models = {self.version_of(fresh): plain}
         later = self.request(LONG, n=1, max_new_tokens=4, log_probs=self.claims("logprobs"))
         afterwards: list[Completion] = []

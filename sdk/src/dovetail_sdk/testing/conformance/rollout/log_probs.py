@@ -82,8 +82,8 @@ class LogProbCases(RolloutSuite):
         not_drawn = sum(count == 1 for count in counts.values()) / DRAWS
         total = sum(said.values()) + not_drawn
         assert abs(total - 1) < 0.06, (
-            f"the tokens that were drawn, and those that were not, have a probability of {total:.2f} by `log_probs`: "
-            "they have to be those of the sampler as used, whatever it leaves out"
+            f"by `log_probs`, the probabilities of all tokens add up to {total:.2f}; expected 1: the log-probabilities must be those of "
+            "the distribution that was sampled from, after any truncation"
         )
 
     def test_raw_log_probs_ignore_the_truncation(

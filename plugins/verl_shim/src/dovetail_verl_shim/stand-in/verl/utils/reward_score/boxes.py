@@ -22,6 +22,6 @@ def remove_boxed(s: str) -> str:
     Raises:
         AssertionError: the text is not a box.
     """
-    assert s.startswith(_OPEN), f"{s!r} is not a box"
-    assert s.endswith("}"), f"{s!r} is not a box"
+    assert s.startswith(_OPEN), f"{s!r} does not start with {_OPEN}"
+    assert s.endswith("}"), f"{s!r} does not end with a closing brace"
     return s[len(_OPEN) : -1]
