@@ -67,7 +67,9 @@ class RejectionSection:
 
 @attrs.frozen(kw_only=True)
 class RolloutCorrectionConfig(PluginSection):
-    """Importance weights and token rejection. Every preset has these keys, with its own defaults."""
+    """Importance weights and token rejection, which correct for the difference between the rollout and the training policy. Every preset of
+    a rollout correction has these keys, with its own defaults.
+    """
 
     mode: Mode = "decoupled"
     """`decoupled`: three policies (rollout, old, current); `bypass`: the rollout policy is also the old one; `disabled`: no correction."""

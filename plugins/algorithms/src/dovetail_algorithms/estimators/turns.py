@@ -17,7 +17,7 @@ from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstima
 
 @attrs.frozen(eq=False)
 class PolicyTurns:
-    """The turns of every sequence, in order. A turn is a run of the policy's tokens with one number in `turn_ids`.
+    """The turns of every sequence, in order. A turn is a series of consecutive policy tokens with the same number in `turn_ids`.
 
     Attributes:
         own: the policy's tokens.

@@ -25,11 +25,12 @@ from dovetail_stages import (
 
 
 class ResponseObjective(Objective):
-    """The mean over responses of a loss of the log-ratio r to a reference policy. Samples without a policy token have no effect.
+    """Base of objectives that average a function ℓ of each response's log-ratio r to a reference policy. Samples without a policy token
+    have no effect.
 
         L = 1/N Σ_i ℓ(r_i),   r_i = Σ_t m_t log(π(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-    A subclass defines ℓ.
+    Subclasses define ℓ.
     """
 
     reference: ClassVar[str] = "ref_log_probs"

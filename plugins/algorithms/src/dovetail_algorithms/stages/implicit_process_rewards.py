@@ -62,7 +62,7 @@ class ImplicitProcessRewards(Stage):
 
     @classmethod
     def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return `response_mask`, `scores`, and `ref_log_probs` if the run's reference policy is also the process reward model's."""
+        """Return `response_mask` and `scores`, and `ref_log_probs` if the run's reference policy is the model's reference."""
         _check(config, facts)
         own = config.reference is not None or _has_adapter(config, facts)
         return frozenset({"response_mask", "scores"} | (set() if own else {RUNS_OWN}))
