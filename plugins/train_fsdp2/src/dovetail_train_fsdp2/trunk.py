@@ -30,7 +30,7 @@ ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 
 
 class Trunk:
-    """Runs a runner's model without its head, in the compute dtype."""
+    """Computes the hidden states of a runner's model, without the model's head, in the compute dtype."""
 
     def __init__(self, runner: ModelRunner) -> None:
         make_known()
