@@ -68,7 +68,9 @@ class Distill(Objective):
 
     @classmethod
     def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
-        """Return the spec as `Objective` does. If the config adds a second objective (`plus`), the spec has its unit and columns, too."""
+        """Return the spec as `Objective` does. If the config adds a second objective (`plus`), the spec also has that objective's unit and
+        columns.
+        """
         own, plus = super().spec(plugin, scalars), _plus(plugin.config)
         if plus is None:
             return own
