@@ -67,7 +67,7 @@ class SapoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class GmpoConfig(PluginSection):
-    """The geometric mean of a sequence's clipped ratios."""
+    """The loss of GMPO: the geometric mean of a sequence's clipped ratios."""
 
     clip_low: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
     """How far below 0 a token's log-ratio may fall if the advantage is negative, in nats."""

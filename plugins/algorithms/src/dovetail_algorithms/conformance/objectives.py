@@ -34,7 +34,7 @@ TestPolicy = ObjectiveConformance.of(
 
 
 class TestPolicyOfReinforce(ObjectiveConformance):
-    """The objective `policy` with REINFORCE on sequence sums."""
+    """The objective `policy` with the policy loss `reinforce`, the aggregation `seq_mean_token_sum` and a KL penalty (k2)."""
 
     plugin = PolicyObjective
     config = PolicyConfig(

@@ -112,8 +112,8 @@ def decay_over_turns(
 class TurnEstimator(TokenEstimator):
     """An estimator that compares turns within a group; all tokens of a turn have one advantage.
 
-    An episode's turns are consecutive, even if it was forked into several sequences. A group of one trajectory has advantages of 0, and a
-    metric counts such groups.
+    The turns of an episode form one series, even if the episode was forked into several sequences. A group of one trajectory has advantages
+    of 0, and a metric counts such groups.
     """
 
     capabilities = frozenset({"deterministic", "several_sequences"})

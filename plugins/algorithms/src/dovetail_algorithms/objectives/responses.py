@@ -46,7 +46,7 @@ class ResponseObjective(Objective):
     def losses(
         self, log_ratios_N: Float[Tensor, "N"], micro_batch: Batch
     ) -> tuple[Float[Tensor, "N"], Mapping[str, Tensor]]:
-        """Return the loss of each response, and values [N] by metric, whose means are the metrics."""
+        """Return the loss of each response, and, by metric name, values [N] whose mean is the metric."""
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
         own = np.array([(mini_batch["response_mask"].sum() > 0).sum()], np.float64)

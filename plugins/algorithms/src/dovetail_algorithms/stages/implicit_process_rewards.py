@@ -77,7 +77,7 @@ class ImplicitProcessRewards(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         """Add the process rewards. Metrics, prefixed by the role's name: `prm/process_reward`, the mean per token; `prm/outcome_reward`,
-        the mean sum per sample.
+        the mean over samples of the sum over their tokens.
         """
         config, outputs = self.config, {"log_probs"}
         if config.reference is None and _has_adapter(config, step.facts):
