@@ -44,7 +44,7 @@ class EndpointSection:
     serve: ServeSection | None = None
     """The servers to start, in place of `url`."""
     model: str
-    """The model's name at the server; for servers to start, the model's directory or hub id."""
+    """The model's name at the server; for servers that the run starts, the model's directory or hub id."""
     auth_env: str | None = None
     """Environment variable that holds the server's key."""
     concurrency: int = attrs.field(default=32, validator=attrs.validators.ge(1))
