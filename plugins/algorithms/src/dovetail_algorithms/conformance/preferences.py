@@ -185,7 +185,7 @@ class TestBco(LossOfRewards):
 
 
 class TestApoZero(LossOfRewards):
-    """The loss `apo_zero`, which raises the chosen and lowers the rejected response."""
+    """The loss `apo_zero`, which makes the chosen response more likely and the rejected one less likely."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_zero"}
 
@@ -194,7 +194,7 @@ class TestApoZero(LossOfRewards):
 
 
 class TestApoDown(LossOfRewards):
-    """The loss `apo_down`, which lowers both responses, the rejected one faster."""
+    """The loss `apo_down`, which makes both responses less likely, the rejected one more so."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_down"}
 
