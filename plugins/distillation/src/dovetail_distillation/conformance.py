@@ -23,7 +23,7 @@ def plain_divergence(
     name: str, tail: str, beta: float, teacher_TK: np.ndarray, student_TK: np.ndarray
 ) -> np.ndarray:
     """Return each token's divergence by its definition, float64 [T], from the teacher's and the student's log-probabilities of the
-    teacher's words, [T, K].
+    teacher's K most likely words, [T, K].
     """
 
     def whole(log_probs_TK: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ def random_log_probs(tokens: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class TestDistill(ObjectiveConformance):
-    """The objective `distill` with forward KL over the teacher's words and one bucket for all other words."""
+    """The objective `distill` with forward KL over the teacher's K most likely words and one bucket for all other words."""
 
     plugin = Distill
     config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, coef=0.7)
@@ -115,13 +115,13 @@ class TestDistillBounded(TestDistill):
 
 
 class TestDistillReverse(TestDistill):
-    """The objective `distill` with reverse KL over the teacher's words."""
+    """The objective `distill` with reverse KL over the teacher's K most likely words and one bucket for all other words."""
 
     config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, divergence="reverse_kl")
 
 
 class TestDistillJensenShannon(TestDistill):
-    """The objective `distill` with the generalised Jensen–Shannon divergence over the teacher's words alone."""
+    """The objective `distill` with the generalised Jensen–Shannon divergence over the teacher's K most likely words alone."""
 
     config: ClassVar[Any] = DistillConfig(
         name="distill", top_k=WORDS, divergence="jsd", beta=0.3, tail="renormalize"
