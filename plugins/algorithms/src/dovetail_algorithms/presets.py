@@ -17,10 +17,9 @@ class _Published(Preset):
 class PpoPreset(_Published):
     """PPO (arXiv 1707.06347) as it is used for language models (1909.08593).
 
-    Advantages by GAE from a critic, ratios clipped to 1 ± 0.2, four epochs over each rollout, values clipped to
-    ± 0.2, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. GAE's γ and λ keep their default of 1:
-    returns have no discount, as is customary with one reward at the end. PPO's paper has γ = 0.99 and λ = 0.95:
-    `algorithm.advantage.lam=0.95`.
+    Advantages by GAE from a critic, ratios clipped to 1 ± 0.2, four epochs over each rollout, values clipped to ± 0.2, and a KL penalty per
+    token (k1) in the reward, with the customary coefficient 0.001. GAE's γ and λ keep their default of 1: returns have no discount, as is
+    customary with one reward at the end. PPO's paper has γ = 0.99 and λ = 0.95; `algorithm.advantage.lam=0.95` sets its λ.
 
     `actor.mini_batch_size` divides an epoch into several updates.
     """
@@ -104,9 +103,9 @@ class SapoPreset(_Published):
 class RlooPreset(_Published):
     """RLOO (arXiv 2402.14740): REINFORCE with the mean reward of the group's other samples as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The mean over all
-    tokens has the direction of the paper's sum over each response's tokens. Meant for one update per rollout; for
-    several, choose `algorithm.policy_loss=ppo_clip`.
+    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The loss is the mean over all tokens;
+    its gradient has the direction of the paper's, which sums over each response's tokens. Meant for one update per rollout; for several,
+    choose `algorithm.policy_loss=ppo_clip`.
     """
 
     name = "rloo"
@@ -127,9 +126,9 @@ class ReinforcePlusPlusPreset(_Published):
 class RemaxPreset(_Published):
     """ReMax (arXiv 2310.10505): REINFORCE with the reward of the greedy response as its baseline.
 
-    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The mean over all
-    tokens has the direction of the paper's sum over each response's tokens. Meant for one update per rollout; for
-    several, choose `algorithm.policy_loss=ppo_clip`.
+    No clipping, and a KL penalty per token (k1) in the reward, with the customary coefficient 0.001. The loss is the mean over all tokens;
+    its gradient has the direction of the paper's, which sums over each response's tokens. Meant for one update per rollout; for several,
+    choose `algorithm.policy_loss=ppo_clip`.
     """
 
     name = "remax"
@@ -139,8 +138,8 @@ class RemaxPreset(_Published):
 class OpoPreset(_Published):
     """OPO (arXiv 2505.23585): the plain policy gradient with the length-weighted baseline of least variance.
 
-    Exactly on-policy (one epoch, one update per rollout), with neither clipping nor a KL penalty. The mean over all tokens has the
-    direction of the paper's sum over each response's tokens.
+    Exactly on-policy (one epoch, one update per rollout), with neither clipping nor a KL penalty. The loss is the mean over all tokens; its
+    gradient has the direction of the paper's, which sums over each response's tokens.
     """
 
     name = "opo"

@@ -17,7 +17,7 @@ _NEGATIVE: Validator = attrs.validators.optional(attrs.validators.lt(0))
 
 @attrs.frozen(kw_only=True)
 class ServeSection:
-    """Servers that the run starts for a teacher, in their own processes of the runtime."""
+    """Servers that the run starts for a teacher, each in a process of its own that the runtime starts."""
 
     engine: Literal["vllm", "sglang"] = "vllm"
     """The engine of the servers."""
@@ -28,11 +28,11 @@ class ServeSection:
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """CPUs that each server reserves."""
     python: str | None = None
-    """Interpreter with vLLM, or with dovetail-rollout-sglang and SGLang; None: the interpreter of the runtime's processes."""
+    """Python interpreter that has vLLM, or dovetail-rollout-sglang and SGLang; None: the interpreter of the runtime's processes."""
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
     """Further arguments of `vllm serve`, such as `{max_model_len: 4096}`, or of SGLang's server, such as `{context_length: 4096}`."""
     start_timeout: float = attrs.field(default=1200.0, validator=ABOVE_ZERO)
-    """Seconds until all servers have loaded the model."""
+    """Seconds within which all servers must have loaded the model."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,13 +44,13 @@ class EndpointSection:
     serve: ServeSection | None = None
     """The servers to start, in place of `url`."""
     model: str
-    """The model's name at the server; for servers to start, the model's directory or hub id."""
+    """The model's name at the server; for servers that the run starts, the model's directory or hub id."""
     auth_env: str | None = None
     """Environment variable that holds the server's key."""
     concurrency: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     """Maximum concurrent requests, one per sample."""
     timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
-    """Seconds for one request."""
+    """Limit in seconds for one request."""
     retries: int = attrs.field(default=3, validator=NOT_NEGATIVE)
     """Retries of a request after a failed connection, a time-out, or an answer of a busy or dead server."""
 
@@ -89,7 +89,9 @@ class TeacherAdvantageConfig(PluginSection):
     reward_coef: float = 1.0
     """Weight of the estimator's advantages; 0 leaves the rewards out."""
     min_log_prob: float | None = attrs.field(default=None, validator=_NEGATIVE)
-    """Floor of both log-probabilities, such as -10, so that a token that one model finds impossible does not dominate a step."""
+    """Floor of the teacher's and the old policy's log-probabilities, such as -10, so that a token that one model finds impossible does not
+    dominate a step.
+    """
     max_divergence: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Bound of a token's absolute log-ratio in nats, such as 10."""
 
@@ -99,8 +101,8 @@ class DistillConfig(PluginSection):
     """A divergence between teacher and student at each token."""
 
     divergence: Literal["forward_kl", "reverse_kl", "jsd", "k1+", "k2", "k3", "k3+"] = "forward_kl"
-    """`forward_kl`, `reverse_kl` and `jsd` compare the teacher's `top_k` words; the others estimate the reverse KL from the sampled token
-    alone.
+    """`forward_kl`, `reverse_kl` and `jsd` compare the teacher's `top_k` most likely words; the others estimate the reverse KL from the
+    sampled token alone.
     """
     top_k: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     """Number of the teacher's most likely words (vocabulary tokens) that are compared at each token."""
@@ -113,7 +115,7 @@ class DistillConfig(PluginSection):
     )
     """Weight of the teacher in the mixture of `jsd`."""
     min_log_prob: float | None = attrs.field(default=None, validator=_NEGATIVE)
-    """Floor of both log-probabilities, such as -10; values below it get no gradient."""
+    """Floor of the teacher's and the student's log-probabilities, such as -10; values below it get no gradient."""
     max_divergence: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Bound of a token's absolute divergence in nats, such as 10; beyond it a token gets no gradient."""
     coef: float = 1.0

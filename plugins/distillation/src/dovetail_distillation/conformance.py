@@ -22,7 +22,9 @@ STEP = 1e-5
 def plain_divergence(
     name: str, tail: str, beta: float, teacher_TK: np.ndarray, student_TK: np.ndarray
 ) -> np.ndarray:
-    """Compute each token's divergence by its definition, float64 [T], from log-probabilities of the teacher's words, [T, K]."""
+    """Return each token's divergence by its definition, float64 [T], from the teacher's and the student's log-probabilities of the
+    teacher's K most likely words, [T, K].
+    """
 
     def whole(log_probs_TK: np.ndarray) -> np.ndarray:
         pi_TK: np.ndarray = np.exp(log_probs_TK)
@@ -42,7 +44,7 @@ def plain_divergence(
 
 
 def slope(loss: Callable[[np.ndarray], np.ndarray], at_TK: np.ndarray) -> np.ndarray:
-    """Return the derivative, [T, K], of each token's loss by the token's own K inputs, from central differences."""
+    """Return the derivatives, [T, K], of each token's loss with respect to the token's own K inputs, from central differences."""
     slopes = np.zeros_like(at_TK)
     for word in range(at_TK.shape[1]):
         moved = np.zeros_like(at_TK)
@@ -59,7 +61,7 @@ def random_log_probs(tokens: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class TestDistill(ObjectiveConformance):
-    """The objective `distill` with forward KL over the teacher's words and one bucket for all other words."""
+    """The objective `distill` with forward KL over the teacher's K most likely words and one bucket for all other words."""
 
     plugin = Distill
     config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, coef=0.7)
@@ -83,7 +85,9 @@ class TestDistill(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ D / T, for `coef` c and the divergences D of T tokens, and its gradient by the student's log-probabilities, [T, K]."""
+        """Return c Σ D / T, for `coef` c and the divergences D of T tokens, and its gradient with respect to the student's
+        log-probabilities, [T, K].
+        """
         config, shown_T = self.config, mini_batch["response_mask"].values
         teacher_TK = mini_batch[TOP_LOG_PROBS].values.astype(np.float64)[shown_T]
         student_TK = outputs["log_probs_at"].astype(np.float64)
@@ -111,13 +115,13 @@ class TestDistillBounded(TestDistill):
 
 
 class TestDistillReverse(TestDistill):
-    """The objective `distill` with reverse KL over the teacher's words."""
+    """The objective `distill` with reverse KL over the teacher's K most likely words and one bucket for all other words."""
 
     config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, divergence="reverse_kl")
 
 
 class TestDistillJensenShannon(TestDistill):
-    """The objective `distill` with the generalised Jensen–Shannon divergence over the teacher's words alone."""
+    """The objective `distill` with the generalised Jensen–Shannon divergence over the teacher's K most likely words alone."""
 
     config: ClassVar[Any] = DistillConfig(
         name="distill", top_k=WORDS, divergence="jsd", beta=0.3, tail="renormalize"
@@ -125,14 +129,14 @@ class TestDistillJensenShannon(TestDistill):
 
 
 class TestDistillByToken(TestDistill):
-    """The objective `distill` with an estimate of the reverse KL from the token alone."""
+    """The objective `distill` with an estimate of the reverse KL from the sampled token alone."""
 
     config: ClassVar[Any] = DistillConfig(name="distill", divergence="k2", coef=0.5)
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ ½ d² / T, for `coef` c and d = log π − log π_teacher of T tokens, and its gradient by log π, [T]."""
+        """Return c Σ ½ d² / T, for `coef` c and d = log π − log π_teacher of T tokens, and its gradient with respect to log π, [T]."""
         shown_T = mini_batch["response_mask"].values
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch[LOG_PROBS].values
         away_T = np.where(shown_T, away_T, 0) * self.config.coef / shown_T.sum()

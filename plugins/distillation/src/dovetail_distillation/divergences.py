@@ -31,7 +31,7 @@ DIVERGENCES = ("forward_kl", "jsd", "reverse_kl")
 def events(
     log_probs_TK: Float[Tensor, "T K"], tail: Literal["bucket", "renormalize"]
 ) -> Float[Tensor, "T J"]:
-    """Return the log-probabilities of the K words as a complete distribution: with a bucket for all others (J = K + 1), or normalised.
+    """Return the log-probabilities of the K words as a complete distribution: with a bucket for all other words (J = K + 1), or normalised.
 
     Args:
         log_probs_TK: log-probabilities of the K words, float32, nats; may carry the gradient.

@@ -70,7 +70,7 @@ class Endpoint:
         self._url = f"{(section.url or '').rstrip('/')}/v1/completions"
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Score a few words, and compare the words' texts at the server with those of the run's tokenizer.
+        """Let the server score a few words, and check that it decodes them to the same texts as the run's tokenizer.
 
         Raises:
             TeacherError: the server can't be reached, has no such model, or gives no log-probabilities of prompts.

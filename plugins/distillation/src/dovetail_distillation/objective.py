@@ -68,7 +68,9 @@ class Distill(Objective):
 
     @classmethod
     def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
-        """Return the spec as `Objective` does. If the config adds a second objective (`plus`), the spec has its unit and columns, too."""
+        """Return the spec as `Objective` does. If the config adds a second objective (`plus`), the spec also has that objective's unit and
+        columns.
+        """
         own, plus = super().spec(plugin, scalars), _plus(plugin.config)
         if plus is None:
             return own
@@ -76,7 +78,7 @@ class Distill(Objective):
 
     @classmethod
     def outputs(cls, config: DistillConfig) -> tuple[OutputSpec, ...]:
-        """Return `log_probs_at` of the teacher's words, or `log_probs`, and the outputs of the objective in `plus`.
+        """Return `log_probs_at` of the teacher's most likely words, or `log_probs`, and the outputs of the objective in `plus`.
 
         Raises:
             ConfigError: the objective in `plus` computes `log_probs_at` of other words.
@@ -116,8 +118,9 @@ class Distill(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, `actor/divergence`, in nats per token,
-        `actor/distill_loss`, `actor/teacher_mass`, the probability of the teacher's words, and the metrics of the objective in `plus`.
+        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, `actor/divergence`, in nats per token, `actor/distill_loss`,
+        `actor/teacher_mass`, the total probability that the teacher gives to its most likely words, and the metrics of the objective in
+        `plus`.
         """
         by_words = self.config.divergence in DIVERGENCES
         student = outputs["log_probs_at" if by_words else "log_probs"]

@@ -37,9 +37,10 @@ class LoraSection:
     """Regular expression on full names of layers that get no adapter even if `target_modules` matches, such as `.*visual.*`. The
     same as peft's field of this name."""
     base: Literal["nf4"] | None = None
-    """Keep the frozen linear layers in 4-bit NormalFloat (QLoRA, arXiv 2305.14314), in a quarter of bfloat16's memory; None keeps
-    full precision. The reference, exports and the rollout then use the rounded weights too; the rollout gets them with the
-    adapter's update added."""
+    """Keep the frozen linear layers in 4-bit NormalFloat (QLoRA, arXiv 2305.14314), in a quarter of bfloat16's memory; None keeps full
+    precision. The reference policy, exports and the rollout then use these quantised weights too; the rollout gets them with the adapter's
+    update added.
+    """
     adapter_path: str | None = None
     """Directory of an adapter in peft's format from which training starts; its rank, scale and layers must match this section. The
     reference policy is the base without this adapter."""

@@ -18,7 +18,7 @@ from dovetail_torch_engines.stored import FILES, read_index, unpickled
 
 def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """A model is missing or can't be used: transformers can't read its config, its weights differ from the config, or its weights are
-    quantised and are to be trained or can't be loaded by the installed packages.
+    quantised, and either the run trains it or the installed packages can't load it.
 
     For a local directory, the rule reads the headers of the weight files, not the tensors. It reports missing or truncated files,
     and tensors that are missing or whose shape differs from config.json. A policy named by a hub id is downloaded later. In runs on

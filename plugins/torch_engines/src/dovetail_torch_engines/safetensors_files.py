@@ -96,7 +96,7 @@ class SafetensorsWriter:
 
 
 class SafetensorsStore:
-    """The safetensors of a folder, whole or in the shards that torch.distributed.checkpoint writes."""
+    """The tensors in a folder's safetensors files, each stored whole or in the shards that torch.distributed.checkpoint writes."""
 
     def __init__(self, folder: Path) -> None:
         """Read the files' headers.

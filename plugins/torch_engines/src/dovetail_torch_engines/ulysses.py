@@ -27,8 +27,7 @@ from dovetail_torch_engines.sequences import sent
 def to_heads(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert all heads of this rank's T tokens to all F tokens of its heads, by an all-to-all. Collective and
-    differentiable.
+    """Convert all heads of this rank's T tokens to all F tokens of this rank's heads, by an all-to-all. Collective and differentiable.
 
     If C, the number of ranks, does not divide the key and value heads, these are repeated.
 
@@ -59,8 +58,8 @@ def to_heads(
 
 
 def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return all heads of this rank's T tokens, [T, H, E], from all tokens of its heads, [F, H / C, E], for C ranks. Collective,
-    differentiable.
+    """Return all heads of this rank's T tokens, [T, H, E], from all F tokens of this rank's heads, [F, H / C, E], for C ranks. Collective
+    and differentiable.
     """
     by_rank = torch.unflatten(attended_FHE, 0, (dist.get_world_size(group), -1))
     return _exchanged(by_rank, group).transpose(0, 1).flatten(1, 2)
@@ -68,12 +67,12 @@ def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ScoredShare:
-    """The scored tokens of one rank, padded with stand-ins to M, the largest number of any rank."""
+    """The scored tokens of one rank, padded to M, the largest number of any rank."""
 
     own: np.ndarray
     """int64: indices of the rank's own scored tokens among all R, at most M."""
     source_M: np.ndarray
-    """int64 [M]: position, among the rank's T tokens, from which each scored token is predicted; 0 for stand-ins."""
+    """int64 [M]: position, among the rank's T tokens, from which each scored token is predicted; 0 for padding."""
     place_R: np.ndarray
     """int64 [R]: index of each scored token of the pack among all ranks' C · M entries."""
 
@@ -99,7 +98,7 @@ class ScoredShare:
         return cls(own=own, source_M=_filled(at_R[own], most, 0), place_R=place_R)
 
     def filled(self, values_R: np.ndarray, stand_in: float) -> np.ndarray:
-        """Return the rank's own of R values, padded with `stand_in` to [M, …], in the same dtype."""
+        """Return those of the pack's R values that belong to the rank's own tokens, padded with `stand_in` to [M, …], in the same dtype."""
         return _filled(values_R[self.own], len(self.source_M), stand_in)
 
     def whole(
@@ -107,7 +106,7 @@ class ScoredShare:
     ) -> dict[str, Tensor]:
         """Gather the scores of all ranks by name, [R, …] each, from this rank's [M, …]; float32, or int32 without a gradient.
 
-        Collective over the group; None for a single rank.
+        Collective over `group`, which is None for a single rank.
         """
         names = sorted(scores)
         # All scores are sent in one all-gather: integers as floats of the same bits, which are only copied.

@@ -86,8 +86,8 @@ class Vocabulary:
     def merged(self, scores_4R: Tensor, mine_R: Tensor) -> Tensor:
         """Convert scores under the softmax over each shard to scores under the softmax over the whole vocabulary. Collective.
 
-        With logits z, probabilities p, entropy H and lse = log Σ e^z of a shard, primes for the whole vocabulary, and
-        w = e^(lse − lse'), which adds up to 1 over shards:
+        With logits z, probabilities p, entropy H and lse = log Σ e^z of a shard, the same symbols with a prime for the whole vocabulary,
+        and w = e^(lse − lse'), which adds up to 1 over shards:
 
             log p'_y = z_y − lse'        H' = Σ w (H + lse' − lse)        Σ p'² = Σ w² Σ p²
 

@@ -86,7 +86,7 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 
 
 def quadratic(trunk: PreTrainedModel) -> float:
-    """Return attention's cost per token of sample length, relative to the cost of the rest of the model: F · H · D / N.
+    """Return how much attention adds to a token's cost for each token of its sample, relative to the rest of the model: F · H · D / N.
 
     On average a token attends to half of its sample's tokens, in two products of 2 · H · D operations in each of F layers. The rest
     of the model takes 2 N operations, with N parameters. H is the number of heads and D their size.

@@ -41,9 +41,10 @@ class Fsdp2Config(AdaptableSection):
     }
 
     gradient_checkpointing: Recompute = "auto"
-    """Recompute activations in the backward pass instead of keeping them. `false`: in no layer. `true`: in every layer; least
-    memory, a third more time. `selective`: in every layer, but the results of products and attention are kept. `auto`: in as few
-    layers as the free memory of the accelerator allows; on the CPU in none."""
+    """Recompute activations in the backward pass instead of keeping them. `false`: in no layer. `true`: in every layer; least memory, a
+    third more time. `selective`: in every layer, but the results of matrix products and attention are kept. `auto`: in as few layers as the
+    free memory of the accelerator allows; on the CPU in none.
+    """
     memory_limit_gib: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Limit in GiB of the process's allocations on its accelerator, for `gradient_checkpointing: auto` and `keep_logits`; None: all
     free memory."""
@@ -59,7 +60,9 @@ class Fsdp2Config(AdaptableSection):
     """Multiply in float8 in the decoder layers, each row scaled by its own maximum (extra `float8`). Less exact; meant for wide
     layers with `compile` on H100s and newer: a 1.5B model is slower than in bfloat16. None computes in `model.dtype`."""
     liger: bool = False
-    """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` gains as much."""
+    """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). An alternative to `compile`, with a
+    similar gain.
+    """
     share_prompts: Share = "auto"
     """Compute a prompt once for all of its responses: `auto` if that saves work, `always` if the model allows, or `never`."""
     packing: Packing = "auto"

@@ -19,7 +19,8 @@ _CAPABILITY = (8, 9)
 def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
     """Replace linear layers by layers that multiply in float8; weights, gradients and results keep their dtypes.
 
-    On a CPU, numbers are rounded in the same way and multiplied in float32. Layers whose features are not multiples of 16 are not replaced.
+    On a CPU, numbers are rounded in the same way and multiplied in float32. Layers whose numbers of features are not multiples of 16 are
+    not replaced.
 
     Args:
         layers: the layers of the decoder.

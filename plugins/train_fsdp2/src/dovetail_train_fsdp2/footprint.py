@@ -52,14 +52,14 @@ _MADE = DEAR | {"aten::new_empty"}
 
 @attrs.frozen(kw_only=True)
 class TokenBytes:
-    """Bytes per token that one decoder layer keeps until its backward pass, by setting of recomputation."""
+    """Bytes per token that one decoder layer keeps until its backward pass, for each setting of recomputation."""
 
     everything: float
     """Bytes per token if the layer keeps every tensor that its backward pass reads."""
     dear: float
-    """Bytes per token if the layer keeps its input and the results of products and attention."""
+    """Bytes per token if the layer keeps its input and the results of matrix products and attention."""
     compiled: float
-    """Bytes per token if the layer is compiled: as `dear`, plus inputs of products that are wider than the hidden states."""
+    """Bytes per token if the layer is compiled: as `dear`, plus inputs of matrix products that are wider than the hidden states."""
     input: float
     """Bytes per token if the layer keeps only its input."""
 

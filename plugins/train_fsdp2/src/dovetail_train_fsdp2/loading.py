@@ -111,7 +111,7 @@ def give_out(
     """Load the model on rank 0, and send every rank its shards; collective.
 
     Args:
-        trunk: the sharded module; it gets transformers' record of the stored form from rank 0.
+        trunk: the sharded module. Transformers' record of how the files' tensors were converted is copied to it from rank 0.
         tensors: the tensors to fill, as `tensors_of` returns them, in the shapes of this rank's shards.
         section: the config section with the checkpoint's path.
         ranks: all ranks.

@@ -137,7 +137,7 @@ class ShardedOptimizer:
     def parameter_steps(self) -> dict[str, float]:
         """Return the number of steps of each parameter with a state.
 
-        Optimizers that count by parameter count only steps with a gradient.
+        An optimizer with a counter for each parameter counts only the steps in which the parameter has a gradient.
         """
         states = {name: self._state(parameter) for name, parameter in self._named.items()}
         return {

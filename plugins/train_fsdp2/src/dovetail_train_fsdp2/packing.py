@@ -71,7 +71,8 @@ def cut(
         budget: the token limit of a micro-batch, padding included; a longer sample gets a micro-batch to itself.
         means: the allowed layouts.
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
-        unit: the kind of samples that stay in one micro-batch, such as `group`. Prompts are computed once only if the unit is `sample`.
+        unit: the kind of unit whose samples stay in one micro-batch, such as `group`. Prompts are computed once only if the unit is
+            `sample`.
 
     Returns:
         Every sample in exactly one micro-batch, the most expensive one first.

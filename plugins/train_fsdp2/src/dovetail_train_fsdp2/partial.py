@@ -41,7 +41,7 @@ def partial(
     spans: Spans,
     scale: float,
 ) -> tuple[Float[Tensor, "Tq H D"], Float32[Tensor, "H Tq"]]:
-    """Return the partial attention of queries to their spans of keys, without a gradient.
+    """Return the attention of queries to their spans of keys, as one part of a softmax over several spans; without a gradient.
 
     Returns:
         The output, [Tq, H, D], and the log of each query's sum of exponentials, float32 [H, Tq].

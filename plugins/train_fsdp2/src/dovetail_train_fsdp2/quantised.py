@@ -32,7 +32,7 @@ class Nf4Linear(nn.Module):
         self.register_buffer("weight", None)
 
     def fill(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-        """Quantise a weight [out, in] of any dtype on a device, and store it; passes dequantise it to `dtype`."""
+        """Quantise a weight [out, in] of any dtype on `device`, and store it; forward and backward passes dequantise it to `dtype`."""
         self.weight = quantised(weight.to(device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:

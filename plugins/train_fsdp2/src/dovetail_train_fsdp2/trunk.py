@@ -30,7 +30,7 @@ ADDITIVE_MASKS = frozenset({"sdpa", "eager"})
 
 
 class Trunk:
-    """Runs a runner's model without its head, in the compute dtype."""
+    """Computes the hidden states of a runner's model, without the model's head, in the compute dtype."""
 
     def __init__(self, runner: ModelRunner) -> None:
         make_known()
@@ -57,7 +57,7 @@ class Trunk:
             return self.owing_vision(flat(output.last_hidden_state))
 
     def owing_vision(self, output: Tensor) -> Tensor:
-        """Add gradients of 0 for the vision tower to an output of any shape, if some rank has images.
+        """Make the backward pass of an output, of any shape, give the vision tower gradients of 0, if some rank has images.
 
         Ranks reduce the tower's gradients together, so a rank without an image contributes zeros.
         """

@@ -29,7 +29,7 @@ class RankLayout:
     """One rank's share of a packed layout."""
 
     layout: MicroBatchLayout
-    """The layout of the rank's F / C tokens, with the lengths of all sequences and M scored tokens: the rank's own, then stand-ins."""
+    """The layout of the rank's F / C tokens, with the lengths of all sequences and M scored tokens: the rank's own, then padding."""
     share: ScoredShare
     """The rank's share of the pack's scored tokens."""
 

@@ -43,7 +43,7 @@ def cut_with_images(
         budget: the token limit of a micro-batch.
         means: the allowed layouts of samples without images.
         at_least: the minimum number of micro-batches.
-        unit: the kind of samples that stay together, such as `group`; one image makes all samples of a unit padded.
+        unit: the kind of unit whose samples stay together, such as `group`; one image makes all samples of its unit padded.
         together: the number of ranks that share each sequence.
 
     Raises:

@@ -84,7 +84,7 @@ class Architecture:
         return int(size or self.hf.hidden_size // self.hf.num_attention_heads)
 
     def quadratic(self) -> float:
-        """Return attention's cost per token of sample length, relative to the cost of the rest of the model."""
+        """Return how much attention adds to a token's cost for each token of its sample, relative to the rest of the model."""
         hf = self.hf
         heads, layers, hidden = hf.num_attention_heads, hf.num_hidden_layers, hf.hidden_size
         inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size

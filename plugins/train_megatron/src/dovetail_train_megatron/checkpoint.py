@@ -64,8 +64,8 @@ def staged(
         optimizer: the optimizer; None without training.
         ranks: the ranks, each of which writes some tensors.
         random: the random state of this rank.
-        copy: whether to copy all tensors to host memory, so that training may continue before the function writes; else this call
-            already writes full files.
+        copy: whether to copy all tensors to host memory, so that training may continue before the function writes. If False, this call
+            already writes each file that reaches the size limit.
 
     Raises:
         CheckpointError: the directory can't be created; raised on every rank.

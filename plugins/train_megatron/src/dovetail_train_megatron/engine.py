@@ -267,7 +267,9 @@ class MegatronEngine(TorchEngine):
 
 
 class NetworkSending(Sending):
-    """One rank's part in sending a network's weights. Rank 0 sends all weights, or the first rank of each machine does."""
+    """One rank's part in sending a network's weights. Rank 0 sends all weights; if the manifest has `receivers_on`, the first rank of each
+    machine sends them.
+    """
 
     def __init__(
         self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable
@@ -306,7 +308,8 @@ def load_network(
     ranks: Ranks,
     seed: int,
 ) -> tuple[Network, TensorTable]:
-    """Load this rank's shard of the model, and return it with the table of its tensors. Collective. An untrained model gets no adapter.
+    """Load this rank's shard of the model, and return it with the table of its tensors. Collective. A model that this run does not train
+    gets no adapter.
 
     The seed initialises torch's generator of the device, and Megatron's generators for tensor and expert parallelism.
 

@@ -29,7 +29,7 @@ Fuse = Callable[[Sequence[Tensor]], Tensor]
 
 @attrs.frozen(kw_only=True)
 class LinearSlice:
-    """One of Hugging Face's linear layers within a layer of Megatron."""
+    """One of the Hugging Face linear layers that a linear layer of Megatron fuses."""
 
     name: str
     """Name of the layer in a Hugging Face model, such as `model.layers.0.self_attn.q_proj`."""
@@ -159,7 +159,7 @@ class LowRankUpdate(nn.Module):
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate outputs along the last dimension to […, O], for gate and up, or for a single layer."""
+    """Concatenate the outputs of the gate and up projections, or of a single layer, along the last dimension to […, O]."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 

@@ -23,7 +23,7 @@ from dovetail_train_megatron.low_rank import LowRankUpdate
 
 
 class Magnitudes(nn.Module):
-    """Magnitudes for the adapted Hugging Face layers within one of Megatron's linear layers.
+    """DoRA's trained magnitudes for the adapted Hugging Face layers that one of Megatron's linear layers fuses.
 
     Attributes:
         m: the magnitudes, float32 [O] each, by the last component of the layer's name.

@@ -94,7 +94,7 @@ def cut(
         budget: the token limit of a micro-batch; a longer sample gets a micro-batch to itself.
         quadratic: the relative cost of attention: a sample of n tokens costs n · (1 + quadratic · n).
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
-        unit: the kind of samples that stay in one micro-batch, such as `group`.
+        unit: the kind of unit whose samples stay in one micro-batch, such as `group`.
     """
     samples = Samples.of(batch, unit)
     parts = (

@@ -140,7 +140,7 @@ def outgoing(
         to: the receiving rank, or all ranks.
 
     Yields:
-        The tensors on the receiving ranks, in the compute dtype on their device; stand-ins of the same shapes on other ranks.
+        The tensors on the receiving ranks, in the compute dtype on their device; on other ranks, zeros of the same shapes.
     """
     if not _adapter_alone(network):
         yield from whole_weights(network, table, rank, to)
@@ -186,7 +186,7 @@ def gathered(
         to: the receiving rank, or all ranks; None: each tensor is received only by the first rank that holds a shard of it.
 
     Yields:
-        The tensors on the receiving ranks, on their device. With `to`, other ranks yield stand-ins of the same shapes.
+        The tensors on the receiving ranks, on their device. With `to`, other ranks yield zeros of the same shapes.
     """
     for entry in entries:
         parameter = table.parameters.get(entry.name)

@@ -67,12 +67,14 @@ class RejectionSection:
 
 @attrs.frozen(kw_only=True)
 class RolloutCorrectionConfig(PluginSection):
-    """Importance weights and token rejection. Every preset has these keys, with its own defaults."""
+    """Importance weights and token rejection, which correct for the difference between the rollout and the training policy. Every preset of
+    a rollout correction has these keys, with its own defaults.
+    """
 
     mode: Mode = "decoupled"
     """`decoupled`: three policies (rollout, old, current); `bypass`: the rollout policy is also the old one; `disabled`: no correction."""
     weights: WeightLevel | None = None
-    """Importance weights: each token's ratio, or the product of the ratios over its sample; None for no weights."""
+    """Importance weights: each token's ratio π_train / π_rollout, or the product of these ratios over its sample; None for no weights."""
     weight_upper: float | None = attrs.field(default=2.0, validator=_AT_LEAST_ONE)
     """Largest ratio that is used unchanged as a weight; None for no bound."""
     weight_lower: float | None = attrs.field(default=None, validator=_AT_MOST_ONE)

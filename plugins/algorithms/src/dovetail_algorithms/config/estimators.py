@@ -46,7 +46,9 @@ class BiLevelGaeConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class MtGrpoConfig(PluginSection):
-    """The outcome's advantage in its group, plus each earlier turn's own advantage among the same turns of the group."""
+    """The last turn's reward relative to the group; earlier turns add their own reward relative to the turns with the same number in the
+    group.
+    """
 
     turn_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     """Weight λ of a turn's own advantage; the outcome's advantage has weight 1."""
@@ -90,7 +92,7 @@ class ReinforcePlusPlusConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class GrpoPasskConfig(PluginSection):
-    """Only the best sample of a group learns, from its lead over the second."""
+    """Only the best sample of a group has an advantage: its lead over the second best."""
 
     norm_by_std: bool = False
     """Divide the lead by the group's standard deviation of rewards."""

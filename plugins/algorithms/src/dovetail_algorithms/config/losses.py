@@ -67,7 +67,7 @@ class SapoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class GmpoConfig(PluginSection):
-    """The geometric mean of a sequence's clipped ratios."""
+    """The loss of GMPO: the geometric mean of a sequence's clipped ratios."""
 
     clip_low: float = attrs.field(default=0.4, validator=_NOT_NEGATIVE)
     """How far below 0 a token's log-ratio may fall if the advantage is negative, in nats."""
@@ -106,11 +106,11 @@ class DppoConfig(PluginSection):
     """A trust region on the divergence of token probabilities, in place of PPO's clip."""
 
     divergence: Literal["total_variation", "binary_kl"] = "total_variation"
-    """Measure of the distance between the token's probability and the rollout policy's."""
+    """Measure of the distance between a token's probability under the current policy and under the rollout policy."""
     threshold: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(_POSITIVE)
     )
-    """Greatest divergence that keeps its gradient; None for the paper's 0.15 (total_variation) or 0.05 (binary_kl)."""
+    """Largest divergence at which a token keeps its gradient; None for the paper's 0.15 (total_variation) or 0.05 (binary_kl)."""
 
 
 @attrs.frozen(kw_only=True)

@@ -29,7 +29,7 @@ class PolicyConfig(PluginSection):
     entropy: bool = False
     """Compute the policy's entropy: for its metric, and for a bonus weighted by the scalar `entropy_coef`."""
     old_log_probs_from_current: bool = False
-    """Use the current log-probabilities as the old ones, for one mini-batch per rollout; saves a forward pass."""
+    """Use the current log-probabilities as the old ones, which is exact if each rollout has one update; saves a forward pass."""
     weighted: bool = False
     """Multiply each token's policy loss by the column `rollout_is_weights`, which is computed before the update."""
 
@@ -41,7 +41,7 @@ class ValueConfig(PluginSection):
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
     """Aggregation of token losses into one number."""
     clip: float | None = 0.5
-    """How far a value may move from its value before the update; null for no bound."""
+    """How far a token's predicted value may move from the prediction before the update; null for no bound."""
 
 
 @attrs.frozen(kw_only=True)
@@ -90,9 +90,9 @@ class DpoConfig(PluginSection):
     label_smoothing: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(0.5)]
     )
-    """Share of the pairs that is assumed to have swapped labels; with `exo`, the target's share of the rejected response."""
+    """Share of the pairs that is assumed to have swapped labels; with `exo`, the target probability of the rejected response."""
     f_divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
-    """The divergence from the reference that the reward implies (f-DPO, arXiv 2309.16240)."""
+    """Divergence from the reference policy for which the implicit reward is derived (f-DPO, arXiv 2309.16240)."""
     f_alpha: float = 0.5
     """α of the divergence `alpha`; 1 is `reverse_kl`."""
     ld_alpha: float = attrs.field(default=1.0, validator=_SHARE)
@@ -100,7 +100,7 @@ class DpoConfig(PluginSection):
     discopop_tau: float = attrs.field(default=0.05, validator=_POSITIVE)
     """Temperature of `discopop`."""
     robust: bool = False
-    """Correct for `label_smoothing` without bias, instead of smoothing the labels."""
+    """Instead of smoothing the labels, use an unbiased estimate of the loss without swapped labels (robust DPO)."""
     nll_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
     """Weight of the chosen responses' negative log-likelihood per token, which keeps these responses from becoming less likely."""
 
@@ -162,7 +162,7 @@ class BradleyTerryConfig(PluginSection):
     """The Bradley–Terry loss of preference pairs."""
 
     margin: bool = False
-    """Read the margin by which the chosen response should be ahead from the dataset's column `margin`."""
+    """Read from the dataset's column `margin` by how much the chosen response should score higher."""
     center_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
     """Weight of a term that pulls the mean score of a pair to 0, such as 0.01."""
 
@@ -180,4 +180,4 @@ class SppoConfig(PluginSection):
     """The squared loss of self-play preference optimization."""
 
     eta: float = attrs.field(default=1e3, validator=attrs.validators.gt(0))
-    """η: difference of log-ratios, in nats, between win rates of 1 and 0."""
+    """η: by how many nats the target log-ratio rises when the win rate rises from 0 to 1."""

@@ -69,7 +69,7 @@ class DapoPresetConfig(PresetSection):
     """GRPO with a higher upper clip, token-level loss, dynamic sampling and a soft penalty on long responses."""
 
     overlong_share: float | None = attrs.field(default=0.2, validator=_SHARE)
-    """Share of data.max_response_length, at its end, over which the penalty on long responses grows; None for no penalty."""
+    """The penalty on long responses grows over this last share of data.max_response_length; None for no penalty."""
     mask_truncated: bool = False
     """Also mask the loss of responses that were cut off at the length limit (overlong filtering)."""
 
@@ -93,7 +93,7 @@ class DapoPresetConfig(PresetSection):
 
 
 class GspoPresetConfig(_WithoutOptions):
-    """Ratios and clipping of whole sequences."""
+    """One importance ratio for each sequence, clipped as a whole."""
 
     ALGORITHM = _algorithm(
         "grpo", {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "seq_mean_token_mean", _NO_KL

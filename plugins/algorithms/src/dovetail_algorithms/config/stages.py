@@ -14,6 +14,6 @@ class ImplicitProcessRewardsConfig(PluginSection):
     role: str = "prm"
     """The role of the process reward model, whose objective is `implicit_prm`."""
     reference: str | None = None
-    """The role of the model's frozen reference. Absent: the model without its adapter if it has one, else the run's reference policy,
-    which must have the same path.
+    """The role that is the frozen reference of the process reward model. Absent: the model without its adapter if it has one, else the
+    run's reference policy, which must have the same path.
     """

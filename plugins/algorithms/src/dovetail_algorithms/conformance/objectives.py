@@ -34,7 +34,7 @@ TestPolicy = ObjectiveConformance.of(
 
 
 class TestPolicyOfReinforce(ObjectiveConformance):
-    """The objective `policy` with REINFORCE on sequence sums."""
+    """The objective `policy` with the policy loss `reinforce`, the aggregation `seq_mean_token_sum` and a KL penalty (k2)."""
 
     plugin = PolicyObjective
     config = PolicyConfig(
@@ -48,7 +48,9 @@ class TestPolicyOfReinforce(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return Σ (−A log π + c/2 (log π − log π_ref)²) / sequences, c the KL penalty's weight, and its gradients, [T] each."""
+        """Return Σ (−A log π + c/2 (log π − log π_ref)²) / (number of sequences), and its gradient for each output, [T]; c is the KL
+        penalty's weight.
+        """
         mask = mini_batch["response_mask"]
         shown_T, sequences = mask.values, np.count_nonzero(mask.sum())
         advantages_T = mini_batch["advantages"].values.astype(np.float64)
@@ -133,7 +135,7 @@ class TestBradleyTerry(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the mean of −log σ(r_w − r_l − m) + c (r_w + r_l)² over pairs (see `BradleyTerry`), and its gradients, [T] each."""
+        """Return the mean over pairs of −log σ(r_w − r_l − m) + c (r_w + r_l)² (see `BradleyTerry`), and its gradient, [T]."""
         values_T, mask = outputs["values"].astype(np.float64), mini_batch["response_mask"]
         places_N, chosen_N = np.flatnonzero(mask.values), mini_batch["chosen"]
         loss, gradient_T, pairs = 0.0, np.zeros_like(values_T), len(mask) // 2

@@ -22,8 +22,8 @@ from dovetail_sdk.testing.conformance import ObjectiveConformance
 class PreferenceCases(ObjectiveConformance):
     """Shared tests of preference objectives. A subclass gives a pair's loss and its gradients from the paper's formulas.
 
-    Legend: s and f are sums of a response's log-probabilities under the policy and under the reference, n its number of tokens; w chosen,
-    l rejected.
+    Legend: s and f are sums of a response's log-probabilities under the policy and under the reference, n its number of tokens. The index w
+    is the chosen response, l the rejected one.
     """
 
     nll_coef: ClassVar[float] = 0.0
@@ -108,7 +108,9 @@ class TestRobustDpo(PreferenceCases):
 
 
 class LossOfRewards(PreferenceCases):
-    """Base of suites for losses of a pair's two rewards, written from the papers; gradients are central differences in float64."""
+    """Base of test suites for losses that depend only on a pair's two rewards. Subclasses write the papers' formulas; gradients are central
+    differences in float64.
+    """
 
     plugin = Dpo
     beta, noise = 0.5, 0.0
@@ -122,7 +124,7 @@ class LossOfRewards(PreferenceCases):
     settings: ClassVar[Mapping[str, Any]] = {}
 
     def ahead(self, u: np.ndarray) -> np.ndarray:
-        """Return g(u), the reward without β that the f-divergence gives to the log-ratios u; [2] each."""
+        """Return g(u), [2]: the implicit rewards, before the factor β, of the log-ratios u, [2], under the f-divergence."""
         return u
 
     def loss(self, a: float, b: float) -> float:
@@ -154,7 +156,7 @@ class TestHinge(LossOfRewards):
 
 
 class TestExo(LossOfRewards):
-    """The loss `exo`: KL from the policy's choice between the two responses to a target of 0.9 and 0.1."""
+    """The loss `exo`: the KL divergence of the policy's probabilities of the two responses from the target probabilities 0.9 and 0.1."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "exo"}
     noise = 0.1
@@ -183,7 +185,7 @@ class TestBco(LossOfRewards):
 
 
 class TestApoZero(LossOfRewards):
-    """The loss `apo_zero`, which raises the chosen and lowers the rejected response."""
+    """The loss `apo_zero`, which makes the chosen response more likely and the rejected one less likely."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_zero"}
 
@@ -192,7 +194,7 @@ class TestApoZero(LossOfRewards):
 
 
 class TestApoDown(LossOfRewards):
-    """The loss `apo_down`, which lowers both responses, the rejected one faster."""
+    """The loss `apo_down`, which makes both responses less likely, the rejected one more so."""
 
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_down"}
 

@@ -17,9 +17,9 @@ class BiLevelGaeEstimator(TokenEstimator):
     A_{e_k} = δ_k + γ_turn λ_turn A_{e_{k+1}},  δ_k = R_{e_k} + γ_turn V_{e_{k+1}} − V_{e_k}
     A_t = δ_t + γλ A_{t+1},  δ_t = R_t + γ V_{t+1} − V_t, for tokens t of a turn before its last
 
-    Returns are A + V, and V after the last turn is 0. A turn's reward belongs on its last token, where `turn_rewards` put it; a reward on
-    another token, such as a KL penalty, counts only within its turn. With all four settings 1 and rewards only on last tokens, this
-    estimator equals `gae`. A `turn_gamma` below 1 discounts by turns, whatever their lengths.
+    Returns are A + V, and V after the last turn is 0. A turn's reward must be on its last token, as it is if the reward function returns
+    `turn_rewards`; a reward on another token, such as a KL penalty, counts only within its turn. With all four settings 1 and rewards only
+    on last tokens, this estimator equals `gae`. A `turn_gamma` below 1 discounts by turns, whatever their lengths.
 
     Needs a value model, which the plan adds as the critic. `whiten` brings the batch's advantages to mean 0 and variance 1.
     """

@@ -45,7 +45,8 @@ class GigpoEstimator(TurnEstimator):
 
 
 def anchor_states(columns: Batch, turns: PolicyTurns, groups: Groups) -> Int64[np.ndarray, "U"]:
-    """Number the states in which turns begin, int64 [U]; two turns of a group have one number if the tokens shown before them are equal.
+    """Return the number of the state in which each turn begins, int64 [U]; two turns of a group have the same number if the tokens shown
+    before them are equal.
 
     Args:
         columns: `prompt_ids` and `response_ids`, ragged int64.

@@ -88,7 +88,7 @@ def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.
 def deviation_spread_N(
     deviations_N: Float64[np.ndarray, "N"], groups: Groups
 ) -> Float64[np.ndarray, "N"]:
-    """Return the unbiased standard deviation of each sample's group, float64 [N], from the result of `deviations`."""
+    """Return the unbiased standard deviation of the rewards in each sample's group, float64 [N], from the result of `deviations`."""
     variance_G = groups.sum_G(np.square(deviations_N)) / np.maximum(groups.sizes_G - 1, 1)
     return np.sqrt(variance_G)[groups.index_N]
 

@@ -11,7 +11,7 @@ from dovetail_algorithms.estimators.group_baseline import GroupBaseline, compara
 
 
 class OpoEstimator(GroupBaseline):
-    """Rewards relative to their group's mean weighted by length.
+    """Rewards relative to their group's length-weighted mean.
 
     A_i = r_i − Σ_j len_j r_j / Σ_j len_j over the group: the baseline of least variance (arXiv 2505.23585).
 

@@ -96,7 +96,7 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
 class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):
     """Advantages relative to a separate baseline for every position among the policy's own tokens.
 
-    A_t = G_t − B_t as `optimal_token_baseline`, with positions counted among the policy's own tokens.
+    A_t = G_t − B_t as in `optimal_token_baseline`, but with positions counted among the policy's own tokens.
 
     For tool-integrated reasoning: tool outputs differ in length between the samples of a group, so that absolute positions are not
     comparable. The k-th policy token of a sample is compared with the k-th policy tokens of the others (as in verl; no paper describes

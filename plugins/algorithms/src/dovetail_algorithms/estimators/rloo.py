@@ -17,7 +17,7 @@ class RlooEstimator(ScoreBaseline):
     Needs at least two samples a prompt, and no value model. A sample's own reward is not part of its baseline,
     which keeps the gradient unbiased; the result is n / (n − 1) times that of `dr_grpo`.
 
-    Further sequences of a sample's own trajectory are not among the other samples.
+    Other sequences of a sample's own trajectory don't count as other samples.
     """
 
     name = "rloo"

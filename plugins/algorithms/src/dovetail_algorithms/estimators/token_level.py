@@ -14,7 +14,9 @@ from dovetail_stages import whiten
 def following(
     values_K: Float64[np.ndarray, "K"], lengths_N: Int64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "K"]:
-    """Return each value's successor x_{k+1} in its run, float64 [K]; 0 for the last value of a run. Runs have `lengths_N` values."""
+    """Return the value x_{k+1} that follows each value in its segment, float64 [K]; 0 for a segment's last value. `lengths_N` are the
+    lengths of the segments.
+    """
     following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
     following_K[(np.cumsum(lengths_N) - 1)[lengths_N > 0]] = 0
     return following_K
@@ -25,7 +27,7 @@ def discounted_sums(
     lengths_N: Int64[np.ndarray, "N"],
     decay: float | Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "K"]:
-    """Compute S_k = x_k + decay_k · S_{k+1} within runs of `lengths_N` values, float64 [K]; the decay is a scalar or [K]."""
+    """Return S_k = x_k + decay_k · S_{k+1} within segments of `lengths_N` values, float64 [K]; the decay is a scalar or [K]."""
     sums_K = values_K.copy()
     decay_K = np.broadcast_to(decay, sums_K.shape)
     # Each iteration goes one value back in all runs that are long enough. With the longest runs first, these are a prefix.

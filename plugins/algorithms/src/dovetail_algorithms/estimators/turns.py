@@ -17,7 +17,7 @@ from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstima
 
 @attrs.frozen(eq=False)
 class PolicyTurns:
-    """The turns of every sequence, in order. A turn is a run of the policy's tokens with one number in `turn_ids`.
+    """The turns of every sequence, in order. A turn is a series of consecutive policy tokens with the same number in `turn_ids`.
 
     Attributes:
         own: the policy's tokens.
@@ -112,8 +112,8 @@ def decay_over_turns(
 class TurnEstimator(TokenEstimator):
     """An estimator that compares turns within a group; all tokens of a turn have one advantage.
 
-    An episode's turns are consecutive, even if it was forked into several sequences. A group of one trajectory has advantages of 0, and a
-    metric counts such groups.
+    The turns of an episode form one series, even if the episode was forked into several sequences. A group of one trajectory has advantages
+    of 0, and a metric counts such groups.
     """
 
     capabilities = frozenset({"deterministic", "several_sequences"})

@@ -21,7 +21,7 @@ def whiten_over_tokens(
         advantages_N: float64 [N], 0 in groups of one.
         mask: ragged bool, `response_mask`.
         groups: the groups of the samples.
-        reduction: sums over the ranks that hold the other groups of the batch.
+        reduction: computes sums over the ranks that hold the other groups of the batch.
 
     Returns:
         float64 [N]; 0 for groups of one and samples without a token of the policy.

@@ -71,7 +71,7 @@ def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) ->
 
     Args:
         mini_batch: this rank's samples of the mini-batch, with the columns of `PREPARES`; advantages are [N] or ragged [T].
-        reduction: sums over the ranks that hold the mini-batch's other samples.
+        reduction: computes sums over the ranks that hold the mini-batch's other samples.
         who: the name of the loss, for the error.
         seed: the run's seed.
 

@@ -12,7 +12,7 @@ class GpgLoss(ReinforceLoss):
     (`algorithm.advantage: gpg`). There is no ratio to an older policy, and no ratio metric. Use one mini-batch per rollout, since nothing
     corrects for off-policy data.
 
-    Aggregation: `token_mean`, as in the paper. It has no settings.
+    Aggregation: `token_mean`, as in the paper. The loss has no settings.
     """
 
     name = "gpg"

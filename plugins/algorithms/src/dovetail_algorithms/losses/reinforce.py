@@ -12,7 +12,7 @@ class ReinforceLoss(PolicyLoss):
     only on-policy. Off-policy, a rollout correction computes the importance weight w, and the objective multiplies this loss by w (L = −w
     · A · log π); the presets `bypass_pg_*` do so.
 
-    Aggregation: any. It has no settings.
+    Aggregation: any. The loss has no settings.
     """
 
     name = "reinforce"

@@ -35,7 +35,7 @@ def largest(
         keys_T: the sort keys, uint64 [T].
         candidates_T: the mask of tokens to select from, bool [T].
         count: the number of tokens to select over all ranks; the same on every rank.
-        reduction: sums over the ranks that hold the other tokens.
+        reduction: computes sums over the ranks that hold the other tokens.
     """
     total = int(reduction.sum(np.array([np.count_nonzero(candidates_T)], np.int64))[0])
     if count <= 0:
@@ -55,7 +55,7 @@ def largest(
 
 
 def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[np.ndarray, "T"]:
-    """Hash each token, uint64 [T], by the seed, its sample's id and its position in the sample alone.
+    """Return a hash of each token, uint64 [T], computed only from the seed, the sample's id and the token's position in the sample.
 
     Uses splitmix64 with the position as counter, seeded by a BLAKE2b digest of the id. The batch's other samples, their order and the
     ranks don't matter.
@@ -86,7 +86,7 @@ def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[n
 def ordered_keys(
     values_T: Float32[np.ndarray, "T"], ties_T: UInt64[np.ndarray, "T"]
 ) -> UInt64[np.ndarray, "T"]:
-    """Return keys, uint64 [T], that sort by value, and equal values by the upper half of `ties_T`.
+    """Return sort keys, uint64 [T], that rise with the value, and among equal values with the upper 32 bits of `ties_T`.
 
     Args:
         values_T: the values, float32 [T], without NaN.

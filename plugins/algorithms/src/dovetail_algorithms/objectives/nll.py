@@ -51,7 +51,7 @@ class Perplexity:
         return math.exp(mean) if not mean > 709 else math.inf
 
     def merge(self, other: Perplexity) -> Perplexity:
-        """Return the perplexity over the tokens of this one and the other."""
+        """Return the perplexity over the tokens of both perplexities."""
         return Perplexity(self.total + other.total, self.tokens + other.tokens)
 
 

@@ -329,5 +329,5 @@ class Orpo(PreferenceObjective):
 
 
 def share_preferred(margins_P: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
-    """Return 1 where the chosen response is ahead, 0.5 where both are equal, and 0 where it is behind."""
+    """Return, for the margin of each pair, 1 if the chosen response is ahead, 0.5 if both are equal, and 0 if it is behind."""
     return (margins_P.detach().sign() + 1) / 2

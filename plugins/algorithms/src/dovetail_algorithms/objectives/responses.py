@@ -25,11 +25,12 @@ from dovetail_stages import (
 
 
 class ResponseObjective(Objective):
-    """The mean over responses of a loss of the log-ratio r to a reference policy. Samples without a policy token have no effect.
+    """Base of objectives that average a function ℓ of each response's log-ratio r to a reference policy. Samples without a policy token
+    have no effect.
 
         L = 1/N Σ_i ℓ(r_i),   r_i = Σ_t m_t log(π(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-    A subclass defines ℓ.
+    Subclasses define ℓ.
     """
 
     reference: ClassVar[str] = "ref_log_probs"
@@ -45,7 +46,7 @@ class ResponseObjective(Objective):
     def losses(
         self, log_ratios_N: Float[Tensor, "N"], micro_batch: Batch
     ) -> tuple[Float[Tensor, "N"], Mapping[str, Tensor]]:
-        """Return the loss of each response, and values [N] by metric, whose means are the metrics."""
+        """Return the loss of each response, and, by metric name, values [N] whose mean is the metric."""
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
         own = np.array([(mini_batch["response_mask"].sum() > 0).sum()], np.float64)

@@ -12,7 +12,8 @@ from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 class BestWorstPairs(Stage):
     """Keeps each group's highest-scored sample as chosen and its lowest-scored sample as rejected; drops all others.
 
-    Among equal scores, the sample that was requested first counts. A group whose scores are all equal has no pair and is dropped.
+    Among samples with equal scores, the one that was requested first is used. A group whose scores are all equal has no pair and is
+    dropped.
 
     In a config:
 

@@ -62,7 +62,7 @@ class ImplicitProcessRewards(Stage):
 
     @classmethod
     def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return `response_mask`, `scores`, and `ref_log_probs` if the run's reference policy is also the process reward model's."""
+        """Return `response_mask` and `scores`, and `ref_log_probs` if the run's reference policy is the model's reference."""
         _check(config, facts)
         own = config.reference is not None or _has_adapter(config, facts)
         return frozenset({"response_mask", "scores"} | (set() if own else {RUNS_OWN}))
@@ -77,7 +77,7 @@ class ImplicitProcessRewards(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         """Add the process rewards. Metrics, prefixed by the role's name: `prm/process_reward`, the mean per token; `prm/outcome_reward`,
-        the mean sum per sample.
+        the mean over samples of the sum over their tokens.
         """
         config, outputs = self.config, {"log_probs"}
         if config.reference is None and _has_adapter(config, step.facts):

@@ -9,7 +9,9 @@ from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 
 
 class MismatchedResponses(Stage):
-    """Computes the log-ratio of each prompt with the previous sample's response (the first with the last's), before the step's updates."""
+    """Computes, before the step's updates, the log-ratio of each sample's prompt followed by the previous sample's response; the first
+    prompt gets the last sample's response.
+    """
 
     name = "mismatched_responses"
     api = ">=1.0,<2"

@@ -34,7 +34,7 @@ class SpinPairs(Stage):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns of a response that a pair needs."""
+        """Return the columns of the policy's responses that forming pairs requires."""
         return frozenset(
             {"response_ids", "response_mask", "token_weight_versions", "trajectory_id"}
         )
