@@ -26,7 +26,7 @@ class EngineCases(PluginConformance):
     kind = "engine"
     plugin: ClassVar[type[TrainEngine]]
     device: ClassVar[str] = "cpu"
-    """The torch device of the plugin; the reference runs on the CPU."""
+    """The torch device of the engine under test; the reference model runs on the CPU."""
     tolerance: ClassVar[float] = 2e-5
     """Largest difference that counts as float32 rounding."""
     policy_loss: ClassVar[str] = "reinforce"

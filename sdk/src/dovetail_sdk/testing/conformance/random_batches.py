@@ -134,7 +134,7 @@ def random_trajectory(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def inner_of(column: Column) -> tuple[int, ...]:
-    """Return an inner shape for the column, with size 3 for dimensions that vary between runs."""
+    """Return the shape of one value of the column, with size 3 for each dimension whose size varies between runs."""
     return tuple(3 if size is None else size for size in column.inner)
 
 

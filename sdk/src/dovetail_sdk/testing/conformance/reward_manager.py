@@ -126,9 +126,9 @@ class RewardManagerConformance(PluginConformance):
         *,
         endless: Collection[str] = (),
     ) -> dict[str, Outcome]:
-        """Score samples with a Scorer and return outcomes by sample name. For managers that score groups, each sample is a group.
+        """Score samples with the manager and return the outcomes by sample id. Each sample is a group of its own.
 
-        Samples named in `endless` have the time limit `timeout`. If samples share calls, all of them have this limit.
+        Samples whose ids are in `endless` get the short time limit `timeout`. If samples share calls, all samples get this limit.
         """
 
         async def main() -> dict[str, Outcome]:

@@ -48,7 +48,7 @@ class StageConformance(PluginConformance):
     overrides: ClassVar[tuple[str, ...]] = ()
     """Overrides of the config with which the stage is tested, such as `algorithm.advantage=gae`."""
     required: ClassVar[Mapping[str, str]] = {}
-    """Columns that other stages require, and what requires each."""
+    """Columns that other stages require: name of the column → the stage that requires it."""
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
 

@@ -21,7 +21,7 @@ _BEFORE = "base_model.model."
 class PlainAdapter:
     """A low-rank adapter in the layout of weight updates.
 
-    Legend: r rank; an adapted layer's weight W is [out, in], and becomes W + s · B A.
+    Legend: r is the rank, s the scale. An adapted layer's weight W is [out, in], and becomes W + s · B A.
     """
 
     manifest: WeightManifest
