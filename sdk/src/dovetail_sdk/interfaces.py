@@ -88,7 +88,7 @@ def write() -> Path:
 
 
 def to_text(described: Mapping[str, Any]) -> str:
-    """Return a description as the text that is written to disk."""
+    """Return a description of the interfaces as JSON text, as `write` stores it."""
     return json.dumps(described, indent=1, ensure_ascii=False) + "\n"
 
 

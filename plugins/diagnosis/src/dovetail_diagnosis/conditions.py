@@ -32,7 +32,7 @@ class Condition:
     name: str
     """One-word name for `events.jsonl`; also the heading of its section in docs/diagnosis.md."""
     figures: tuple[str, ...]
-    """Metrics that show the condition and that a warning quotes, the most important first. Rows of `metrics.jsonl` without them are ignored."""
+    """Metrics that show the condition, the most important first. Warnings quote them; rows of metrics without any of them are ignored."""
     holds: Callable[[MetricHistory], bool]
     message: str
     hint: str

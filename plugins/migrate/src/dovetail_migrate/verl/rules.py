@@ -95,7 +95,7 @@ class Rules:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of query heads, key heads and experts of the model; all 0 if its config.json is not on this machine (any size divides 0)."""
+        """Numbers of query heads, key heads and experts of the model; all 0 if the model's config.json is not on this machine."""
         file = Path(str(self.get("model.path", ""))).expanduser() / "config.json"
         whole = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         text = whole.get("text_config", whole)

@@ -128,7 +128,7 @@ class EngineCases(PluginConformance):
             engine.close()
 
     def assert_close(self, got: Weights, expected: Weights) -> None:
-        """Assert equality within float32 rounding."""
+        """Assert that the weights of two models are equal within float32 rounding."""
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(got[name], tensor, atol=self.tolerance, rtol=1e-4)

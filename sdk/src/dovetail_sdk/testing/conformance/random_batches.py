@@ -21,7 +21,7 @@ def random_batch(
     declared: Iterable[Column] = (),
     component_names: tuple[str, ...] = ("accuracy", "format"),
 ) -> Batch:
-    """Make groups × n samples of 0 to 12 tokens; a fifth of the tokens are masked as tool output.
+    """Return a random batch of groups × n samples of 0 to 12 tokens; a fifth of the tokens are masked, as tool output would be.
 
     Args:
         required: columns to add to `group_id`, `scores`, `token_rewards` and `response_mask`.

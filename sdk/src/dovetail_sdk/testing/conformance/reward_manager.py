@@ -109,7 +109,7 @@ class RewardManagerConformance(PluginConformance):
         return value
 
     def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> Sample:
-        """Return a sample that is scored normally, or fails in the way named by `fail`."""
+        """Return a sample with a right or a wrong response. If `fail` is given, scoring the sample fails in the way that it names."""
         return make_sample(
             name,
             "4" if right else "5",

@@ -53,7 +53,7 @@ class StageConformance(PluginConformance):
     """Largest difference that counts as rounding."""
 
     def facts(self) -> PlanFacts:
-        """Return the plan's facts for the config under test."""
+        """Return the `PlanFacts` of a run with the config overrides under test."""
         return plan_facts(self.overrides, frozenset(self.required.items()))
 
     def asked(self, what: str) -> Any:
@@ -194,8 +194,8 @@ class StageConformance(PluginConformance):
         self.assert_sound(self.columns(0).drop(absent))
 
     def assert_sound(self, batch: Batch) -> None:
-        """Assert that only declared columns changed and that their values are finite and fit the glossary. The samples must be the same
-        unless the stage declares that it changes them.
+        """Run the stage and assert that only declared columns changed, and that all values are finite and have the dtype and shape of their
+        `Column`. The samples must be the same unless the stage declares that it changes them.
         """
         before = deepcopy(batch)
         done, _ = self.run(batch)

@@ -30,7 +30,7 @@ Answer = Callable[[str, Batch, frozenset[str | OutputSpec]], Batch]
 
 @functools.cache
 def plan_facts(overrides: tuple[str, ...], required: frozenset[tuple[str, str]]) -> PlanFacts:
-    """Return the facts of a plan for the smallest config.
+    """Return the `PlanFacts` of a config that sets only `model.path` and the overrides.
 
     Args:
         overrides: `key=value` overrides of the config.

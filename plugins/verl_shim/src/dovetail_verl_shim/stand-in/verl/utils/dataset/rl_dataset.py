@@ -8,7 +8,9 @@ from torch.utils.data import Dataset
 
 
 class RLHFDataset(Dataset[Any]):
-    """Reads files into `dataframe`. Subclasses can use verl's attributes from the config, and override `_read_files_and_tokenize`."""
+    """Reads files into `dataframe`. Subclasses can use the attributes of verl's class, such as `prompt_key`, and override
+    `_read_files_and_tokenize`.
+    """
 
     def __init__(
         self,
