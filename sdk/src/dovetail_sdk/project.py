@@ -95,7 +95,7 @@ def _isolated(table: Mapping[str, object], file: Path) -> bool:
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return requirements that are met exactly if one of the extras `engine` or `engine-…` is completely installed.
+    """Return requirements that are met if and only if one of the extras `engine` or `engine-…` is completely installed.
 
     Each inner tuple lists alternatives: one requirement of every tuple must be met. The tuples are the Cartesian product of the
     extras' requirements.

@@ -17,7 +17,7 @@ PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
 
 @dataclass(frozen=True)
 class Figure:
-    """A key figure, a number that logs and reports show: its metric, names, format and better direction."""
+    """A key figure (a number that logs and reports show): its metric, names, format and better direction."""
 
     label: str
     """Name for a table or a chart."""

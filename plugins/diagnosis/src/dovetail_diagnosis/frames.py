@@ -36,7 +36,7 @@ def load(run: str | os.PathLike[str]) -> RunFrames:
     """Read a run directory, whose run may still be in progress.
 
     Args:
-        run: `runs/<project>/<experiment>`.
+        run: the run directory, such as `runs/<project>/<experiment>`.
 
     Raises:
         RunDirectoryError: `run` is not a run directory, or one of its files is damaged.

@@ -34,7 +34,7 @@ class KeyFinding:
     ours: str = ""
     """Dovetail's key; empty if Dovetail has no such key."""
     value: Any = None
-    """Dovetail's value."""
+    """Value of Dovetail's key."""
     why: str = ""
 
 

@@ -196,7 +196,7 @@ def requirements_of(kind: str) -> list[str]:
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:
-    """Run ruff's import sorting and formatter on files and folders of a package, since names change line breaks; do nothing without ruff."""
+    """Run ruff's import sorting and formatter on files and folders of a package: names change line breaks. Do nothing without ruff."""
     if importlib.util.find_spec("ruff") is None:
         return
     for command in (("check", "--fix-only", "--select", "I"), ("format",)):

@@ -152,7 +152,7 @@ class TransportEnd:
         return self
 
     def answer(self, timeout: float = 60.0) -> Any:
-        """Wait for the result of the last request, such as `receive`, and return it.
+        """Wait for the result of the last call of `receive` or `send`, and return it.
 
         Raises:
             Exception: the error that the sender or receiver raised.

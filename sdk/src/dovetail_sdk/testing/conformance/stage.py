@@ -230,7 +230,7 @@ class StageConformance(PluginConformance):
                 self.assert_close(mine, expected[name][row])
 
     def assert_close(self, got: Any, expected: Any) -> None:
-        """Assert equality, for floats within the tolerance."""
+        """Assert that two values are equal, and floats within the tolerance."""
         if isinstance(got, np.ndarray | np.floating):
             np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)
         else:

@@ -170,7 +170,7 @@ class RandomModel:
         self._answer = answer
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a method by its name."""
+        """Call the method of this worker group that has this name."""
         return getattr(self, method)(*args, **kwargs)
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Future[Batch]:

@@ -42,7 +42,7 @@ class PlainAdapter:
         strength: float = 0.02,
         seed: int | None = None,
     ) -> PlainAdapter:
-        """Return an adapter drawn at random.
+        """Return a random adapter, which adds s · B A to the weight of each adapted layer; A is [r, in] and B is [out, r].
 
         Args:
             base: the base model.

@@ -59,5 +59,5 @@ class RLHFDataset(Dataset[Any]):
 
 
 def collate_fn(data_list: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the samples' values as a list by key, where verl returns tensors."""
+    """Return a list of the samples' values for each key; verl's own function returns tensors."""
     return {key: [row[key] for row in data_list] for key in data_list[0]}
