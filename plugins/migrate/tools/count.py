@@ -42,7 +42,7 @@ ASIDE = re.compile(
 
 
 def main() -> None:
-    """Count, and write `results.json`."""
+    """Import every script of a verl checkout, print the counts of results, and write `results.json`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("verl", type=Path)
     parser.add_argument("recipe", type=Path)
@@ -133,7 +133,7 @@ def one(script: Path, base: Path, arguments: argparse.Namespace) -> dict[str, An
 def judge(
     target: Path, draft: Draft, job: Job, places: list[Path], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Check an imported config in full, and compare it with verl's own."""
+    """Check an imported config in full, compare it with verl's own config, and return the result."""
     overrides = stand_ins(draft.values, arguments)
     # A stand-in's chat template takes no arguments.
     draft.values = {
@@ -162,7 +162,7 @@ def judge(
 
 
 def record(script: Path, cache: Path) -> tuple[list[list[str]], str]:
-    """Run a script confined; where it asks for variables or arguments, give them once more."""
+    """Run a script in the sandbox and return its commands; if the script lacks variables or arguments, run it again with them."""
     cache.mkdir(parents=True, exist_ok=True)
     file = cache / (re.sub(r"\W+", "_", str(script)) + ".json")
     if file.exists():
@@ -205,7 +205,7 @@ _NOT_HERE = {
 
 
 def stand_ins(values: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
-    """Overrides that put what is here in the place of models, data and files that are not."""
+    """Return config overrides that replace models, data and files that this machine lacks by ones that it has."""
     train, held_out, examples = arguments.rows
     if values.get("trainer.name") == "supervised":
         train = held_out = examples
@@ -240,7 +240,7 @@ def stand_ins(values: dict[str, Any], arguments: argparse.Namespace) -> list[str
 
 
 def hydras(job: Job, places: list[Path], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Verl's own config of a command, composed by Hydra; keys that verl's newest config lacks are forced into it (`++`)."""
+    """Return a command's config as Hydra composes it from verl's files; keys that verl's newest config lacks are added with `++`."""
     assert job.command is not None
     configs, name = arguments.verl / "verl/trainer/config", job.config_name
     folder = config_folder(job.command, places)
@@ -266,7 +266,7 @@ def hydras(job: Job, places: list[Path], arguments: argparse.Namespace) -> dict[
 
 
 def verls_counts(values: dict[str, Any], job: Job) -> dict[str, Any]:
-    """What verl's config comes to, from its own keys."""
+    """Return the quantities to compare, such as prompts per step, computed from verl's config."""
 
     def at(key: str, default: Any = None) -> Any:
         inner: Any = values
@@ -303,7 +303,7 @@ def verls_counts(values: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def our_counts(config: Any, job: Job) -> dict[str, Any]:
-    """The same of the imported config, as Dovetail resolves it."""
+    """Return the quantities to compare, as in `verls_counts`, from the imported config as Dovetail resolves it."""
     if job.finetunes:
         return {
             "prompts": config.data.train_batch_size,
@@ -331,7 +331,7 @@ def our_counts(config: Any, job: Job) -> dict[str, Any]:
 
 
 def same(verls: Any, ours: Any) -> bool:
-    """Whether two figures mean the same; a clip of 1 or more bounds nothing from below, and losses without a clip have none."""
+    """Return whether two values mean the same. A lower clip of 1 or more equals a missing one; a loss without clipping matches any clip."""
     if isinstance(verls, list):
         if ours == "none":
             return True
@@ -345,7 +345,7 @@ def same(verls: Any, ours: Any) -> bool:
 
 
 def summary(results: list[dict[str, Any]]) -> None:
-    """Print the counts, of all scripts and of those that need no NPU."""
+    """Print the counts for all scripts, and for the scripts that need no NPU."""
     for title, chosen in (("all", results), ("without NPU", [r for r in results if not r["npu"]])):
         states = Counter(r["state"] for r in chosen)
         recorded = len(chosen) - states["not recorded"]

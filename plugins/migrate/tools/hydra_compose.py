@@ -9,7 +9,10 @@ from omegaconf import OmegaConf
 
 
 def main() -> None:
-    """Read `[{folder, searchpath, name, overrides}]` and write `[{values} or {error}]`."""
+    """Read a JSON list of jobs from standard input, and write a JSON list with each job's composed config or its error.
+
+    A job has `folder`, `searchpath`, `name` and `overrides`; its result has `values` or `error`.
+    """
     found = []
     for job in json.load(sys.stdin):
         GlobalHydra.instance().clear()

@@ -23,7 +23,7 @@ _CONFIG = re.compile(r"verl/(?:trainer|experimental/\w+)/config/(?P<name>.+)\.ya
 
 
 def main() -> None:
-    """Write one table for each wheel."""
+    """Write a table of verl's config files for each verl wheel among the arguments."""
     for wheel in sys.argv[1:]:
         version = Path(wheel).name.split("-")[1]
         found: dict[str, Any] = {}

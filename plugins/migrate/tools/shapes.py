@@ -39,7 +39,7 @@ _MIXTURES: tuple[tuple[str, tuple[int, int, int, int, int]], ...] = (
 
 
 def make_model(name: str, tokenizer: Path, folder: Path, *, experts: bool = False) -> Path:
-    """Write a directory that reads as the model of that name; a name that is not known reads as Qwen3-8B or a mixture of 128 experts."""
+    """Write a model directory with the shape of the model `name`; unknown names get that of Qwen3-8B or of a mixture of 128 experts."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

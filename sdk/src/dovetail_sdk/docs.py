@@ -28,7 +28,7 @@ preflight:
 
 
 def pages(projects: Iterable[Project]) -> dict[str, str]:
-    """Return the text of every page, including the index, by path below the output folder.
+    """Return the Markdown text of every plugin's docs page and of the index, by path below the output folder.
 
     Args:
         projects: packages with manifests; their preflight rules are read from the installed packages.
@@ -55,9 +55,9 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
 
 
 def write(projects: Iterable[Project], output: Path) -> int:
-    """Write every page below `output`, remove generated pages of plugins that are gone, and return the number of pages written.
+    """Write every page below `output`, remove earlier pages of other plugins, and return the number of pages written.
 
-    Files that this command did not write stay. For errors see `pages`.
+    Files in `output` that were not generated are kept. For errors see `pages`.
     """
     texts = {output / path: text for path, text in pages(projects).items()}
     for file, text in texts.items():

@@ -101,7 +101,7 @@ _PUBLIC = """Plugins import these names from these packages, and nothing else of
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every page but the index, by file name."""
+    """Return the Markdown text of the docs page of each plugin interface, without the index, by file name."""
     described = describe_all()
     texts = {
         f"{name}.md": _page(kind, described["interfaces"][name]) for name, kind in KINDS.items()

@@ -44,7 +44,7 @@ class Change:
 
 
 def describe_all() -> dict[str, Any]:
-    """Return `{"schema", "interfaces": {kind: {"interface", "api", "methods", "attributes", "types"}}, "hooks"}` of this core.
+    """Return `{"schema", "interfaces": {kind: {"interface", "api", "methods", "attributes", "types"}}, "hooks"}` of the imported core.
 
     Each method, attribute and field is `{"declared", "required"}`: its declaration in the source, and whether a plugin or a caller
     must provide it.
@@ -88,7 +88,7 @@ def write() -> Path:
 
 
 def to_text(described: Mapping[str, Any]) -> str:
-    """Return a description as the text that is written to disk."""
+    """Return a description of the interfaces as JSON text, as `write` stores it."""
     return json.dumps(described, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -134,7 +134,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def bump(before: str, after: str) -> Bump:
-    """Return which part differs between two versions: major, minor or none."""
+    """Return how a version number changed: `major` if its first number differs, `minor` if only its second differs, or `none`."""
     old, new = ([int(part) for part in version.split(".")] for version in (before, after))
     if new[0] != old[0]:
         return "major"

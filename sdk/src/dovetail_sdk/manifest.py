@@ -63,7 +63,7 @@ def manifest_path(project: Project) -> Path:
 
 
 def to_text(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as the text that is written to disk."""
+    """Return the manifest as JSON text, as `write` stores it."""
     return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -39,7 +39,7 @@ class Project:
     """The top-level package that holds all plugins; empty for a package without plugins."""
     package_directory: Path
     needs: tuple[tuple[str, ...], ...]
-    """Requirements from the extras that install an engine: lists of alternatives. One alternative of each list must be met."""
+    """Requirements from the extras that install an engine, as `any_of_needs` returns: one of each inner tuple must be met."""
     isolated: bool = False
     """Whether its plugins need a Python environment of their own: `[tool.dovetail] isolated`."""
 
@@ -95,10 +95,10 @@ def _isolated(table: Mapping[str, object], file: Path) -> bool:
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the requirements of a package that needs one of its extras `engine` or `engine-…` to be installed completely.
+    """Return requirements that are met if and only if one of the extras `engine` or `engine-…` is completely installed.
 
-    Each list in the result holds alternatives, and every list must be met. The lists are the Cartesian product of the extras'
-    requirements.
+    Each inner tuple lists alternatives: one requirement of every tuple must be met. The tuples are the Cartesian product of the
+    extras' requirements.
     """
     engines = [
         list(requirements)

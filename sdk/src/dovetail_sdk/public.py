@@ -54,7 +54,7 @@ def public_names() -> dict[str, frozenset[str]]:
 
 
 def private_imports(directory: Path) -> list[str]:
-    """Return every import of a non-public name of core or another library in the Python files below a folder, as `file:line: what`.
+    """Return a line `file:line: message` for each import of a non-public name of core or its libraries below a folder.
 
     Raises:
         PluginBrokenError: a file is not Python.

@@ -32,18 +32,18 @@ class Condition:
     name: str
     """One-word name for `events.jsonl`; also the heading of its section in docs/diagnosis.md."""
     figures: tuple[str, ...]
-    """Metrics that show the condition and that a warning quotes, the most important first. Rows without any of them are ignored."""
+    """Metrics that show the condition, the most important first. Warnings quote them; rows of metrics without any of them are ignored."""
     holds: Callable[[MetricHistory], bool]
     message: str
     hint: str
     key: str
     """The config key to change first."""
     rows: int = STEPS
-    """Number of consecutive rows after which a warning begins or ends."""
+    """Number of consecutive rows of metrics after which a warning begins or ends."""
     evidence: Callable[[MetricHistory], str] | None = None
-    """Function that returns evidence from the run's history to quote; None quotes the current figures."""
+    """Function that returns the evidence for a warning's message, from the run's history. None: the current values of `figures`."""
     shows: Callable[[MetricHistory], list[str]] | None = None
-    """Function that returns the entries of `figures` that currently show the condition; None for all entries."""
+    """Function that returns the entries of `figures` that currently show the condition. None: all entries."""
     unless: tuple[str, ...] = ()
     """Names of conditions that explain this condition. While one of them is reported, this condition is not."""
 

@@ -14,11 +14,11 @@ PAGE = "docs/diagnosis.md"
 
 @dataclass
 class LearningWarning:
-    """A condition that has held for too many rows to be chance."""
+    """A warning about learning: a condition that held for so many consecutive rows of metrics that it is not chance."""
 
     name: str
     message: str
-    """The condition, and the figures at the step that began the warning."""
+    """A description of the condition, with the metrics that show it at the step where the warning began."""
     hint: str
     """Advice on what to try."""
     figure: str
@@ -28,7 +28,7 @@ class LearningWarning:
     first: int
     """First step at which the condition held."""
     last: int | None = None
-    """Last step at which the condition held; None as long as the warning is in force."""
+    """Last step at which the condition held; None while the warning has not ended."""
 
     @property
     def page(self) -> str:

@@ -17,7 +17,7 @@ PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that is shown during a run: its metric, names, format and better direction."""
+    """A key figure (a number that logs and reports show): its metric, names, format and better direction."""
 
     label: str
     """Name for a table or a chart."""
@@ -39,12 +39,12 @@ class Figure:
 
     @property
     def title(self) -> str:
-        """The label with the better direction."""
+        """The label, followed by `(higher is better)` or `(lower is better)` if the figure has a better direction."""
         words = {"up": "higher is better", "down": "lower is better"}
         return f"{self.label} ({words[self.better]})" if self.better else self.label
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return which of `names` is the metric to show, or None."""
+        """Return which of the logged metrics `names` is the one to show, or None."""
         known = list(names)
         if self.outdone(known):
             return None
@@ -53,7 +53,7 @@ class Figure:
         return next((name for name in (self.metric, *self.others) if name in known), None)
 
     def outdone(self, names: Iterable[str]) -> bool:
-        """Return whether one of these metrics is more informative than this figure."""
+        """Return whether one of these metrics matches `unless`, so that this figure is not shown."""
         return bool(self.unless) and any(re.fullmatch(self.unless, name) for name in names)
 
     def short_for(self, name: str | None) -> str:

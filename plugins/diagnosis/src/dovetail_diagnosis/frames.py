@@ -21,7 +21,7 @@ class RunFrames:
 
     Attributes:
         metrics: one row per step, indexed by `step`, and one column per metric; lines of one step are merged, missing values are NaN.
-        samples: one row per recorded sample, with its `step` and `file` (`step` or `validation`).
+        samples: one row per recorded sample; `step` is the sample's step, and `file` is `step` or `validation`, by the file it is in.
         config: the config of the run.
         summary: the content of `summary.json`; empty during the first training.
     """
@@ -36,7 +36,7 @@ def load(run: str | os.PathLike[str]) -> RunFrames:
     """Read a run directory, whose run may still be in progress.
 
     Args:
-        run: `runs/<project>/<experiment>`.
+        run: the run directory, such as `runs/<project>/<experiment>`.
 
     Raises:
         RunDirectoryError: `run` is not a run directory, or one of its files is damaged.

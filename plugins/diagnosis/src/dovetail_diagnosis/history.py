@@ -17,7 +17,7 @@ _SCORES = (re.compile(r"val/acc@\d+"), re.compile(r"val/mean@\d+"))
 
 @dataclass
 class MetricCourse:
-    """The history of one metric: finite values at ascending steps, and the highest and lowest mean of `WINDOW` values."""
+    """The history of one metric: finite values at ascending steps, and the highest and lowest mean of `WINDOW` consecutive values."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -112,7 +112,10 @@ class MetricHistory:
         return self.series.get(name, MetricCourse())
 
     def rise(self, name: str, step: int) -> float:
-        """Return the highest value after a step, divided by the median up to the step (or by the first value); 0 without later values."""
+        """Return the highest value after a step, divided by the median up to the step; 0 without later values.
+
+        Without earlier values, the first later value takes the median's place.
+        """
         before, after = self.of(name).up_to(step), self.of(name).after(step)
         if not after:
             return 0.0

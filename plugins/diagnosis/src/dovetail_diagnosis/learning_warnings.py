@@ -41,7 +41,7 @@ class LearningWarnings:
 
     @hookimpl
     def run_finished(self) -> None:
-        """Log the warnings that are still in force, which may have begun long ago."""
+        """Log the warnings that have not ended, each with the step at which its condition began."""
         if rest := self._diagnosis.in_force.values():
             since = ", ".join(f"{warning.name} since step {warning.first}" for warning in rest)
             self._logger.warning("the run ended while warnings were still active", warnings=since)

@@ -34,7 +34,7 @@ class KeyFinding:
     ours: str = ""
     """Dovetail's key; empty if Dovetail has no such key."""
     value: Any = None
-    """Dovetail's value."""
+    """Value of Dovetail's key."""
     why: str = ""
 
 
@@ -49,7 +49,7 @@ class Draft:
     """Reasons why the job as a whole can't be imported."""
 
     def put(self, ours: str, value: Any, *theirs: str, why: str = "") -> None:
-        """Set the Dovetail key `ours`, which replaces the source's keys `theirs`; `why`, if given, explains a different meaning."""
+        """Set the Dovetail key `ours`, which replaces the other system's keys `theirs`; `why`, if given, explains a different meaning."""
         self.values[ours] = value
         if why and theirs:
             self.comments[ours] = f"{theirs[0].rpartition('actor_rollout_ref.')[2]}: {why}"
@@ -61,7 +61,7 @@ class Draft:
         self.findings += [KeyFinding(KeyOutcome.UNNEEDED, key, why=why) for key in theirs]
 
     def change(self, why: str, *theirs: str) -> None:
-        """Record keys of the other system whose effect Dovetail achieves without a key."""
+        """Record keys of the other system that have no Dovetail key, and whose effect differs in Dovetail as `why` explains."""
         self.findings += [KeyFinding(KeyOutcome.CHANGED, key, why=why) for key in theirs]
 
     def refuse(self, why: str, *theirs: str) -> None:
@@ -69,7 +69,7 @@ class Draft:
         self.findings += [KeyFinding(KeyOutcome.REFUSED, key, why=why) for key in theirs]
 
     def outcome_of(self, key: str) -> KeyFinding | None:
-        """Return the most severe finding on a key of the source, or on a section above it."""
+        """Return the most severe finding on a key of the other system or on a section that contains the key; None without one."""
         order = list(KeyOutcome)
         found = [f for f in self.findings if f.theirs == key or key.startswith(f"{f.theirs}.")]
         return max(found, key=lambda finding: order.index(finding.outcome), default=None)

@@ -45,7 +45,7 @@ class ImportReport:
     keys: tuple[KeyReport, ...]
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Notes on the whole job: keys given twice, the version, and defaults that are written."""
+    """Notes on the whole job: keys given twice, the other system's version, and how many of its defaults the config sets."""
 
     def count(self, outcome: KeyOutcome) -> int:
         """Return the number of keys with this outcome."""

@@ -114,8 +114,8 @@ def _refs(plan: Plan, role: str) -> list[PluginRef]:
 
 
 def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The profile covers steps, roles or ranks that the run does not have and that would not be recorded, or uses a tool that can't record
-    on the device of a role.
+    """The section `profile` names steps, roles or ranks that the run does not have, so that they would not be recorded, or a tool that
+    can't record on the device of a role.
     """
     profile = config.profile
     if profile.tool is None or plan is None:

@@ -66,7 +66,7 @@ def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and uses none of them.
 
-    This happens if the config of a reinforcement-learning run gets another trainer, or if a reward is expected to have an effect.
+    This happens if the config of a reinforcement-learning run gets another trainer, or if its author expects a reward to have an effect.
     """
     if plan is None or plan.generates:
         return

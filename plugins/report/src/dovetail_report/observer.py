@@ -28,7 +28,7 @@ class ReportWriter:
 
     @hookimpl
     def step_finished(self) -> None:
-        """Write the report if the previous report is old enough."""
+        """Write the report if enough time has passed since the previous report was written."""
         if monotonic() >= self._due:
             self._write()
 

@@ -18,7 +18,9 @@ _CRITIC = re.compile(r"^critic:.*\n(?:[ \t].*\n?|\n)*", re.MULTILINE)
 
 
 def algorithm_line(config: str) -> str:
-    """Return a resolved config's algorithm in one line, `preset dapo · grpo advantages · ppo_clip policy loss · …`, or `actor.objective`.
+    """Return a resolved config's algorithm in one line, such as `preset dapo · grpo advantages · ppo_clip policy loss`.
+
+    If `actor.objective` is set, the line names only the objective.
 
     Args:
         config: the config as YAML; damaged or empty YAML gives an empty line.
@@ -54,7 +56,7 @@ def without_critic(config: str) -> str:
 
 
 def plugin_table(lock: Any) -> dict[str, Any] | None:
-    """Return the plugin lock as columns and rows, or None without a lock."""
+    """Return the content of the plugin lock file as a table of columns and rows, or None if it lists no plugin."""
     entries = lock.get("plugins") if isinstance(lock, dict) else lock
     rows = [entry for entry in entries or [] if isinstance(entry, dict)]
     names = [

@@ -45,20 +45,20 @@ class EmbeddedSamples:
     """The samples of a run that the report's page embeds."""
 
     count: int
-    """Number of samples in all files."""
+    """Number of samples in the files of the folder `report`."""
     suspect: int
     """Number of samples that are marked as suspect."""
     every: int
     """Interval of the steps whose samples are in the report: every `every`-th step."""
     scripts: list[str]
-    """Scripts with an index and the samples of some steps, which the page uses if the folder is missing."""
+    """JavaScript with the index and the samples of some steps, which the page uses if the folder `report` is missing."""
 
 
 def write_samples(directory: Path) -> EmbeddedSamples:
-    """Write the samples of a run beside the report; files that have not changed since the last report stay.
+    """Write the samples of a run into the folder `report`; files that have not changed since the last report are not written again.
 
     If the samples have too many bytes, texts are shortened first. Then the samples of every second step are left out, repeatedly if
-    needed; the first and the last step stay.
+    needed; the first and the last step are always kept.
 
     Raises:
         RunDirectoryError: a file can't be written.

@@ -25,7 +25,7 @@ def source_of(name: str, kind: str = "mean") -> str | None:
 
 
 def validation_table(history: History) -> dict[str, Any] | None:
-    """Return step, columns and rows of the latest validation, or None if the table would show only one figure.
+    """Return step, columns and rows of a table of the latest validation, or None if the table would show only one value.
 
     Mean and accuracy are always shown, pass@k for every k above 1, majority@k and best@k for the largest k. For k = 1, pass@k,
     majority@k and best@k would equal the mean.

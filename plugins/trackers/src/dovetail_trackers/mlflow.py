@@ -21,7 +21,7 @@ class MlflowTracker(BackgroundTracker):
     """Logs to an MLflow server, or to a folder.
 
     MLflow refuses some characters in names: `val/mean@1` is logged as `val/mean_at_1`, and other characters become `_`. In a folder, each
-    metric is a file, so `.` replaces `/`: otherwise `time/rollout` would be a file, and a folder for `time/rollout/wait`.
+    metric is a file, so `.` replaces `/`: otherwise `time/rollout` would be both a file and the folder of `time/rollout/wait`.
     """
 
     name = "mlflow"

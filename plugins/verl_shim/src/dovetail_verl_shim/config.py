@@ -12,7 +12,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class VerlDatasetConfig(PluginSection):
-    """Selects a dataset class of verl."""
+    """Selects a dataset class that was written for verl."""
 
     file: str
     """Python file that defines the class (verl's `data.custom_cls.path`); the file is executed."""

@@ -30,7 +30,7 @@ class NotHereError(PluginError):
 
 
 def installed(entry: PluginEntry) -> Installed:
-    """Return the distribution that an entry belongs to."""
+    """Return the installed distribution to which a plugin belongs."""
     return next(
         one
         for one in default_index().distributions
@@ -77,7 +77,7 @@ def check_manifest(entry: PluginEntry) -> None:
 
 
 def check_wheel(entry: PluginEntry) -> None:
-    """Check that the wheel holds the manifest: the installed wheel, or a wheel built from an editable install's source.
+    """Check that a plugin's wheel contains the manifest. For an editable install, a wheel is built from the source folder.
 
     Raises:
         NotHereError: no wheel can be built in this environment.

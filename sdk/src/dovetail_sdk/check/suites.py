@@ -54,7 +54,7 @@ def suites_for(
 
     Raises:
         PluginBrokenError: importing `conformance.py` fails.
-        ConfigError: an override is wrong, or settings are missing beside the overrides.
+        ConfigError: an override is wrong, or overrides are given but do not set every required setting.
         NotHereError: the plugin has required settings, and no override is given.
     """
     suite = _suite_of(kind)

@@ -24,7 +24,7 @@ def failed(report: dict[str, Any]) -> bool:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print a report: each result that is not a plain success with its reason, then a summary."""
+    """Print a report: a table of checks and tests, the reasons of those that failed or were skipped, and a summary."""
     plugin = report["plugin"]
     render.line(
         f"{_name(report)} of {plugin['distribution']} {plugin['version']}, "

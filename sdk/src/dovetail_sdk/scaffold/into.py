@@ -29,8 +29,8 @@ from dovetail_sdk.scaffold.new import (
 def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     """Add a plugin to the package in `directory`: a folder with its modules, tests and an entry point.
 
-    The manifest is derived again. Only the entry point and the template's requirements are added to pyproject.toml. No other file of
-    the package changes.
+    Also writes the package's manifest again, and adds the entry point and the template's requirements to pyproject.toml. No other file
+    of the package changes.
 
     Args:
         kind: one of `KINDS`.

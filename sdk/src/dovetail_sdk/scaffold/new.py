@@ -196,7 +196,7 @@ def requirements_of(kind: str) -> list[str]:
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:
-    """Run `ruff format` on files and folders of a package if ruff is installed: line breaks depend on the length of the names."""
+    """Run ruff's import sorting and formatter on files and folders of a package: names change line breaks. Do nothing without ruff."""
     if importlib.util.find_spec("ruff") is None:
         return
     for command in (("check", "--fix-only", "--select", "I"), ("format",)):

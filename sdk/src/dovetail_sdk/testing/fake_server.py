@@ -12,8 +12,8 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeServer:
-    """A context manager that runs an HTTP server on the loopback interface, with answers by path. The answer of `*` serves all other
-    paths; without it, they get 404.
+    """A context manager that runs an HTTP server on the loopback interface, with answers by path. Other paths get the answer of the
+    path `*`, or status 404 if there is none.
 
     Attributes:
         url: the server's address.

@@ -51,7 +51,7 @@ def preload(*modules: str) -> None:
 
 
 def start_forked(*processes: Callable[[Any], Any]) -> list[Any]:
-    """Start processes by forking a server process that has imported torch and the modules of `preload`.
+    """Start processes and return them. They are forked from a server process that has imported torch and the modules of `preload`.
 
     Args:
         processes: functions that take a `multiprocessing` context and return a process that has not been started.

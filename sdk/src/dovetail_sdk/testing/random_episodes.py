@@ -38,7 +38,7 @@ class FunctionLoop(AgentLoop):
 
     Args:
         body: the function, called with the episode's session.
-        limits: fields of the config.
+        limits: fields of the loop's config, such as `max_turns`.
     """
 
     name = "loop"

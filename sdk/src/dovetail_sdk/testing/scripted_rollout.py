@@ -26,7 +26,7 @@ from dovetail.sections import RolloutSection
 async def answers(
     pool: Any, requests: Sequence[RolloutRequest], conversations: Sequence[Hashable] | None = None
 ) -> list[Completion]:
-    """Submit requests to a rollout pool concurrently, each in its conversation; return all samples in order of arrival."""
+    """Submit requests to a rollout pool concurrently, each with its key in `conversations`; return all samples in order of arrival."""
     found: list[Completion] = []
 
     async def one(request: RolloutRequest, conversation: Hashable | None) -> None:
@@ -69,7 +69,7 @@ class ScriptedRollout(BaseRollout):
         versions: every received weight version.
         aborted: every request id that `abort` was called with.
         closed: whether the replica was closed.
-        asleep: tags of the memory that is released by `sleep`.
+        asleep: tags of the memory that `sleep` released and `wake` has not restored.
     """
 
     name = "scripted"

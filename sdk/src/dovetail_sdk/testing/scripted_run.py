@@ -32,7 +32,7 @@ PROMPTS = 2
 
 @attrs.frozen(kw_only=True)
 class ScriptedExperience:
-    """The samples that a step trains on."""
+    """The experience of a step of `ScriptedRun`: the samples that the step trains on."""
 
     samples: Sequence[Sample]
     columns: Batch

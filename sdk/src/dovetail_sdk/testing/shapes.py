@@ -22,7 +22,7 @@ from jaxtyping import jaxtyped
 
 @contextmanager
 def checked(*classes: type) -> Iterator[None]:
-    """Check calls of the classes' constructors, methods and properties while the context lasts.
+    """Check calls of the classes' constructors, methods and properties against their annotated shapes while the context lasts.
 
     Axes are checked within each call: an axis that several arguments name must have one size. The fields of an attrs class are
     checked against each other whenever an instance is created.

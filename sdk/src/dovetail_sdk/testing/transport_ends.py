@@ -79,7 +79,7 @@ def contents(tensors: Iterator[tuple[str, Tensor]]) -> Contents:
 
 @attrs.frozen(kw_only=True)
 class TransportPlace:
-    """The arguments with which a process makes its end of a transport."""
+    """The arguments with which a process creates the sender or a receiver of a weight transport."""
 
     plugin: type[WeightTransport]
     config: PluginConfig
@@ -90,7 +90,7 @@ class TransportPlace:
     """Devices of the receivers, by rank; if empty, all receivers use the sender's device."""
 
     def transport(self, side: Literal["sender", "receiver"], rank: int = 0) -> WeightTransport:
-        """Return the transport in this process, for an end of this side and rank."""
+        """Create the transport in this process, for a sender or receiver of this rank."""
         device = self.device
         if side == "receiver" and self.receiver_devices:
             device = self.receiver_devices[rank % len(self.receiver_devices)]
@@ -101,12 +101,12 @@ class TransportPlace:
 
 
 class TransportEnd:
-    """A process with one end of a transport.
+    """A process that runs the sender or one receiver of a weight transport.
 
     Args:
-        place: the arguments with which the process makes the transport.
-        side: sender or receiver. A receiver is created and registered before the constructor returns.
-        rank: the rank in the end's plugin context.
+        place: the arguments with which the process creates the transport.
+        side: whether the process runs a sender or a receiver. A receiver is registered before the constructor returns.
+        rank: the rank in the plugin context of the sender or receiver.
     """
 
     def __init__(
@@ -131,31 +131,31 @@ class TransportEnd:
         return self.answer()
 
     def receive(self, manifest: WeightManifest, hang_after: str | None = None) -> Self:
-        """Start receiving; `answer` returns the `Contents`.
+        """Start receiving. `answer` then returns the received tensors as `Contents`.
 
         Args:
             manifest: the sender's manifest.
-            hang_after: the name of the last tensor to request; the end then waits until it is killed.
+            hang_after: the name of the last tensor to request; the process then waits until it is killed.
         """
         self._pipe.send(("receive", manifest, hang_after))
         return self
 
     def send(self, manifest: WeightManifest, seed: int, hang_before: str | None = None) -> Self:
-        """Begin to send `case_tensors(seed)`; `answer` waits until all tensors are sent.
+        """Begin to send `case_tensors(seed)`. `answer` then waits until all tensors are sent.
 
         Args:
             manifest: the manifest of these tensors.
             seed: the seed of `case_tensors`.
-            hang_before: the name of a tensor that is never gathered; before this tensor, the end waits until it is killed.
+            hang_before: the name of a tensor that is never gathered; before this tensor, the process waits until it is killed.
         """
         self._pipe.send(("send", manifest, seed, hang_before))
         return self
 
     def answer(self, timeout: float = 60.0) -> Any:
-        """Wait for the result of the last request, such as `receive`, and return it.
+        """Wait for the result of the last call of `receive` or `send`, and return it.
 
         Raises:
-            Exception: whatever the end raised.
+            Exception: the error that the sender or receiver raised.
             TimeoutError: no answer came.
         """
         deadline = time.monotonic() + timeout
@@ -164,11 +164,11 @@ class TransportEnd:
         return found[1]
 
     def await_hang(self, timeout: float = 60.0) -> None:
-        """Wait until the end hangs at the tensor of `hang_after` or `hang_before`.
+        """Wait until the process hangs at the tensor of `hang_after` or `hang_before`.
 
         Raises:
-            Exception: the error with which the end finished instead.
-            TimeoutError: the end neither hung nor finished in time.
+            Exception: the error that the sender or receiver raised instead of hanging.
+            TimeoutError: the process neither hung nor finished in time.
         """
         if self._next(time.monotonic() + timeout)[0] != _HANGS:
             raise RuntimeError("the sender or receiver finished all tensors; expected it to hang")
@@ -187,7 +187,7 @@ class TransportEnd:
         self._process.join()
 
     def close(self) -> None:
-        """Close the end and its process; safe to call twice, and after `kill`."""
+        """Close the sender or receiver and its process; safe to call twice, and after `kill`."""
         if self._process.is_alive():
             self._pipe.send(("close",))
             self._process.join(30)

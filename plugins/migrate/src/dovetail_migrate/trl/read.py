@@ -28,7 +28,7 @@ class TrlJob:
     kind: str
     """Kind of the config: grpo, sft or dpo."""
     given: dict[str, Any] = attrs.field(factory=dict)
-    """Given values by name; values of LoraConfig and the trainer as `peft_config.r`, `trainer.model`."""
+    """Given values by name; names from LoraConfig and the trainer have a prefix: `peft_config.r`, `trainer.model`."""
 
 
 def read_trl(path: Path) -> TrlJob:

@@ -56,7 +56,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: the file is missing or holds something else.
+        ConfigError: the file is missing, or contains no mapping.
     """
     try:
         text = path.read_text("utf-8")
@@ -98,7 +98,7 @@ class Composer:
     read: list[str] = attrs.field(factory=list)
     """Names of the files that were read, each file before the files that it includes."""
     own: dict[str, Any] = attrs.field(factory=dict)
-    """Values from the files in the folder, by key."""
+    """Values from the files in `folder`, by key."""
 
     def compose(self, name: str) -> dict[str, Any]:
         """Compose the config of this name, without `defaults` and with unresolved interpolations.

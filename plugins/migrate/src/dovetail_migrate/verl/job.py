@@ -32,7 +32,7 @@ class GivenKey:
     """A key that the command or a file gives."""
 
     key: str
-    """verl's key, as its version spells it."""
+    """The key as the imported version of verl spells it."""
     value: Any
     where: str
     """Source of the key, such as `config.yaml` or `the command`."""
@@ -55,7 +55,7 @@ class Job:
     """Messages about keys that were given more than once."""
     command: VerlCommand | None = None
     defaults: dict[str, Any] = attrs.field(factory=dict, repr=False)
-    """verl's own values by key."""
+    """verl's default values by key."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a key's value, or the default if the key is absent or null."""

@@ -17,7 +17,7 @@ _WORDS = {"true": True, "false": False, "null": None, "nan": float("nan"), "inf"
 
 @attrs.frozen
 class Override:
-    """One override as it was written."""
+    """One Hydra override: the text as it was written, and its sign, key and value."""
 
     text: str
     sign: Sign

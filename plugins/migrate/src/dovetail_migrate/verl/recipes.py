@@ -20,7 +20,7 @@ _OWN_LOOPS = frozenset({
 
 
 def foreign_program(job: Job) -> str | None:
-    """Return a message if the job's program trains with code of its own, which can't be imported; else None."""
+    """Return a message if the job's program has its own training loop, which can't be imported; else None."""
     module = job.command.module if job.command else ""
     if "reward_queue" in module:
         return None  # verl's asynchronous program; Dovetail always scores samples while others are generated

@@ -77,7 +77,7 @@ class Rules:
         self.draft.idle(why, *map(self.full, theirs))
 
     def change(self, why: str, *theirs: str) -> None:
-        """Record verl keys whose effect Dovetail achieves without a key."""
+        """Record verl keys that have no Dovetail key, and whose effect differs in Dovetail as `why` explains."""
         self.draft.change(why, *map(self.full, theirs))
 
     def refuse(self, why: str, *theirs: str) -> None:
@@ -95,7 +95,7 @@ class Rules:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of query heads, key heads and experts of the model; 0, which every size divides, if the model's config is not local."""
+        """Numbers of query heads, key heads and experts of the model; all 0 if the model's config.json is not on this machine."""
         file = Path(str(self.get("model.path", ""))).expanduser() / "config.json"
         whole = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         text = whole.get("text_config", whole)
@@ -119,7 +119,7 @@ def on(value: Any) -> bool | None:
 
 
 def as_list(value: Any) -> Any:
-    """Return one file as text, several files as a list; a list may also be given as quoted text."""
+    """Return a string for one file, and a list of strings for several. The value may be a list, or the text of a list."""
     from dovetail_migrate.verl.overrides import read_value
 
     listed = read_value(value) if isinstance(value, str) and value.startswith("[") else value

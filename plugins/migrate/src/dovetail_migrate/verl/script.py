@@ -129,7 +129,7 @@ class ScriptRun:
 
 
 def may_do(script: Path) -> str:
-    """Return a text on what the script may do, to print before the script runs; for errors see `run_script`."""
+    """Return a description of what the script may do, to print before the script runs; for errors see `run_script`."""
     if not script.is_file():
         raise ConfigError(f"the script {script} does not exist")
     return WHAT_IT_MAY_DO.format(script=script, seconds=SECONDS, more=len(STAND_INS) - 6)

@@ -62,7 +62,7 @@ class VerlCommand:
 
     @property
     def trains(self) -> bool:
-        """Whether the command starts training, judged by its words."""
+        """Whether the command starts training, judged only by its program and arguments."""
         if self.module in OTHERS or re.search(r"(?i)preprocess|main_(eval|gen)|data_process|\bgenerat", self.module):  # fmt: skip
             return False
         return self.module in DEFAULT_CONFIGS or bool(self.overrides or self.config_name)

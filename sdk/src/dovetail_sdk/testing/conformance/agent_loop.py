@@ -40,7 +40,7 @@ def draw_episodes(
     n: int = 1,
     tokens: int = 4096,
 ) -> list[Sample]:
-    """Start the loop, run episodes concurrently with a scripted policy and a small tokenizer, and close the loop.
+    """Run episodes concurrently with a scripted policy and return their samples. The loop is started before and closed afterwards.
 
     Args:
         loop: an agent loop whose context has the tokenizer `template_tokenizer(CHATML)`.
@@ -98,7 +98,7 @@ class AgentLoopConformance(PluginConformance):
     def draw(
         self, n: int = 3, *, indices: Sequence[int] = (0,), tokens: int = 4096
     ) -> list[Sample]:
-        """Run n episodes per prompt concurrently, with a policy whose turns are `turns`.
+        """Run n episodes per prompt concurrently, with a policy whose turns are `turns`, and return their samples.
 
         Args:
             n: the number of samples per prompt.

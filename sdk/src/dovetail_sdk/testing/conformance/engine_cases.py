@@ -26,7 +26,7 @@ class EngineCases(PluginConformance):
     kind = "engine"
     plugin: ClassVar[type[TrainEngine]]
     device: ClassVar[str] = "cpu"
-    """The torch device of the plugin; the reference runs on the CPU."""
+    """The torch device of the engine under test; the reference model runs on the CPU."""
     tolerance: ClassVar[float] = 2e-5
     """Largest difference that counts as float32 rounding."""
     policy_loss: ClassVar[str] = "reinforce"
@@ -128,7 +128,7 @@ class EngineCases(PluginConformance):
             engine.close()
 
     def assert_close(self, got: Weights, expected: Weights) -> None:
-        """Assert equality within float32 rounding."""
+        """Assert that the weights of two models are equal within float32 rounding."""
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(got[name], tensor, atol=self.tolerance, rtol=1e-4)

@@ -42,7 +42,10 @@ class ObjectiveCases(PluginConformance):
         raise NotImplementedError
 
     def mini_batch(self, seed: int) -> Batch:
-        """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 must stay together."""
+        """Return eight samples with the columns that the objective requires.
+
+        Samples 2k and 2k + 1 stay in one micro-batch, unless the objective's unit is the sample.
+        """
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
@@ -125,7 +128,7 @@ class ObjectiveConformance(ObjectiveCases):
     # Methods that a plugin's suite may override
 
     def mini_batch(self, seed: int) -> Batch:
-        """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 are a pair and a group."""
+        """Return eight samples with the columns that the objective requires; samples 2k and 2k + 1 have the same pair id and group id."""
         rng = np.random.default_rng(seed)
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in LENGTHS], dtype=np.bool_)
         samples = len(LENGTHS)

@@ -44,7 +44,10 @@ class PolicyLossConformance(ObjectiveCases):
     def mini_batch(
         self, seed: int, lengths: Sequence[int] = (3, 7, 0, 5, 1, 9, 4, 6), spread: float = 0.3
     ) -> Batch:
-        """Return a batch with the loss's required columns and `log_probs`; log-probs of other policies differ by about `spread` nats."""
+        """Return random samples of these lengths with `log_probs` and the columns that the loss requires.
+
+        Columns of other policies, such as `old_log_probs`, differ from `log_probs` by about `spread` nats per token.
+        """
         rng = np.random.default_rng(seed)
         config = self.make_config()
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in lengths], dtype=np.bool_)

@@ -21,7 +21,7 @@ def random_batch(
     declared: Iterable[Column] = (),
     component_names: tuple[str, ...] = ("accuracy", "format"),
 ) -> Batch:
-    """Make groups × n samples of 0 to 12 tokens; a fifth of the tokens are masked as tool output.
+    """Return a random batch of groups × n samples of 0 to 12 tokens; a fifth of the tokens are masked, as tool output would be.
 
     Args:
         required: columns to add to `group_id`, `scores`, `token_rewards` and `response_mask`.
@@ -134,7 +134,7 @@ def random_trajectory(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def inner_of(column: Column) -> tuple[int, ...]:
-    """Return an inner shape for the column, with size 3 for dimensions that vary between runs."""
+    """Return the shape of one value of the column, with size 3 for each dimension whose size varies between runs."""
     return tuple(3 if size is None else size for size in column.inner)
 
 

@@ -109,7 +109,7 @@ class RewardManagerConformance(PluginConformance):
         return value
 
     def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> Sample:
-        """Return a sample that is scored normally, or fails in the way named by `fail`."""
+        """Return a sample with a right or a wrong response. If `fail` is given, scoring the sample fails in the way that it names."""
         return make_sample(
             name,
             "4" if right else "5",
@@ -126,9 +126,9 @@ class RewardManagerConformance(PluginConformance):
         *,
         endless: Collection[str] = (),
     ) -> dict[str, Outcome]:
-        """Score samples with a Scorer and return outcomes by sample name. For managers that score groups, each sample is a group.
+        """Score samples with the manager and return the outcomes by sample id. Each sample is a group of its own.
 
-        Samples named in `endless` have the time limit `timeout`. If samples share calls, all of them have this limit.
+        Samples whose ids are in `endless` get the short time limit `timeout`. If samples share calls, all samples get this limit.
         """
 
         async def main() -> dict[str, Outcome]:

@@ -13,9 +13,9 @@ class RulesConformance:
     """Conformance suite for preflight rules, tried on configs with and without findings: subclass it and set the attributes.
 
     Attributes:
-        distribution: the installed package.
-        found: configs with a finding, by rule: `key=value` overrides, and the severity and words of the finding's message.
-        silent: overrides of configs without a finding, by rule.
+        distribution: the installed package whose rules are tested.
+        found: cases with a finding, by rule: `key=value` overrides of the config, the finding's severity, and words of its message.
+        silent: cases without a finding, by rule: `key=value` overrides of the config.
         elsewhere: rules of the package that other tests cover.
     """
 

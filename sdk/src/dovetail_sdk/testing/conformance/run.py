@@ -168,7 +168,7 @@ class RunConformance:
                 self.begin(run) if calls[-1] == "step" else getattr(run, calls[-1])(step)
 
     def begin(self, run: Run) -> None:
-        """Begin a step and fail the test if the run allows it."""
+        """Try to begin a step that the run should refuse; fail the test if the step begins."""
         with run.step() as step:
             pytest.fail(f"step {step.number} began; expected PluginBrokenError")
 

@@ -56,7 +56,7 @@ class RuntimeConformance(PluginConformance):
         return runtime
 
     def spec(self, kind: str, attribute: str) -> WorkerSpec:
-        """Return the spec of a worker group for the suite's worker class `attribute`."""
+        """Return the spec of a worker group whose workers have the class `attribute` of the suite's module `runtime_workers`."""
         ref = PluginRef(
             kind=kind, name=attribute, path=runtime_workers.__file__, attribute=attribute
         )
@@ -115,7 +115,9 @@ class DispatchModeConformance(PluginConformance):
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """Return the suite's arguments as a call per rank, with a receipt for `collect`; skip the test if the mode refuses them."""
+        """Return a call per rank with the suite's arguments, and the receipt, which `collect` gets back. If the mode refuses the arguments,
+        skip the test.
+        """
         try:
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:

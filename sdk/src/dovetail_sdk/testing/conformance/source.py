@@ -87,7 +87,7 @@ class SourceConformance(PluginConformance):
     overrides: ClassVar[tuple[str, ...]] = ()
     """Config overrides of the run that reads from the source."""
     plugins: ClassVar[tuple[type[Plugin], ...]] = ()
-    """Further plugins that the run has, such as a trainer."""
+    """Plugins that the run needs and that are not installed, such as a trainer."""
     rows: ClassVar[Sequence[Mapping[str, Any]]] = tuple(
         {"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "data_source": "sums", "reward_model": {"ground_truth": str(n + 1)}}
         for n in range(8)

@@ -48,12 +48,12 @@ class StageConformance(PluginConformance):
     overrides: ClassVar[tuple[str, ...]] = ()
     """Overrides of the config with which the stage is tested, such as `algorithm.advantage=gae`."""
     required: ClassVar[Mapping[str, str]] = {}
-    """Columns that other stages require, and what requires each."""
+    """Columns that other stages require: name of the column → the stage that requires it."""
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
 
     def facts(self) -> PlanFacts:
-        """Return the plan's facts for the config under test."""
+        """Return the `PlanFacts` of a run with the config overrides under test."""
         return plan_facts(self.overrides, frozenset(self.required.items()))
 
     def asked(self, what: str) -> Any:
@@ -194,8 +194,8 @@ class StageConformance(PluginConformance):
         self.assert_sound(self.columns(0).drop(absent))
 
     def assert_sound(self, batch: Batch) -> None:
-        """Assert that only declared columns changed and that their values are finite and fit the glossary. The samples must be the same
-        unless the stage declares that it changes them.
+        """Run the stage and assert that only declared columns changed, and that all values are finite and have the dtype and shape of their
+        `Column`. The samples must be the same unless the stage declares that it changes them.
         """
         before = deepcopy(batch)
         done, _ = self.run(batch)
@@ -230,7 +230,7 @@ class StageConformance(PluginConformance):
                 self.assert_close(mine, expected[name][row])
 
     def assert_close(self, got: Any, expected: Any) -> None:
-        """Assert equality, for floats within the tolerance."""
+        """Assert that two values are equal, and floats within the tolerance."""
         if isinstance(got, np.ndarray | np.floating):
             np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)
         else:

@@ -28,7 +28,7 @@ class StageSetConformance(PluginConformance):
     overrides: ClassVar[tuple[str, ...]] = ()
     """Config overrides of the run that is planned."""
     plugins: ClassVar[tuple[type[Plugin], ...]] = ()
-    """Further plugins that the run has, such as stages."""
+    """Plugins that the run needs and that are not installed, such as stages."""
 
     @pytest.fixture
     def plan(self) -> Iterator[Plan]:

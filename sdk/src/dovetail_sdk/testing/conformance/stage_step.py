@@ -30,7 +30,7 @@ Answer = Callable[[str, Batch, frozenset[str | OutputSpec]], Batch]
 
 @functools.cache
 def plan_facts(overrides: tuple[str, ...], required: frozenset[tuple[str, str]]) -> PlanFacts:
-    """Return the facts of a plan for the smallest config.
+    """Return the `PlanFacts` of a config that sets only `model.path` and the overrides.
 
     Args:
         overrides: `key=value` overrides of the config.
@@ -93,7 +93,7 @@ def step_batch(
 
 
 def with_masked_row(batch: Batch, row: int) -> Batch:
-    """Return the batch with one sample fully masked, so that the sample's tokens hold 0."""
+    """Return the batch with sample `row` fully masked; the other ragged columns that depend on the mask are 0 there too."""
     kept = ("response_ids", "token_weight_versions", "turn_ids")
     changed = {}
     for name, column in along_responses(batch).items():
@@ -170,7 +170,7 @@ class RandomModel:
         self._answer = answer
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a method by its name."""
+        """Call the method of this worker group that has this name."""
         return getattr(self, method)(*args, **kwargs)
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Future[Batch]:
@@ -193,7 +193,7 @@ class RandomModel:
         return Future.completed(None)
 
     def average_weights(self, directory: Path, share: float) -> Future[None]:
-        """Change nothing: answers do not depend on weights."""
+        """Change nothing: outputs do not depend on weights."""
         assert 0 < share <= 1
         return Future.completed(None)
 
@@ -229,7 +229,7 @@ class Roles(dict[str, Any]):
 
 
 class ControllerPlugins(dict[str, Any]):
-    """Plugins by key path; each is constructed and started on first access."""
+    """Plugins by the config key that selects each; a plugin is constructed and started on first access."""
 
     def __init__(self, facts: PlanFacts) -> None:
         super().__init__()

@@ -162,7 +162,7 @@ class ToolParserConformance(PluginConformance):
     """Examples: the text of a turn with calls, and the parsed turn."""
 
     def parse(self, text: str) -> ParsedTurn:
-        """Parse one turn."""
+        """Parse the text of one turn with the parser under test."""
         return self.make().parse(text, self.tools)
 
     def test_examples_are_read_as_they_should(self) -> None:

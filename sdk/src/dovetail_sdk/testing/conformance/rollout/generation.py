@@ -11,7 +11,7 @@ from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, Rollou
 
 
 class GenerationCases(RolloutSuite):
-    """Tests of samples, stops, groups, seeds and metrics."""
+    """Tests of generated samples: their number, stop tokens, greedy and random sampling, independence, and the engine's metrics."""
 
     def test_every_sample_arrives_once_and_within_the_limit(self, engine: BaseRollout) -> None:
         found = self.generate(engine, *(self.request(p, n=3) for p in range(len(PROMPTS))))

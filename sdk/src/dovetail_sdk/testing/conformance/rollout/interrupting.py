@@ -63,7 +63,7 @@ async def interrupted(
     interrupt: Callable[[], Awaitable[Any]],
     caught: Callable[[list[Completion]], bool],
 ) -> list[Completion]:
-    """Submit and interrupt a request, again and again until its samples are interrupted in the middle.
+    """Submit a request and interrupt it, and repeat this until its samples are interrupted in the middle.
 
     Args:
         engine: a started engine.

@@ -21,7 +21,7 @@ _BEFORE = "base_model.model."
 class PlainAdapter:
     """A low-rank adapter in the layout of weight updates.
 
-    Legend: r rank; an adapted layer's weight W is [out, in], and becomes W + s · B A.
+    Legend: r is the rank, s the scale. An adapted layer's weight W is [out, in], and becomes W + s · B A.
     """
 
     manifest: WeightManifest
@@ -42,7 +42,7 @@ class PlainAdapter:
         strength: float = 0.02,
         seed: int | None = None,
     ) -> PlainAdapter:
-        """Return an adapter drawn at random.
+        """Return a random adapter, which adds s · B A to the weight of each adapted layer; A is [r, in] and B is [out, r].
 
         Args:
             base: the base model.

@@ -71,7 +71,7 @@ class PlainModel:
         return self.score(whole_L, temperature)[len(prompt_ids_P) - 1 :]
 
     def continued(self, ids_1L: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Return logits [L, V] of tokens that follow a cache, and add their keys and values to the cache."""
+        """Return logits [L, V] of L tokens that follow the tokens of a KV cache, and add their keys and values to the cache."""
         return self._model(ids_1L, past_key_values=cache, use_cache=True).logits[0]
 
     @staticmethod

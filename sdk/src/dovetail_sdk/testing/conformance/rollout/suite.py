@@ -62,14 +62,14 @@ class RolloutSuite(PluginConformance):
     kind = "rollout"
     plugin: ClassVar[type[BaseRollout]]
     device: ClassVar[str] = "cpu"
-    """The torch device of the plugin; the reference runs on the CPU."""
+    """The torch device of the engine under test; the reference model runs on the CPU."""
     weights_device: ClassVar[str] = "cpu"
     """The torch device of the tensors that are sent."""
     dtype: ClassVar[Literal["float32", "bfloat16"]] = "float32"
-    """Dtype in which the engine computes; the reference always computes in float32."""
+    """Dtype in which the engine computes; the reference model always computes in float32."""
     tolerance: ClassVar[float] = 1e-5
-    """Largest difference of log-probabilities, in nats, from the float32 reference. In another dtype, a greedy token's reference
-    log-probability may be up to twice this difference below the most likely token's."""
+    """Largest difference of log-probabilities, in nats, from the float32 reference model. If the engine computes in another dtype, the
+    reference log-probability of a greedy token may be up to twice this difference below the most likely token's."""
     weight_transport: ClassVar[PluginSection] = InProcessTransportConfig(
         name="in_process", timeout=60.0
     )
@@ -197,8 +197,8 @@ class RolloutSuite(PluginConformance):
         Args:
             engine: a started engine.
             model: the new weights.
-            fault: `breaks off`: the update stops in the middle; `lacks a tensor`: the manifest omits a tensor of the model; `names
-                another`: the manifest has an unknown tensor instead.
+            fault: `breaks off`: the update stops in the middle. `lacks a tensor`: the update lacks the model's last tensor. `names
+                another`: the update sends the last tensor under an unknown name.
 
         Raises:
             WeightSyncError: the engine's error.

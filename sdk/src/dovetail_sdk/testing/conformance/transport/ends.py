@@ -38,16 +38,16 @@ class EndsOfATransport(PluginConformance):
     kind = "weight_transport"
     plugin: ClassVar[type[WeightTransport]]
     device: ClassVar[str] = "cpu"
-    """Device of both ends and of the tensors that are sent."""
+    """Device of the sender, of the receivers and of the tensors that are sent."""
 
     @pytest.fixture(autouse=True)
     def run_directory(self, tmp_path: Path) -> Path:
-        """Return the run directory that all ends in a test share."""
+        """Return the run directory that the sender and the receivers of a test share."""
         self._run_directory = tmp_path
         return tmp_path
 
     def make(self, *, timeout: float = PATIENCE, **context: Any) -> Any:
-        """Return a transport of the test's run, whose ends wait for each other for `timeout` seconds."""
+        """Return a transport whose sender and receivers wait for each other for up to `timeout` seconds."""
         fields = {"run_directory": self._run_directory, "device": self.device, **context}
         return self.plugin(self._waiting(timeout), PluginContext(**fields))
 
@@ -57,7 +57,7 @@ class EndsOfATransport(PluginConformance):
     def ends(
         self, receivers: int = 1, *, timeout: float = PATIENCE
     ) -> Iterator[tuple[WeightSender, list[WeightReceiver]]]:
-        """Yield a sender and receivers in this process, which wait for each other for `timeout` seconds."""
+        """Yield a sender and receivers in this process, which wait for each other for up to `timeout` seconds."""
         transport = self.make(timeout=timeout)
         with ExitStack() as closing:
             made = []
@@ -80,11 +80,11 @@ class EndsOfATransport(PluginConformance):
         """Send one update; return the sender's error, if any, and each receiver's tensors or error.
 
         Args:
-            sender: a sender of `ends`.
-            receivers: the receivers of `ends`, all of which take part.
+            sender: a sender that `ends` yielded.
+            receivers: the receivers that `ends` yielded with the sender; all of them receive the update.
             manifest: the manifest of the tensors.
             tensors: the tensors, in the manifest's shapes.
-            at_once: whether the receivers start while the sender sends, rather than afterwards.
+            at_once: whether the receivers run at the same time as the sender, rather than after it.
         """
         manifest = self.prepared(sender, manifest, len(receivers))
         with ThreadPoolExecutor(len(receivers)) as threads:
@@ -107,12 +107,12 @@ class EndsOfATransport(PluginConformance):
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield a copy of each tensor, in its shape, created on request as by a trainer that gathers weights."""
+        """Yield each name and a copy of its tensor, of the same shape, made only when requested, as when a trainer gathers weights."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 
     def place(self) -> TransportPlace:
-        """Return the arguments for creating ends in separate processes."""
+        """Return the arguments with which separate processes create a sender or a receiver."""
         return TransportPlace(
             plugin=self.plugin,
             config=self._waiting(PATIENCE),
@@ -122,7 +122,7 @@ class EndsOfATransport(PluginConformance):
 
     @property
     def meets(self) -> bool:
-        """Whether both ends of an update must run at the same time, so that each learns of the other's failure."""
+        """Whether the sender and the receivers of an update must run at the same time, so that each side learns of the other's failure."""
         return "ends_meet" in self.plugin.capabilities
 
     def needs_processes(self) -> None:

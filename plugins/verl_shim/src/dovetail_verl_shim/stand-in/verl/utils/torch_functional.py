@@ -16,7 +16,7 @@ def postprocess_data(
     """Pad or cut token ids and their mask, tensors [B, T], to one length.
 
     Raises:
-        ValueError: there are more tokens, and `truncation` is neither `left`, `right` nor `middle`.
+        ValueError: there are more than `max_length` tokens, and `truncation` is neither `left`, `right` nor `middle`.
     """
     import torch
 

@@ -8,7 +8,9 @@ from torch.utils.data import Dataset
 
 
 class RLHFDataset(Dataset[Any]):
-    """Reads files into `dataframe`. Subclasses can use verl's attributes from the config, and override `_read_files_and_tokenize`."""
+    """Reads files into `dataframe`. Subclasses can use the attributes of verl's class, such as `prompt_key`, and override
+    `_read_files_and_tokenize`.
+    """
 
     def __init__(
         self,
@@ -57,5 +59,5 @@ class RLHFDataset(Dataset[Any]):
 
 
 def collate_fn(data_list: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the samples' values as a list by key, where verl returns tensors."""
+    """Return a list of the samples' values for each key; verl's own function returns tensors."""
     return {key: [row[key] for row in data_list] for key in data_list[0]}

@@ -6,7 +6,7 @@ _OPEN = "\\boxed{"
 
 
 def last_boxed_only_string(string: str) -> str | None:
-    """Return the last LaTeX box of a text, including the command; None if there is none, or it is not closed."""
+    """Return the last LaTeX command `boxed` of a text, with its braces; None if there is none, or its brace is not closed."""
     start = string.rfind(_OPEN)
     depth = 0
     for place in range(start, len(string)) if start >= 0 else ():
@@ -17,10 +17,10 @@ def last_boxed_only_string(string: str) -> str | None:
 
 
 def remove_boxed(s: str) -> str:
-    """Return the content of a LaTeX box.
+    """Return the content of the braces of a LaTeX command `boxed`.
 
     Raises:
-        AssertionError: the text is not a box.
+        AssertionError: the text is not a single such command.
     """
     assert s.startswith(_OPEN), f"{s!r} does not start with {_OPEN}"
     assert s.endswith("}"), f"{s!r} does not end with a closing brace"

@@ -22,7 +22,7 @@ def compute_score(
     format_score: float = 0.0,
     score: float = 1.0,
 ) -> float:
-    """Return `score` for the right number, `format_score` for a wrong number, and 0 for none."""
+    """Return `score` for the right number, `format_score` for a wrong number, and 0 if the response has no number."""
     rule = _rule(method, format_score, score)
     return float(rule.compute_score(None, solution_str, ground_truth)["score"])
 

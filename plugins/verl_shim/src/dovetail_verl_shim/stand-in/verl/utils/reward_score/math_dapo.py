@@ -40,7 +40,7 @@ def compute_score(
     Args:
         solution_str: the response.
         ground_truth: the right answer.
-        strict_box_verify: whether to compare only the text of the last box, unnormalised.
+        strict_box_verify: whether to compare only the text in the last LaTeX command `boxed`, unnormalised.
     """
     if not strict_box_verify:
         found = default_compute_score("math_dapo", solution_str[-_END:], ground_truth)

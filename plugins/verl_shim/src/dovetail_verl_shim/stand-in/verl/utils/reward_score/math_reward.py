@@ -11,6 +11,6 @@ __all__ = ["compute_score", "last_boxed_only_string", "remove_boxed"]
 
 
 def compute_score(solution_str: str, ground_truth: Any) -> float:
-    """Return 1 if the last box of the response equals the ground truth, else 0."""
+    """Return 1 if the answer in the response's last LaTeX command `boxed` equals the ground truth, else 0."""
     found = default_compute_score("lighteval/MATH", solution_str, ground_truth)
     return float(found["score"] if isinstance(found, dict) else found)
