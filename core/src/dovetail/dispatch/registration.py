@@ -54,7 +54,7 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
     """Return the dispatch mode that divides batches over some axes of the mesh and replicates them over the others.
 
     Args:
-        mesh_name: name of the mesh that the group must have.
+        mesh_name: name of the mesh that the worker group must have.
         split: axes that divide the batch.
         unit: what is never divided: a sample, a pair (equal `pair_id`, or neighbours without that column), or a group (equal `group_id`).
             An ObjectiveSpec among a call's arguments overrides the unit.

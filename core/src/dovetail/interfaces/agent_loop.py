@@ -88,8 +88,8 @@ class Session(ABC):
     ) -> None:
         """Append messages that the policy sees after its turn. Long messages are cut as the config says.
 
-        The chat template may now render earlier turns differently, apart from white space. With `on_history_change: fork`, the session then
-        continues in a new sequence, whose prompt is the whole conversation rendered again.
+        After these messages the chat template may render earlier turns differently, in more than white space. With
+        `on_history_change: fork`, the session then continues in a new sequence, whose prompt is the whole conversation rendered again.
 
         Args:
             messages: the messages, such as `{"role": "tool", "content": …}` for each call, in order.

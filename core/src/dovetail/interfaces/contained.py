@@ -70,7 +70,7 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Confine forks: a process that a task of the loop forks ends when the task yields, since other tasks run in the parent process.
+    """Make a process that a task of the loop forked exit when the task next yields: the loop's other tasks run in the parent process.
 
     In tasks that user code creates within `contained`, SystemExit and KeyboardInterrupt become a RuntimeError instead of ending the loop.
     """

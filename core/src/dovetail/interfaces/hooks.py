@@ -40,7 +40,10 @@ class HookSpec:
         """Handle a step's samples after all of them are generated and scored; each has its prompt, completion and outcome."""
 
     def reward_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of scoring, after its checks; `metrics` are the step's metrics so far (`reward/mean`, `reward/failures`, …)."""
+        """Handle the end of scoring, after the share of failures was checked.
+
+        `metrics` are the step's metrics so far (`reward/mean`, `reward/failures`, …).
+        """
 
     def stage_finished(self, step: int, stage: str, before: Any, after: Any) -> None:
         """Handle the end of a stage, with its input and its output `Batch`."""

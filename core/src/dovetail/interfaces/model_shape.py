@@ -128,7 +128,7 @@ class WorkingMemory:
 
 @attrs.frozen(kw_only=True)
 class MemoryRules:
-    """Rules by which a source's engine, such as vLLM, shares a rank's accelerator and its memory with models."""
+    """How a generation engine, such as vLLM, shares a rank's accelerator and the accelerator's memory with training models."""
 
     sleeps: bool = False
     """Whether the engine leaves the accelerator while models compute."""

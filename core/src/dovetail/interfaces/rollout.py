@@ -114,7 +114,7 @@ class Completion:
     """bool [T]: True for tokens that the policy produced. The other tokens of an episode have version −1 and log-probability 0. None,
     as from every engine, if the policy produced all tokens."""
     prompt_ids: np.ndarray | None = None
-    """int64 [P]: the prompt of an episode's further sequence. None, as from every engine, for the prompt of the request."""
+    """int64 [P]: the prompt of a sequence that an episode forked. None, as from every engine, stands for the prompt of the request."""
 
     @property
     def produced_T(self) -> np.ndarray:

@@ -100,7 +100,7 @@ class SentWeights(Protocol):
         """Return a context manager whose value is the version to send in the block.
 
         Args:
-            arrived: returns whether a receiver holds a version. Called if the block fails: other weights need another version then.
+            arrived: returns whether a receiver holds a version. If the block fails, a version that arrived counts as sent.
         """
 
 
@@ -138,7 +138,7 @@ class Site:
     phase: Callable[[str], AbstractContextManager[None]]
     """Function that times a part of the step under a name."""
     metrics: Callable[[], dict[str, float]]
-    """Function that returns the metrics of the running step, to add metrics outside of `collect`."""
+    """Function that returns the running step's dict of metrics; a source adds metrics to the dict outside of `collect`."""
     finished: Callable[[], int]
     """Function that returns the number of finished steps."""
     check_stop: Callable[[], None]
@@ -194,7 +194,7 @@ class ExperienceSource(SourceDescription):
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns before a step's first stage: those that always exist, and those of `facts.required` that can be had."""
+        """Return the columns before a step's first stage: those that the source always makes, and those of `facts.required` it can make."""
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
@@ -216,7 +216,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart | None:
-        """Return how the source gets the actor's weights; None if it takes none."""
+        """Return the part of a step that sends the actor's weights to the source; None if the source takes no weights."""
         return None
 
     @classmethod
@@ -237,7 +237,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return, by role, the bytes that a rank uses for each purpose. The first purpose is always needed; the others are upper bounds.
+        """Return, by role, the bytes that a rank uses for each purpose: the need for the first purpose, upper bounds for the others.
 
         Raises:
             ModelError: a model can't be read.
@@ -389,7 +389,7 @@ class ExperienceSource(SourceDescription):
         return {}
 
     def fixed(self) -> Sequence[Batch]:
-        """Return batches of rows that the run sees more than once and training does not change; by default none.
+        """Return batches of the rows that the run uses more than once without changing them; by default none.
 
         Columns that depend only on these rows and on frozen models are computed once.
         """

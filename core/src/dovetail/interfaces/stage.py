@@ -129,7 +129,7 @@ class StepContext:
     timer: Callable[[str], AbstractContextManager[None]]
     """Function that times a block; the seconds become the metric `time/NAME`. Each stage is timed under the stage's name."""
     weight_version: int = 0
-    """Version of the weights that the rollout held."""
+    """Version of the weights that the rollout held when the step began."""
     first: bool = False
     """Whether the step is the first of a process, in which the results of plugins are checked thoroughly."""
     collected: Experience | None = None
@@ -184,7 +184,7 @@ class Stage(Plugin):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> Collection[str]:
-        """Return the columns that the stage reads, as they are when the stage runs. Other columns may be absent.
+        """Return the columns that the stage reads, in the state in which earlier stages leave them. Columns not returned may be absent.
 
         Returns:
             A set of columns. If the stage itself is not the reader, a mapping from each column to its reader, for the plan.
@@ -193,7 +193,7 @@ class Stage(Plugin):
 
     @classmethod
     def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that the stage is the first to write. Columns that core does not define are in `columns`."""
+        """Return the columns that the stage is the first to write. Columns that core does not define must be declared in `columns`."""
         return frozenset()
 
     @classmethod

@@ -60,7 +60,7 @@ class WeightManifest:
     adapter: AdapterSpec | None = None
     """How the tensors are applied if `kind` is "adapter"; else None."""
     bucket_bytes: int = 256 * 1024 * 1024
-    """Largest bucket in which tensors are sent; a larger tensor has a bucket of its own."""
+    """Maximum bytes of a bucket, in which several tensors are sent together; a larger tensor has a bucket of its own."""
     update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)
     """Id of this attempt to send, which differs for other attempts to send the same version, such as those of earlier runs."""
     receivers: int | None = None

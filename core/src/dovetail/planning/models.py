@@ -40,7 +40,7 @@ class ModelRole:
     head: Literal["lm", "value"] = "lm"
     because: str
     training: TrainingSection
-    """Token budget and offloading, and the optimizer if the model is trained."""
+    """Settings of token budget and offloading, and of the optimizer if the model is trained."""
     objective: ObjectiveSpec | None = None
     """Objective of the model, with the scalars of the config; None if the model is not trained."""
     follows: FollowSection | None = None

@@ -25,7 +25,7 @@ class ValidationSamplingSection:
     """Sampling in validation. Temperature 0 is greedy."""
 
     n: int = attrs.field(default=1, validator=COUNT)
-    """Responses a prompt."""
+    """Number of responses to each prompt."""
     temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """Divisor of the logits; 0 is greedy."""
     top_p: float = attrs.field(
@@ -63,7 +63,7 @@ class RolloutSection(PluginSection):
     """Base of every rollout engine's config."""
 
     n: int = attrs.field(default=8, validator=COUNT)
-    """Responses a prompt."""
+    """Number of responses to each prompt."""
     agent_loop: PluginSection | None = plugin_field("agent_loop", "single_turn")
     """The agent loop, which produces a sample: `single_turn`, one response to the prompt, or an episode of many turns."""
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.ge(1e-6))

@@ -55,9 +55,9 @@ class ModelSection:
     attn_implementation: str = "sdpa"
     """transformers' attention implementation."""
     override_config: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
-    """Values that replace those of the model's config.json, such as `{max_position_embeddings: 32768}`; values of a part, such as
-    `text_config`, stand below the part's name. They apply to training, rollout, planning and exported models. Roles with a `path` of their
-    own have their own overrides."""
+    """Values that replace those of the model's config.json, such as `{max_position_embeddings: 32768}`; values of a nested
+    config, such as `text_config`, are given below its name. The values apply to training, rollout, planning and exported models. Roles
+    with a `path` of their own have their own overrides."""
 
 
 @attrs.frozen(kw_only=True)
@@ -110,7 +110,7 @@ class DataSection:
     max_bad_rows: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Maximum number of faulty rows to leave out; `bad_rows.jsonl` in the run directory names them."""
     shuffle_window: int = attrs.field(default=16384, validator=COUNT)
-    """Number of streamed rows that are shuffled together and tokenised ahead; groups of rows are shuffled before."""
+    """Number of streamed rows that are shuffled together and tokenised ahead; whole groups of rows are shuffled before that."""
     val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
@@ -187,9 +187,9 @@ class RewardSection:
     timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
     """Seconds of scoring after which a sample counts as failed."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Further tries of a retryable failure."""
+    """Number of further attempts to score a sample after a retryable failure."""
     concurrency: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Samples, or groups scored together, scored at once; managers with their own queue, such as `parallel`, have their own limits."""
+    """Number of samples, or groups, that are scored at once; managers with their own queue, such as `parallel`, have their own limits."""
     max_failure_share: float = attrs.field(
         default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
@@ -216,7 +216,7 @@ class TrainerSection(PluginSection):
     """Passes over the training prompts, which make prompts · epochs / data.train_batch_size steps. Prompts that replace filtered groups are
     additional, and come from later passes."""
     total_steps: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Stop after this many steps, whatever the epochs."""
+    """Stop after this many steps, whatever `total_epochs` is."""
     save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Steps between checkpoints; 0 saves only at the end."""
     save_last: bool = True
@@ -237,7 +237,8 @@ class TrainerSection(PluginSection):
     """Address of fsspec, such as `s3://bucket/runs`, to which kept checkpoints are copied in the background. `train` continues from the
     copies if the run directory has no checkpoint."""
     max_failed_saves: int = attrs.field(default=3, validator=COUNT)
-    """Number of consecutive saves, the last step's aside, that may find the disk full; the run then ends with what is saved."""
+    """Number of consecutive saves that fail because the disk is full, after which the run fails; earlier checkpoints remain. If the save
+    of the last step finds the disk full, the run fails at once."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Steps between validations; 0 validates only before and after training."""
     validate_before: bool = True

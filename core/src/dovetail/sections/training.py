@@ -112,7 +112,7 @@ class ActorSection(TrainingSection):
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
-    """Prompts an optimizer step; None means the whole rollout batch."""
+    """Number of prompts for each optimizer step; None means the whole rollout batch."""
     epochs: int = attrs.field(default=1, validator=COUNT)
     """Passes over each rollout batch."""
     shuffle: bool = False
@@ -138,7 +138,7 @@ class CriticSection(TrainingSection):
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
-    """Prompts an optimizer step; by default the actor's."""
+    """Number of prompts for each optimizer step; by default the actor's."""
     epochs: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
     """Passes over each rollout batch; by default the actor's."""
     value_clip: float | None = attrs.field(default=0.5, validator=ABOVE_ZERO)
@@ -187,7 +187,7 @@ class RoleSection(TrainingSection):
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
-    """Prompts an optimizer step; None means the whole batch of a step."""
+    """Number of prompts for each optimizer step; None means the whole batch of a step."""
     epochs: int = attrs.field(default=1, validator=COUNT)
     """Passes over the batch of each step."""
 

@@ -125,7 +125,7 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
 class JsonlTracker(Tracker):
     """Writes `metrics.jsonl`: a JSON object for each log call, `{"step", "time", metrics…}`, on disk when the call returns.
 
-    `time` is in seconds since 1970. NaN and infinite figures are written as null. Training and validation may log the same step: readers
+    `time` is in seconds since 1970. NaN and infinite values are written as null. Training and validation may log the same step: readers
     merge the lines of one step.
     """
 
