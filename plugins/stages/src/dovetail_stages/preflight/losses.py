@@ -141,7 +141,7 @@ def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator
 
 
 def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The constant that token sums are divided by is not the longest response that the config allows.
+    """The constant that token sums are divided by is not the length of the longest response that the config allows.
 
     Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and so the
     effective learning rate, by a factor that no config shows.
