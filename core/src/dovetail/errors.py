@@ -88,7 +88,7 @@ class PluginNeedsError(PluginError, ImportError):
 
 
 class PlanError(DovetailError, ValueError):
-    """The chosen plugins and sizes do not form a valid step: a requirement is unmet, or counts do not fit."""
+    """The chosen plugins and sizes do not form a valid step: a requirement is unmet, or numbers of rows or ranks contradict each other."""
 
     exit_code = 2
 

@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class ModeSpec:
     """Declaration of a dispatch mode: the name of a `dispatch_mode` plugin, and its options.
 
-    `ModeSpec.of("ring", hops=2)` declares a plugin's own mode; nothing is imported before the first call.
+    `ModeSpec.of("ring", hops=2)` declares a plugin's own mode; the plugin is imported at the first call.
     """
 
     name: str
@@ -73,7 +73,7 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
 
 
 def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
-    """Register a method for worker groups, dispatched in this mode. Overrides inherit the mode.
+    """Return a decorator that lets worker groups call a method, in this dispatch mode. Overrides inherit the mode.
 
     Stacks with `@abstractmethod`, in either order.
     """

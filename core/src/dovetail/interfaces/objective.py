@@ -88,13 +88,13 @@ class Objective(ColumnPlugin):
     """A loss over packed samples that does not depend on the split into micro-batches."""
 
     unit: ClassVar[Unit] = "sample"
-    """Samples that a term must see together, in any order: a sample, a pair or a group."""
+    """Samples that one call of `term` must get together, in any order: a sample, a pair or a group."""
     trained_at: ClassVar[Literal["tokens", "end"]] = "tokens"
     """Which tokens have `response_mask` 1 in a run on a dataset's examples. `tokens`: the tokens to train on. `end`: one token after each
     response, whose value stands for the whole text."""
     key_figures: ClassVar[Mapping[str, Literal["up", "down"]]] = {"loss": "down"}
-    """Metrics of `term` that show progress, each with its better direction; names without the role. Console, summary and report show
-    these metrics first, for training and, if `validate` computes them, for held-out examples."""
+    """Metrics of `Objective.term` that show progress, each with its better direction; the names lack the role's prefix. Console, summary
+    and report show these metrics first, for training and, if `validate` computes them, for held-out examples."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Coefficients of the loss that may change between updates, by name, each with its default."""
 

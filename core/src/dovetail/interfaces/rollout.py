@@ -39,11 +39,11 @@ class PauseMode(StrEnum):
     WAIT = "wait"
     """Running requests run to their end."""
     KEEP = "keep"
-    """Running requests stop, and continue when the replica is resumed. After a weight update, the new weights recompute the keys and
-    values of the tokens so far."""
+    """Running requests stop, and continue when the replica is resumed. After a weight update, the keys and values of the
+    tokens so far are recomputed with the new weights."""
     KEEP_CACHE = "keep_cache"
     """As `KEEP`, but after a weight update the requests keep the keys and values of the old weights. Requests submitted later do not use
-    these. Only engines with the capability `keeps_cache` get this mode."""
+    these keys and values. Only engines with the capability `keeps_cache` get this mode."""
 
 
 @attrs.frozen(kw_only=True)

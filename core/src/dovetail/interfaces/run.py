@@ -66,8 +66,8 @@ class Run(ABC):
     def step(self) -> AbstractContextManager[StepContext]:
         """Return the context of one step. The step counts as finished once `learn` is complete.
 
-        An error before the end of `learn` undoes the step: the next step gets its samples. If the error ends the run, the resumed run
-        issues its prompts again.
+        An error before the end of `learn` undoes the step: the next step gets the samples. If the error ends the run, the resumed run
+        issues the prompts of these samples again.
 
         `position` advances when the block ends.
 

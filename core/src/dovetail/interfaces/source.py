@@ -164,7 +164,7 @@ class ExperienceSource(SourceDescription):
     roles: ClassVar[tuple[str, ...]] = ()
     """Roles whose processes the source starts, placed beside the models: `rollout`. A role is also the key path of its engine's section."""
     on_request: ClassVar[frozenset[str]] = frozenset()
-    """Columns with a cost, which a step has only if a plugin requires them."""
+    """Columns that are costly to make, and that a step has only if a plugin requires them."""
     follows: ClassVar[bool] = True
     """Whether the actor's weights generate the samples, so that the trainer must publish weights before it collects samples. If not,
     `Run.admit` and `Run.publish_weights` do nothing."""
@@ -237,7 +237,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return, by role, the bytes that a rank uses for each purpose: the need for the first purpose, upper bounds for the others.
+        """Return, by role and purpose, the bytes that a rank uses. Those of the first purpose are always used; the others are upper bounds.
 
         Raises:
             ModelError: a model can't be read.
@@ -246,7 +246,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        """Return how the roles of `memory` share an accelerator with models. Roles without a rule stay on the accelerator."""
+        """Return, by role, how the role's engine shares an accelerator with training models. Without a rule it stays on the accelerator."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------
@@ -396,5 +396,5 @@ class ExperienceSource(SourceDescription):
         return ()
 
     def summary(self) -> Mapping[str, Any]:
-        """Return the accuracy of the run for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`, None if unknown."""
+        """Return the run's accuracy for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`; None stands for unknown."""
         return dict.fromkeys(("accuracy_metric", "accuracy_before", "accuracy_after"))

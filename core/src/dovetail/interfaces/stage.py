@@ -175,9 +175,9 @@ class Stage(Plugin):
     `transform`: writes and rewrites columns. `estimate`: advantages and returns. `update`: optimizer steps. A stage reads the columns of
     earlier stages: a stage that clips `advantages` has the phase `estimate` and runs after the estimator."""
     before: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of the same phase that run after this stage, if they are in the step: a tuple, `("kl_penalty",)`."""
+    """Stages of the same phase that run after this stage, if they are in the step: a tuple of names, `("kl_penalty",)`."""
     after: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of the same phase that run before this stage, if they are in the step: a tuple. Other names have no effect."""
+    """Stages of the same phase that run before this stage, if they are in the step: a tuple of names. Other names have no effect."""
     changes_samples: ClassVar[bool] = False
     """Whether `run` may drop samples or return new ones. Each returned sample needs every existing column that a later stage requires. A
     step without samples trains on nothing."""
@@ -234,7 +234,7 @@ class Stage(Plugin):
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, FollowSection]:
-        """Return, for each untrained role whose weights the stage moves, how these weights follow the actor's."""
+        """Return, for each untrained role whose weights the stage changes, the rule by which these weights follow the actor's."""
         return {}
 
     @classmethod

@@ -39,10 +39,10 @@ class AdapterSpec:
     """
 
     rank: int
-    """Rows of A and columns of B."""
+    """Rank: rows of the factor A and columns of the factor B."""
     alpha: float
     rank_stabilised: bool = False
-    """Whether s is alpha / √rank instead (arXiv 2312.03732)."""
+    """Whether the scale s is alpha / √rank in place of alpha / rank (arXiv 2312.03732)."""
     dora: bool = False
     """Whether the rows of W + s · B A are scaled to learnt magnitudes, which are sent too (DoRA, arXiv 2402.09353)."""
     target_modules: tuple[str, ...]

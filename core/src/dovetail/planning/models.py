@@ -156,7 +156,7 @@ def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
     """Check that the optimizer of each role works with the role's engine and ranks.
 
     Raises:
-        PlanError: an optimizer does not fit; the error names it, the engine, and the possible optimizers.
+        PlanError: an optimizer does not support its role's engine or number of ranks; the error names an optimizer to use instead.
     """
     for model in models:
         if not model.trained:

@@ -86,7 +86,7 @@ class AlgorithmSection:
     """The algorithm: estimator, losses, filters, penalties, stages."""
 
     preset: PluginSection | None = plugin_field("preset", None)
-    """A published combination of the keys below; keys given beside the preset's name or in later config layers override the preset."""
+    """A published combination of settings for this and other sections; keys beside its name or in later config layers override it."""
     advantage: PluginSection = plugin_field("advantage", "grpo")
     """The advantage estimator."""
     policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")

@@ -84,7 +84,7 @@ class PluginSection:
     `{"mode": "its replicas are always servers: leave it out"}`."""
 
     name: str | None = None
-    """Name of an installed plugin; `name@distribution` settles a conflict."""
+    """Name of an installed plugin; `name@distribution` if several distributions have a plugin of this name."""
     path: str | None = None
     """A Python file that holds the plugin, in place of a package."""
     attribute: str | None = None

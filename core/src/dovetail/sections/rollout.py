@@ -54,8 +54,8 @@ class WeightCheckSection:
     tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
     """Tokens of each sequence, taken from the first training prompts, end to end."""
     tolerance: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Largest mean difference, in nats a token, with each token weighted by the trainer's probability; None means 1e-4
-    in float32, 0.05 in bfloat16."""
+    """Largest mean difference of log-probabilities, in nats a token, with each token weighted by the trainer's probability; None means
+    1e-4 in float32, 0.05 in bfloat16."""
 
 
 @attrs.frozen(kw_only=True)

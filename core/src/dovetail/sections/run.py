@@ -67,8 +67,8 @@ class MixtureSection:
     files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Weight of the dataset in an epoch, divided by the sum of all weights. None (for all datasets): each gives as many prompts or examples
-    as it has rows."""
+    """Weight of the dataset in an epoch, divided by the sum of all weights. None, which then must hold for all datasets: each gives as many
+    prompts or examples as it has rows."""
     prompt_key: str | None = None
     """Column that holds the prompt; by default `data.prompt_key`."""
 
@@ -136,14 +136,14 @@ class DataSection:
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
     """Maximum tokens generated for a response; without `max_length`, also of an example from its first trained token on."""
     max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
-    """Maximum tokens of an example, prompt and response together, in place of the two limits above. For trainers on examples."""
+    """Maximum tokens of an example, prompt and response together, in place of `max_prompt_length` and `max_response_length`."""
     overlong_prompts: Literal[
         "filter", "error", "truncate_left", "truncate_right", "truncate_middle"
     ] = "filter"
-    """What happens to longer prompts and examples: filtered and counted, refused, or cut at the beginning, end or middle. Prompts are cut
-    to `max_prompt_length`, conversations to `max_length`. Without `max_length`, only `truncate_right` cuts conversations, after the last
-    trained token within `max_response_length`. Prompts whose images would be cut, and conversations that would lose an image or all trained
-    tokens, are filtered instead."""
+    """What happens to prompts and examples beyond the length limits: they are filtered and counted, refused, or cut at the start, end or
+    middle. Prompts are cut to `max_prompt_length`, conversations to `max_length`. Without `max_length`, only `truncate_right` cuts
+    conversations, after the last trained token within `max_response_length`. Prompts whose images would be cut, and conversations that
+    would lose an image or all trained tokens, are filtered instead."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or unchanged. An example's response follows as the assistant's
     message, or unchanged."""
@@ -154,7 +154,7 @@ class DataSection:
     """Encoding of control tokens, such as `<|im_end|>`, that are spelt out in messages, tools' results and observations: as text, or as the
     tokens (allow). Raw texts always keep the tokens."""
     trained_turns: Literal["all", "last"] = "all"
-    """Assistant's turns of a conversation that are trained on; turns with `weight: 0` never are."""
+    """The assistant's turns of a conversation that are trained on; turns with `weight: 0` never are."""
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
     """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads. Exported models
     keep the arguments as defaults of their chat template."""
@@ -232,9 +232,9 @@ class TrainerSection(PluginSection):
     )
     """Number of newest checkpoints to keep, besides the best one and those of `keep_every`; None keeps all."""
     keep_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Keep every checkpoint whose step is divisible by this number, such as 500; 0 keeps no older checkpoints."""
+    """Also keep every checkpoint whose step is divisible by this number, such as 500; 0 keeps only the newest and the best ones."""
     copy_to: str | None = None
-    """Address of fsspec, such as `s3://bucket/runs`, to which kept checkpoints are copied in the background. `train` continues from the
+    """An fsspec address, such as `s3://bucket/runs`, to which kept checkpoints are copied in the background. `train` continues from the
     copies if the run directory has no checkpoint."""
     max_failed_saves: int = attrs.field(default=3, validator=COUNT)
     """Number of consecutive saves that fail because the disk is full, after which the run fails; earlier checkpoints remain. If the save
@@ -247,12 +247,12 @@ class TrainerSection(PluginSection):
     """Validate after the last step."""
     resume: str = "auto"
     """What `train` does if the run directory already holds a run. auto: continue from the newest undamaged checkpoint, or from the start if
-    there is none; a finished run stays as it is. never: refuse. The path of a run directory or checkpoint: begin a new run from that
-    checkpoint; once begun, continue as with auto."""
+    there is none; a finished run stays as it is. never: refuse. The path of a checkpoint, or of a run directory (its latest
+    checkpoint): begin a new run from this checkpoint; once begun, continue as with auto."""
     run_restarts: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They do so if its process was
-    killed, or failed for lost processes, machines or engines, a full disk or the network; not after other errors, nor twice without a new
-    step."""
+    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They do so if the run's
+    process was killed, or failed because of lost processes, machines or engines, a full disk or the network; not after other errors, nor
+    twice without a new step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
     """Number of each step's samples that are written to `samples/`, for people to read; -1 means all."""
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))

@@ -170,12 +170,15 @@ class FollowSection:
 
 @attrs.frozen(kw_only=True)
 class RoleSection(TrainingSection):
-    """A further model of the run. It is trained if it has an objective, and otherwise frozen."""
+    """A further model of the run.
+
+    It is trained if it has an `objective`, follows the actor if it has an `update`, and is frozen otherwise.
+    """
 
     engine: EngineSection | None = plugin_field("engine", None)
     """The engine that scores with the model and trains it; by default the actor's."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """The objective to minimise in every step; without one, the model is frozen and has no adapter."""
+    """The objective to minimise in every step; without `objective` and `update`, the model is frozen and has no adapter."""
     update: FollowSection | None = None
     """Rule by which a model without an objective follows the actor; by default its weights never change."""
     path: str | None = None

@@ -56,7 +56,7 @@ def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append one line a row and flush it.
+    """Append one line for each row, and flush the file.
 
     An unfinished line of a killed process is cut off first. Only one process at a time may write a file.
     """
