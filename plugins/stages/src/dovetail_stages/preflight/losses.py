@@ -30,7 +30,7 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     """A step has several updates, and nothing limits the distance to the policy that generated the samples.
 
     From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient.
-    A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look well for a while and then
+    A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look normal for a while and then
     collapse. A bypass correction supplies the missing ratio, by weighting every micro-batch with the current ratio. `actor.max_kl` limits
     the growth, by ending a step's updates early.
     """
