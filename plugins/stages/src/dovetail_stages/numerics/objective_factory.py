@@ -16,7 +16,7 @@ KEPT = 32
 
 
 def build_objective(spec: ObjectiveSpec, *, seed: int = 0) -> Objective:
-    """Return the objective that a spec describes, built from the installed plugins; objectives are cached.
+    """Return the objective that a spec describes, made from the plugin that the spec names; objectives are cached.
 
     Args:
         spec: the spec of the objective.
