@@ -108,7 +108,7 @@ def plan(
         val_dataset: held-out rows, in place of `data.val_files`.
 
     Raises:
-        DovetailError: a plugin's requirement is unmet, counts do not fit, or data can't be read.
+        DovetailError: a plugin's requirement is unmet, the numbers of rows, steps or ranks contradict each other, or data can't be read.
     """
     from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.run import describe

@@ -88,7 +88,7 @@ class PluginNeedsError(PluginError, ImportError):
 
 
 class PlanError(DovetailError, ValueError):
-    """The chosen plugins and sizes do not form a valid step: a requirement is unmet, or counts do not fit."""
+    """The chosen plugins and sizes do not form a valid step: a requirement is unmet, or numbers of rows or ranks contradict each other."""
 
     exit_code = 2
 
@@ -155,7 +155,7 @@ class WorkerError(DovetailError, RuntimeError):
         rank: the first failing rank.
         call: the method that was called.
         worker_traceback: the worker's formatted traceback.
-        exit_code: 75 if the worker's process is gone or did not answer in time (`lost`).
+        exit_code: 75 if the worker's process is gone or did not answer in time (constructor argument `lost`).
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class Observers:
                 self._report(name, "could not be loaded", error)
 
     def add(self, observer: object, name: str | None = None) -> str:
-        """Add an observer and return the name that reports use.
+        """Add an observer, and return the name under which its failures are reported.
 
         Raises:
             PluginBrokenError: the observer implements no hook, an unknown hook, or a hook with an unknown argument.

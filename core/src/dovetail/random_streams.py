@@ -50,7 +50,7 @@ class SampleStream:
     seed: int
     """The run's seed."""
     purpose: str = "train"
-    """`train`, `validation`, `baseline`, …"""
+    """Purpose of the sample: `train`, `validation`, `baseline`, …"""
     epoch: int = 0
     prompt: int = 0
     """The prompt's row in the dataset."""

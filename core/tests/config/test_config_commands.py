@@ -58,7 +58,7 @@ def test_explain_a_key_says_all_there_is_to_know(config_file):
         "type": "int",
         "allowed": ">= 1, <= 1048576",
         "default": "8",
-        "meaning": "Responses a prompt.",
+        "meaning": "Number of responses to each prompt.",
     }
 
 

@@ -26,7 +26,7 @@ def config() -> None:
 def show(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the resolved CONFIG as YAML, defaults included, with a comment on the origin of each value that is not a default.
 
-    Plugins in Python files are not run, so that their own defaults are not shown.
+    A plugin in a Python file is not imported, so the defaults of its own settings are not shown.
     """
     from dovetail.config.explain import annotated_yaml
     from dovetail.config.load import config_class_unrun, load_config

@@ -120,7 +120,7 @@ def fail_unknown(ctx: click.Context, name: str, known: Collection[str]) -> NoRet
 
 
 def described(further: Mapping[str, Sequence[tuple[EntryPoint, str]]]) -> list[tuple[str, str]]:
-    """Return the name of each command, and its description with the package."""
+    """Return, for each command, its name and its description; the description names the command's package."""
     found = []
     for name, claims in sorted(further.items()):
         owners = f"From {' and '.join(owner for _, owner in claims)}."

@@ -91,7 +91,7 @@ COMMAND_LINE = "the command line"
 def config_arguments(
     metavar: str = "[CONFIG] [KEY=VALUE]...",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the parameters `config` (a tuple of at most one path) and `overrides` to a command.
+    """Return a decorator that adds the parameters `config` (a tuple of at most one path) and `overrides` to a command.
 
     If the first argument contains `=` and no file has this name, it is an override, and no config file is read.
 

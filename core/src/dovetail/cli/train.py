@@ -91,7 +91,7 @@ def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool
 
 @contextmanager
 def cause_kept() -> Iterator[None]:
-    """Write an error that ends the block, even before the first step, to the file that the run's supervisor reads."""
+    """Write the error that ends the block, if any, to the file that the run's supervisor reads; also an error before the first step."""
     try:
         yield
     except Exception as error:

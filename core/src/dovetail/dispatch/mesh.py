@@ -115,7 +115,7 @@ class Mesh:
         return rank
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Return the communication groups over these axes: lists of ranks, in rank order, whose other coordinates are equal."""
+        """Return the communication groups over these axes: lists of ranks, in rank order, that have equal coordinates on all other axes."""
         for axis in axes:
             check_axis(axis)
         others = [axis for axis in self._axes if axis not in axes]

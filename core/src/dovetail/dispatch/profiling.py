@@ -36,7 +36,7 @@ class ProfileSpec:
     last: int
     """Last step that is recorded."""
     ranks: tuple[int, ...] = (0,)
-    """Ranks of each role that are recorded; the others do nothing."""
+    """Ranks of each role that are recorded."""
 
 
 class ProfiledWorker(Worker):
@@ -129,7 +129,7 @@ def take_peaks(device: str) -> dict[str, float]:
 
 
 def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
-    """Return a context that labels a call in this process's profile; without a running profiler it has no effect."""
+    """Return a context that labels a call of `method` in this process's profile; without a running profiler it has no effect."""
     recording = _recording
     if recording is None:
         return nullcontext()

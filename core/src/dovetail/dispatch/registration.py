@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class ModeSpec:
     """Declaration of a dispatch mode: the name of a `dispatch_mode` plugin, and its options.
 
-    `ModeSpec.of("ring", hops=2)` declares a plugin's own mode; nothing is imported before the first call.
+    `ModeSpec.of("ring", hops=2)` declares a plugin's own mode; the plugin is imported at the first call.
     """
 
     name: str
@@ -54,7 +54,7 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
     """Return the dispatch mode that divides batches over some axes of the mesh and replicates them over the others.
 
     Args:
-        mesh_name: name of the mesh that the group must have.
+        mesh_name: name of the mesh that the worker group must have.
         split: axes that divide the batch.
         unit: what is never divided: a sample, a pair (equal `pair_id`, or neighbours without that column), or a group (equal `group_id`).
             An ObjectiveSpec among a call's arguments overrides the unit.
@@ -73,7 +73,7 @@ def nd(mesh_name: str, split: tuple[str, ...] = ("dp",), unit: Unit = "sample") 
 
 
 def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
-    """Register a method for worker groups, dispatched in this mode. Overrides inherit the mode.
+    """Return a decorator that lets worker groups call a method, in this dispatch mode. Overrides inherit the mode.
 
     Stacks with `@abstractmethod`, in either order.
     """

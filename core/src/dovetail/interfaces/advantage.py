@@ -105,7 +105,7 @@ class Advantages:
     returns: Float32[np.ndarray, "N"] | Ragged | None = None
     """Targets of the value function; None without a value function."""
     metrics: Mapping[str, float] = attrs.field(factory=dict)
-    """Further figures to log, by name, such as the number of groups with one sample."""
+    """Further metrics to log, by name, such as the number of groups with one sample."""
 
 
 class AdvantageEstimator(ColumnPlugin):
@@ -120,7 +120,7 @@ class AdvantageEstimator(ColumnPlugin):
     level: ClassVar[Literal["sample", "token"]]
     """Level of the estimates: `sample` works on scalars, on the controller; `token` on token columns, in the workers."""
     aggregation: ClassVar[str | None] = None
-    """The loss aggregation that the estimator's paper prescribes, used if the loss prescribes none; else None."""
+    """The loss aggregation that the estimator's paper prescribes, used if the loss prescribes none; None if the paper prescribes none."""
 
     @classmethod
     def min_group_size(cls, config: PluginConfig) -> int:

@@ -88,8 +88,8 @@ class Session(ABC):
     ) -> None:
         """Append messages that the policy sees after its turn. Long messages are cut as the config says.
 
-        The chat template may now render earlier turns differently, apart from white space. With `on_history_change: fork`, the session then
-        continues in a new sequence, whose prompt is the whole conversation rendered again.
+        After these messages the chat template may render earlier turns differently, in more than white space. With
+        `on_history_change: fork`, the session then continues in a new sequence, whose prompt is the whole conversation rendered again.
 
         Args:
             messages: the messages, such as `{"role": "tool", "content": …}` for each call, in order.
@@ -104,7 +104,7 @@ class Session(ABC):
 
     @abstractmethod
     def reward(self, value: float, turn: int | None = None) -> None:
-        """Add a reward to a turn, for reward functions, which read the trajectory. The function `episode` scores samples by such rewards.
+        """Add a reward to a turn. Reward functions find it in the trajectory; the function `episode` scores samples by such rewards.
 
         Args:
             value: the finite amount to add to the turn's reward.
@@ -173,9 +173,10 @@ class Session(ABC):
 
 
 class AgentLoop(Plugin):
-    """Runs an episode for each sample. One object serves all samples concurrently on one event loop, so keep a sample's state in `run`.
+    """Runs an episode for each sample.
 
-    A loop with the capability `forks` may call `Session.fork`, so that a sample consists of several sequences.
+    One object serves all samples concurrently on one event loop, so keep a sample's state in local variables of `run`. A loop with
+    the capability `forks` may call `Session.fork`, so that a sample consists of several sequences.
 
     If `Config` extends `EpisodeSection`, the user sets the limits of a session; otherwise the limits have their defaults.
     """

@@ -70,7 +70,7 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Confine forks: a process that a task of the loop forks ends when the task yields, since other tasks run in the parent process.
+    """Stop the loop in forked child processes: if a task of the loop forks, the child exits when the task yields, the parent continues.
 
     In tasks that user code creates within `contained`, SystemExit and KeyboardInterrupt become a RuntimeError instead of ending the loop.
     """

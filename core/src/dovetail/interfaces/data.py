@@ -90,7 +90,7 @@ class RowGroups(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a text that differs if the rows differ. A run is only resumed on rows with the same digest."""
+        """Return a digest of the rows; different rows have different digests. A run is resumed only on rows with the same digest."""
 
 
 class InMemoryGroups(RowGroups):

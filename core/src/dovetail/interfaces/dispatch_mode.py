@@ -14,7 +14,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class DispatchMode(Plugin):
-    """Splits the arguments of one call into one call a rank, and collects the ranks' results."""
+    """Splits the arguments of one call into one call for each rank, and collects the ranks' results."""
 
     @abstractmethod
     def split(

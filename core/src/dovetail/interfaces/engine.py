@@ -58,8 +58,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     ) -> Mapping[str, OutputSpec]:
         """Return the outputs that `forward` and `update` can compute for a model with this head, by name.
 
-        By default, a value model gives `values`. A language model gives `log_probs`, `entropies`, `sum_pi_squared`, and the outputs
-        among the names of `provides(config)`.
+        By default, a value model gives `values`. A language model gives `log_probs`, `entropies`, `sum_pi_squared`, and each
+        output that `provides(config)` names.
         """
         lm = {"log_probs", "entropies", "sum_pi_squared"} | (cls.provides(config) & OUTPUTS.keys())
         return {name: OUTPUTS[name] for name in sorted(lm if head == "lm" else {"values"})}

@@ -28,7 +28,7 @@ class HookSpec:
         """Handle the end of a step, with all of its metrics."""
 
     def phase_started(self, step: int, phase: str) -> None:
-        """Handle the start of a phase, such as `rollout`, `update_actor`, `weight_sync` or `validation`, after `step` finished steps."""
+        """Handle the start of a phase, such as `rollout`, `update_actor`, `weight_sync` or `validation`; `step` steps are finished."""
 
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
         """Handle the metrics of a step, or of the validation after the step, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
@@ -40,7 +40,10 @@ class HookSpec:
         """Handle a step's samples after all of them are generated and scored; each has its prompt, completion and outcome."""
 
     def reward_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of scoring, after its checks; `metrics` are the step's metrics so far (`reward/mean`, `reward/failures`, …)."""
+        """Handle the end of scoring, after the share of failures was checked.
+
+        `metrics` are the step's metrics so far (`reward/mean`, `reward/failures`, …).
+        """
 
     def stage_finished(self, step: int, stage: str, before: Any, after: Any) -> None:
         """Handle the end of a stage, with its input and its output `Batch`."""
@@ -60,6 +63,6 @@ class HookSpec:
     def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
         """Handle the decision of the supervisor (`trainer.run_restarts`) not to restart a run that failed.
 
-        `step` is the last step reached, `cause` why the last process ended, and `total_steps` None if unknown. Only this hook is called
-        in the supervisor's process.
+        `step` is the last step that was reached, and `cause` says why the last process ended. `total_steps` is None if unknown. Only
+        this hook is called in the supervisor's process.
         """

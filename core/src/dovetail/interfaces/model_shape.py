@@ -36,7 +36,7 @@ class Weight:
     """Every name of the parameter in checkpoints, the model's own first; a tied weight has the names of all parameters tied to it."""
     shape: tuple[int, ...]
     required: bool
-    """Whether a checkpoint without it is incomplete."""
+    """Whether a checkpoint without the parameter is incomplete."""
     above_base: bool
     """Whether the parameter belongs to the language-model head, which a value model leaves out."""
 
@@ -68,7 +68,7 @@ class ModelShape:
     """The config's `quantization_config`, in transformers' form; None if the weights are not quantised."""
     weights: tuple[Weight, ...]
     """Parameters that checkpoints hold in the same form as the model. If transformers renames or merges tensors while
-    loading, only the embedding; for a quantised model, empty."""
+    loading, only the embedding is listed; for a quantised model, nothing."""
 
     def matching(self, target: str) -> frozenset[str]:
         """Return the names of the modules that an adapter's target matches: by full name, or by last name parts, such as `q_proj`."""
@@ -128,7 +128,7 @@ class WorkingMemory:
 
 @attrs.frozen(kw_only=True)
 class MemoryRules:
-    """Rules by which a source's engine, such as vLLM, shares a rank's accelerator and its memory with models."""
+    """How a generation engine, such as vLLM, shares a rank's accelerator and the accelerator's memory with training models."""
 
     sleeps: bool = False
     """Whether the engine leaves the accelerator while models compute."""

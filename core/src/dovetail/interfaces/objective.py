@@ -60,7 +60,7 @@ class ObjectiveSpec:
     unit: Unit = "sample"
     """Samples that stay on one rank and in one micro-batch: a sample, a pair (`pair_id`) or a group (`group_id`)."""
     scalars: Mapping[str, float] = attrs.field(factory=dict)
-    """Weights that `term` gets, by name."""
+    """Values of `Objective.scalars` that `Objective.term` gets, by name, such as a KL coefficient."""
 
     @property
     def output_names(self) -> frozenset[str]:
@@ -74,7 +74,7 @@ class ObjectiveTerm:
 
     Attributes:
         loss: float32 [], the sum of losses, already divided by the mini-batch's denominators; carries the gradient.
-        metrics: figures that may still be tensors; `dovetail_stages.numerics.resolve_metrics` fetches and merges them.
+        metrics: metrics whose values may still be tensors; `dovetail_stages.numerics.resolve_metrics` fetches and merges them.
         finite: bool [], whether the loss and all outputs that it depends on are finite. A NaN output need not
             make the loss or the gradient NaN, for example on a clipped token.
     """
@@ -88,15 +88,15 @@ class Objective(ColumnPlugin):
     """A loss over packed samples that does not depend on the split into micro-batches."""
 
     unit: ClassVar[Unit] = "sample"
-    """Samples that a term must see together, in any order: a sample, a pair or a group."""
+    """Samples that one call of `term` must get together, in any order: a sample, a pair or a group."""
     trained_at: ClassVar[Literal["tokens", "end"]] = "tokens"
-    """Tokens with `response_mask` 1 in a run on a dataset's examples. `tokens`: the tokens to train on. `end`: one token after each
+    """Which tokens have `response_mask` 1 in a run on a dataset's examples. `tokens`: the tokens to train on. `end`: one token after each
     response, whose value stands for the whole text."""
     key_figures: ClassVar[Mapping[str, Literal["up", "down"]]] = {"loss": "down"}
-    """Metrics of `term` that show progress, each with its better direction; names without the role. Console, summary and report show
-    these metrics first, for training and, if `validate` computes them, for held-out examples."""
+    """Metrics of `Objective.term` that show progress, each with its better direction; the names lack the role's prefix. Console, summary
+    and report show these metrics first, for training and, if `validate` computes them, for held-out examples."""
     scalars: ClassVar[Mapping[str, float]] = {}
-    """Weights that may change between updates, each with its default."""
+    """Coefficients of the loss that may change between updates, by name, each with its default."""
 
     @classmethod
     @abstractmethod

@@ -60,7 +60,7 @@ class PluginContext:
     head: Literal["lm", "value"] = "lm"
     """Last layer of the role's model: a language model's head, or one value a token."""
     trained: bool = True
-    """Whether the weights of the role's model change, by updates or by following the actor; a frozen model gets no adapter."""
+    """Whether the weights of the role's model change, by training or by copying from the actor; a frozen model gets no adapter."""
     training: TrainingSection | None = None
     """Optimizer and micro-batch settings of this role; None for roles without a training engine."""
     total_steps: int | None = None

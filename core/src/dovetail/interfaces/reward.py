@@ -35,7 +35,7 @@ class FailureKind(StrEnum):
     HARNESS = "harness"
     """Failure of the agent loop itself."""
     LIMIT = "limit"
-    """Exceeded time limit."""
+    """A time limit was exceeded."""
 
 
 class RunningTime:
@@ -66,7 +66,7 @@ class RunningTime:
         """Stop the clock of the time limit. A subclass that enforces the limit overrides this method."""
 
     def go_on(self) -> None:
-        """Restart the clock of the time limit. A subclass that enforces the limit overrides this method."""
+        """Let the clock of the time limit run on after `stop`. A subclass that enforces the limit overrides this method."""
 
 
 class CountedTime(RunningTime):

@@ -39,11 +39,11 @@ class PauseMode(StrEnum):
     WAIT = "wait"
     """Running requests run to their end."""
     KEEP = "keep"
-    """Running requests stop, and continue when the replica is resumed. After a weight update, the new weights recompute the keys and
-    values of the tokens so far."""
+    """Running requests stop, and continue when the replica is resumed. After a weight update, the keys and values of the
+    tokens so far are recomputed with the new weights."""
     KEEP_CACHE = "keep_cache"
     """As `KEEP`, but after a weight update the requests keep the keys and values of the old weights. Requests submitted later do not use
-    these. Only engines with the capability `keeps_cache` get this mode."""
+    these keys and values. Only engines with the capability `keeps_cache` get this mode."""
 
 
 @attrs.frozen(kw_only=True)
@@ -114,7 +114,7 @@ class Completion:
     """bool [T]: True for tokens that the policy produced. The other tokens of an episode have version −1 and log-probability 0. None,
     as from every engine, if the policy produced all tokens."""
     prompt_ids: np.ndarray | None = None
-    """int64 [P]: the prompt of an episode's further sequence. None, as from every engine, for the prompt of the request."""
+    """int64 [P]: the prompt of a sequence that an episode forked. None, as from every engine, stands for the prompt of the request."""
 
     @property
     def produced_T(self) -> np.ndarray:

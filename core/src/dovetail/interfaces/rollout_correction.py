@@ -69,7 +69,7 @@ class RolloutCorrection(ColumnPlugin):
     @classmethod
     @abstractmethod
     def mode(cls, config: PluginConfig) -> CorrectionMode:
-        """Return how rollout, old and current policy relate under this config."""
+        """Return the mode: the rollout policy serves as the old policy (`bypass`), does not (`decoupled`), or nothing is corrected."""
 
     @classmethod
     def before_update(cls, config: PluginConfig) -> bool:

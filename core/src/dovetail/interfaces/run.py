@@ -28,8 +28,8 @@ class RunPosition:
     validated: bool
     """Whether the validation before the first step is done, or the first step is finished."""
     admissible: int = 0
-    """Number of prompts that `Run.admit` accepts now. The trainer's `max_staleness` or `over_sampling` limits it, and the need of the
-    remaining steps."""
+    """Number of prompts that `Run.admit` accepts now. It is limited by the trainer's `max_staleness` or `over_sampling`, and by the
+    number of prompts that the remaining steps need."""
 
     @property
     def finished(self) -> bool:
@@ -66,7 +66,8 @@ class Run(ABC):
     def step(self) -> AbstractContextManager[StepContext]:
         """Return the context of one step. The step counts as finished once `learn` is complete.
 
-        An error before the end of `learn` undoes the step: the samples go to the next step, or the prompts to the next run.
+        An error before the end of `learn` undoes the step: the next step gets the samples. If the error ends the run, the resumed run
+        issues the prompts of these samples again.
 
         `position` advances when the block ends.
 
@@ -79,16 +80,16 @@ class Run(ABC):
     def admit(self, groups: int | None = None) -> None:
         """Start generating and scoring samples for the next prompts, with the rollout's current weights, and return at once.
 
-        Later calls of `collect` take the samples in this order. No effect if the remaining steps have all their prompts, or in a run on
-        a dataset's examples.
+        Later calls of `collect` take the samples in the order of the prompts. No effect if the remaining steps have all their prompts,
+        or in a run on a dataset's examples.
 
         Args:
             groups: the number of prompts; by default that of a step (`data.train_batch_size`).
 
         Raises:
             PluginBrokenError: more prompts would be outstanding (admitted, but not yet learned from and followed by
-                `publish_weights`) than (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or than the lower limit of
-                `Trainer.over_sampling`.
+                `publish_weights`) than (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or than the limit that
+                `Trainer.over_sampling` sets instead.
             PluginBrokenError: the rollout's weights are too old, see `collect`.
         """
 

@@ -39,10 +39,11 @@ class WorkerSpec:
     """The description of a worker group: all workers construct the same plugin, each with its own rank."""
 
     role: str
-    """`actor`, `ref`, `critic`, `rollout`, …"""
+    """Role of the workers: `actor`, `ref`, `critic`, `rollout`, …"""
     plugin: PluginRef
     context: PluginContext
-    """The runtime fills in `mesh`, `rank`, `device`, `reduction`, `transport` and, in other processes, `logger`."""
+    """Context of each worker's plugin; the runtime fills in `mesh`, `rank`, `device`, `reduction`, `transport` and, in other processes,
+    `logger`."""
     transport: PluginRef | None = None
     """The weight transport of the group, if any; every process makes its own sender or receiver."""
 

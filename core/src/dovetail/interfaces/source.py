@@ -100,7 +100,7 @@ class SentWeights(Protocol):
         """Return a context manager whose value is the version to send in the block.
 
         Args:
-            arrived: returns whether a receiver holds a version. Called if the block fails: other weights need another version then.
+            arrived: returns whether a receiver holds a version. If the block fails, a version that arrived counts as sent.
         """
 
 
@@ -138,7 +138,7 @@ class Site:
     phase: Callable[[str], AbstractContextManager[None]]
     """Function that times a part of the step under a name."""
     metrics: Callable[[], dict[str, float]]
-    """Function that returns the metrics of the running step, to add metrics outside of `collect`."""
+    """Function that returns the running step's dict of metrics; a source adds metrics to the dict outside of `collect`."""
     finished: Callable[[], int]
     """Function that returns the number of finished steps."""
     check_stop: Callable[[], None]
@@ -164,7 +164,7 @@ class ExperienceSource(SourceDescription):
     roles: ClassVar[tuple[str, ...]] = ()
     """Roles whose processes the source starts, placed beside the models: `rollout`. A role is also the key path of its engine's section."""
     on_request: ClassVar[frozenset[str]] = frozenset()
-    """Columns with a cost, which a step has only if a plugin requires them."""
+    """Columns that are costly to make, and that a step has only if a plugin requires them."""
     follows: ClassVar[bool] = True
     """Whether the actor's weights generate the samples, so that the trainer must publish weights before it collects samples. If not,
     `Run.admit` and `Run.publish_weights` do nothing."""
@@ -194,7 +194,7 @@ class ExperienceSource(SourceDescription):
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns before a step's first stage: those that always exist, and those of `facts.required` that can be had."""
+        """Return the columns before a step's first stage: those that the source always makes, and those of `facts.required` it can make."""
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
@@ -216,7 +216,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart | None:
-        """Return how the source gets the actor's weights; None if it takes none."""
+        """Return the part of a step that sends the actor's weights to the source; None if the source takes no weights."""
         return None
 
     @classmethod
@@ -237,7 +237,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return, by role, the bytes that a rank uses for each purpose. The first purpose is always needed; the others are upper bounds.
+        """Return, by role and purpose, the bytes that a rank uses. Those of the first purpose are always used; the others are upper bounds.
 
         Raises:
             ModelError: a model can't be read.
@@ -246,7 +246,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        """Return how the roles of `memory` share an accelerator with models. Roles without a rule stay on the accelerator."""
+        """Return, by role, how the role's engine shares an accelerator with training models. Without a rule it stays on the accelerator."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------
@@ -389,12 +389,12 @@ class ExperienceSource(SourceDescription):
         return {}
 
     def fixed(self) -> Sequence[Batch]:
-        """Return batches of rows that the run sees more than once and training does not change; by default none.
+        """Return batches of the rows that the run uses more than once without changing them; by default none.
 
         Columns that depend only on these rows and on frozen models are computed once.
         """
         return ()
 
     def summary(self) -> Mapping[str, Any]:
-        """Return the accuracy of the run for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`, None if unknown."""
+        """Return the run's accuracy for its summary: `accuracy_metric`, `accuracy_before` and `accuracy_after`; None stands for unknown."""
         return dict.fromkeys(("accuracy_metric", "accuracy_before", "accuracy_after"))

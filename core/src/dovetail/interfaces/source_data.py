@@ -56,7 +56,7 @@ class IndexedPrompts(Sequence[Prompt]):
     rows: np.ndarray
     """int64 [N]: row number of each prompt."""
     digest: str
-    """A text that differs if the prompts differ."""
+    """Digest of the prompts; different prompts have different digests."""
 
 
 class StreamedPrompts(IndexedPrompts):
@@ -99,7 +99,7 @@ class RowSet:
     bad: tuple[BadRow, ...] = ()
     """Rows that were left out because of a fault; for streamed rows, only those read so far."""
     streamed: str = ""
-    """For streamed rows, how many of them were read now, and why."""
+    """For streamed rows, a sentence that says how many of them were read and why the rows are streamed; empty for other rows."""
 
     @property
     def has_images(self) -> bool:

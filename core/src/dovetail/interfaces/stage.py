@@ -129,7 +129,7 @@ class StepContext:
     timer: Callable[[str], AbstractContextManager[None]]
     """Function that times a block; the seconds become the metric `time/NAME`. Each stage is timed under the stage's name."""
     weight_version: int = 0
-    """Version of the weights that the rollout held."""
+    """Version of the weights that the rollout held when the step began."""
     first: bool = False
     """Whether the step is the first of a process, in which the results of plugins are checked thoroughly."""
     collected: Experience | None = None
@@ -175,16 +175,16 @@ class Stage(Plugin):
     `transform`: writes and rewrites columns. `estimate`: advantages and returns. `update`: optimizer steps. A stage reads the columns of
     earlier stages: a stage that clips `advantages` has the phase `estimate` and runs after the estimator."""
     before: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of the same phase that run after this stage, if they are in the step: a tuple, `("kl_penalty",)`."""
+    """Stages of the same phase that run after this stage, if they are in the step: a tuple of names, `("kl_penalty",)`."""
     after: ClassVar[tuple[str, ...]] = ()
-    """Names of stages of the same phase that run before this stage, if they are in the step: a tuple. Other names have no effect."""
+    """Stages of the same phase that run before this stage, if they are in the step: a tuple of names. Other names have no effect."""
     changes_samples: ClassVar[bool] = False
     """Whether `run` may drop samples or return new ones. Each returned sample needs every existing column that a later stage requires. A
     step without samples trains on nothing."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> Collection[str]:
-        """Return the columns that the stage reads, as they are when the stage runs. Other columns may be absent.
+        """Return the columns that the stage reads, in the state in which earlier stages leave them. Columns not returned may be absent.
 
         Returns:
             A set of columns. If the stage itself is not the reader, a mapping from each column to its reader, for the plan.
@@ -193,7 +193,7 @@ class Stage(Plugin):
 
     @classmethod
     def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that the stage is the first to write. Columns that core does not define are in `columns`."""
+        """Return the columns that the stage is the first to write. Columns that core does not define must be declared in `columns`."""
         return frozenset()
 
     @classmethod
@@ -234,7 +234,7 @@ class Stage(Plugin):
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, FollowSection]:
-        """Return, for each untrained role whose weights the stage moves, how these weights follow the actor's."""
+        """Return, for each untrained role whose weights the stage changes, the rule by which these weights follow the actor's."""
         return {}
 
     @classmethod

@@ -51,7 +51,7 @@ class ToolResult:
     """
 
     content: Content = attrs.field(validator=_check_content)
-    """The observation in full length, which the caller limits."""
+    """The observation in full length; the caller cuts it to the configured limit."""
     reward: float | None = attrs.field(default=None, validator=_check_reward)
     """A reward for the call; None if the tool gives none."""
     done: bool = False

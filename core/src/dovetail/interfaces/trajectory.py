@@ -64,7 +64,7 @@ class Trajectory:
     began: float = 0.0
     """Start of the episode, in seconds since 1970 (`time.time`); 0 if unknown."""
     counts: Mapping[str, float] = attrs.field(factory=dict)
-    """Figures that the agent loop counted with `Session.count`, by name."""
+    """Counters that the agent loop increased with `Session.count`, by name."""
     output: Any = None
     """Final value of `Session.output`, a JSON value."""
 

@@ -39,10 +39,10 @@ class AdapterSpec:
     """
 
     rank: int
-    """Rows of A and columns of B."""
+    """Rank: rows of the factor A and columns of the factor B."""
     alpha: float
     rank_stabilised: bool = False
-    """Whether s is alpha / √rank instead (arXiv 2312.03732)."""
+    """Whether the scale s is alpha / √rank in place of alpha / rank (arXiv 2312.03732)."""
     dora: bool = False
     """Whether the rows of W + s · B A are scaled to learnt magnitudes, which are sent too (DoRA, arXiv 2402.09353)."""
     target_modules: tuple[str, ...]
@@ -60,7 +60,7 @@ class WeightManifest:
     adapter: AdapterSpec | None = None
     """How the tensors are applied if `kind` is "adapter"; else None."""
     bucket_bytes: int = 256 * 1024 * 1024
-    """Largest bucket in which tensors are sent; a larger tensor has a bucket of its own."""
+    """Maximum bytes of a bucket, in which several tensors are sent together; a larger tensor has a bucket of its own."""
     update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)
     """Id of this attempt to send, which differs for other attempts to send the same version, such as those of earlier runs."""
     receivers: int | None = None

@@ -18,7 +18,7 @@ class AdapterPlan:
     role: str
     rank: int
     dora: bool
-    """Whether magnitudes are trained too (arXiv 2402.09353)."""
+    """Whether DoRA's magnitudes are trained too (arXiv 2402.09353)."""
     layers: tuple[str, ...]
     """Last parts of the names of the adapted layers; empty if the config leaves the layers to the engine, or this machine
     can't read the model."""

@@ -18,7 +18,7 @@ class RunCounts:
     prompts_per_step: int
     prompts_per_mini_batch: int
     epochs_per_step: int
-    """Passes over each rollout batch."""
+    """Passes of the actor over each rollout batch."""
     critic_prompts_per_mini_batch: int
     critic_epochs_per_step: int
     """Passes of the critic over each rollout batch."""

@@ -40,7 +40,7 @@ class ModelRole:
     head: Literal["lm", "value"] = "lm"
     because: str
     training: TrainingSection
-    """Token budget and offloading, and the optimizer if the model is trained."""
+    """Settings of token budget and offloading, and of the optimizer if the model is trained."""
     objective: ObjectiveSpec | None = None
     """Objective of the model, with the scalars of the config; None if the model is not trained."""
     follows: FollowSection | None = None
@@ -156,7 +156,7 @@ def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
     """Check that the optimizer of each role works with the role's engine and ranks.
 
     Raises:
-        PlanError: an optimizer does not fit; the error names it, the engine, and the possible optimizers.
+        PlanError: an optimizer does not support its role's engine or number of ranks; the error names an optimizer to use instead.
     """
     for model in models:
         if not model.trained:

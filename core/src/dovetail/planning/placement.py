@@ -55,7 +55,7 @@ class Placement:
 
 
 def place(facts: PlanFacts, models: Sequence[ModelRole]) -> tuple[Placement, tuple[ModelRole, ...]]:
-    """Return the placement of pools and the experience source's processes, and the models with their meshes.
+    """Return two results: the placement of the pools and of the experience source's processes; and the models, each with its mesh.
 
     Raises:
         PlanError: sizes do not fit each other, or the experience source refuses the placement.

@@ -156,7 +156,7 @@ def make_plan(
         left_out: the parts of the rows that the chat template leaves out, a sentence each; becomes `Plan.left_out`.
 
     Raises:
-        PlanError: a requirement is unmet, or counts do not fit; the error names the parts of the config that conflict.
+        PlanError: a requirement is unmet, or sizes contradict each other; the error names the parts of the config that conflict.
     """
     chosen = choose(config)
     source = chosen["source"]

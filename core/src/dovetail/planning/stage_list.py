@@ -34,16 +34,16 @@ class PlannedStage:
     phase: Phase
     ref: PluginRef
     roles: tuple[str, ...]
-    """Roles whose models compute the stage."""
+    """Roles whose models the stage uses."""
     who: str
-    """Where the stage runs, and its distribution if it is not of the stage set."""
+    """Where the stage runs, and the stage's distribution if the stage is not in the stage set."""
     because: str
     reads: Mapping[str, int]
     """Required columns and the version of each: 1 as first written, 1 more after each rewrite."""
     provides: frozenset[str]
     rewrites: frozenset[str]
     of_set: bool
-    """Whether the stage is of the stage set; results of other stages are checked more closely."""
+    """Whether the stage belongs to the stage set; the results of stages outside the set are checked more closely."""
     objectives: Mapping[str, ObjectiveSpec] = attrs.field(factory=dict)
     """Objective of each role that the stage trains."""
     follows: Mapping[str, FollowSection] = attrs.field(factory=dict)
@@ -61,8 +61,8 @@ def list_stages(
         updates_per_step: optimizer steps of the actor after each rollout.
 
     Raises:
-        PlanError: a column does not have one provider, is read too early, or is rewritten in no declared order; or the stages' order
-            contradicts itself.
+        PlanError: a column has no provider or several, is read before it is written, or is rewritten in no declared order; or `before`
+            and `after` of the stages contradict each other.
     """
     stage_set = plugins["algorithm.stage_set"]
     facts = PlanFacts(config=config, plugins=plugins, updates_per_step=updates_per_step)

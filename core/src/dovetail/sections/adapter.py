@@ -12,7 +12,7 @@ class PlannedAdapter:
     """A low-rank adapter (arXiv 2106.09685) as a training engine's config describes it."""
 
     rank: int | None = None
-    """Rank: rows of A and columns of B; None if unknown."""
+    """Rank of the adapter B A: rows of A and columns of B; None if unknown."""
     dora: bool = False
     """Whether magnitudes of the weights' rows are trained and sent too (arXiv 2402.09353)."""
     base: Literal["nf4"] | None = None

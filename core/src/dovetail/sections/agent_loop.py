@@ -12,7 +12,7 @@ from dovetail.sections.fields import ABOVE_ZERO, AT_LEAST_ONE, COUNT, TOKENS, Pl
 
 @attrs.frozen(kw_only=True)
 class EpisodeSection(PluginSection):
-    """Base of the config of an agent loop of many turns."""
+    """Base of the configs of multi-turn agent loops."""
 
     max_turns: int = attrs.field(default=16, validator=COUNT)
     """Maximum number of the policy's turns, after which the episode is scored as it is. All turns and observations together have at most
@@ -24,7 +24,7 @@ class EpisodeSection(PluginSection):
     max_observation_tokens: int = attrs.field(default=1024, validator=TOKENS)
     """Maximum tokens of the content of one message shown to the policy; longer content is cut."""
     observation_cut: Literal["left", "middle", "right"] = "middle"
-    """Part of a longer content that is cut out."""
+    """Which part is cut out of content that is longer than `max_observation_tokens`."""
     on_history_change: Literal["keep", "fork", "refuse"] = "keep"
     """What to do if the chat template renders earlier turns differently once others follow (Qwen3 drops earlier thinking). `keep`: the
     policy continues to see the tokens that it produced. `fork`: the trajectory continues in a new sequence, with the conversation rendered

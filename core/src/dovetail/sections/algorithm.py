@@ -78,7 +78,7 @@ class LogProbCheckSection:
     warn_above: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
     """Mean difference between a token's probabilities in rollout and trainer above which the run warns."""
     stop_above: float | None = attrs.field(default=0.1, validator=NOT_NEGATIVE)
-    """The same difference above which the run stops before any weight changes; None for never."""
+    """Mean difference, measured as for `warn_above`, above which the run stops before any weight changes; None for never."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ class AlgorithmSection:
     """The algorithm: estimator, losses, filters, penalties, stages."""
 
     preset: PluginSection | None = plugin_field("preset", None)
-    """A published combination of the keys below; keys given beside the preset's name or in later config layers override the preset."""
+    """A published combination of settings for this and other sections; keys beside its name or in later config layers override it."""
     advantage: PluginSection = plugin_field("advantage", "grpo")
     """The advantage estimator."""
     policy_loss: PluginSection = plugin_field("policy_loss", "ppo_clip")

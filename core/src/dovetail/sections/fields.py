@@ -61,7 +61,8 @@ def plugin_field(
         kind: the kind of the plugin.
         default: the name of the plugin if none is selected.
         collection: `list` or `dict` if the field holds several plugins.
-        factory: the function that makes the default section, of the kind's base class; its values override defaults of the plugin's Config.
+        factory: the function that makes the default section, of the kind's base class; the section's values override defaults of
+            the plugin's Config.
     """
     factories: dict[str | None, Any] = {
         "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),
@@ -83,7 +84,7 @@ class PluginSection:
     `{"mode": "its replicas are always servers: leave it out"}`."""
 
     name: str | None = None
-    """Name of an installed plugin; `name@distribution` settles a conflict."""
+    """Name of an installed plugin; `name@distribution` if several distributions have a plugin of this name."""
     path: str | None = None
     """A Python file that holds the plugin, in place of a package."""
     attribute: str | None = None

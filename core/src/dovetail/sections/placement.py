@@ -34,7 +34,7 @@ class Pool:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of a training group in the pool."""
+        """Number of ranks that a training worker group has in the pool."""
         return self.nodes * self.ranks_per_node
 
     def described(self) -> str:
@@ -90,8 +90,8 @@ class RuntimeSection(PluginSection):
         """Return the pools of these roles. Every role is in exactly one pool, and every pool has a role.
 
         Raises:
-            PlanError: the pool sizes are invalid, a pool or environment names an unknown role, or the runtime supports no other
-                environment.
+            PlanError: the pool sizes are invalid, a pool or environment names an unknown role, or the runtime can't run roles in
+                other Python environments.
         """
         check_environments(self.environments, roles)
         for role, path in self.environments.items():

@@ -25,7 +25,7 @@ class ValidationSamplingSection:
     """Sampling in validation. Temperature 0 is greedy."""
 
     n: int = attrs.field(default=1, validator=COUNT)
-    """Responses a prompt."""
+    """Number of responses to each prompt."""
     temperature: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """Divisor of the logits; 0 is greedy."""
     top_p: float = attrs.field(
@@ -54,8 +54,8 @@ class WeightCheckSection:
     tokens: int = attrs.field(default=64, validator=attrs.validators.ge(2))
     """Tokens of each sequence, taken from the first training prompts, end to end."""
     tolerance: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Largest mean difference, in nats a token, with each token weighted by the trainer's probability; None means 1e-4
-    in float32, 0.05 in bfloat16."""
+    """Largest mean difference of log-probabilities, in nats a token, with each token weighted by the trainer's probability; None means
+    1e-4 in float32, 0.05 in bfloat16."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ class RolloutSection(PluginSection):
     """Base of every rollout engine's config."""
 
     n: int = attrs.field(default=8, validator=COUNT)
-    """Responses a prompt."""
+    """Number of responses to each prompt."""
     agent_loop: PluginSection | None = plugin_field("agent_loop", "single_turn")
     """The agent loop, which produces a sample: `single_turn`, one response to the prompt, or an episode of many turns."""
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.ge(1e-6))

@@ -55,9 +55,9 @@ class ModelSection:
     attn_implementation: str = "sdpa"
     """transformers' attention implementation."""
     override_config: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
-    """Values that replace those of the model's config.json, such as `{max_position_embeddings: 32768}`; values of a part, such as
-    `text_config`, stand below the part's name. They apply to training, rollout, planning and exported models. Roles with a `path` of their
-    own have their own overrides."""
+    """Values that replace those of the model's config.json, such as `{max_position_embeddings: 32768}`; values of a nested
+    config, such as `text_config`, are given below its name. The values apply to training, rollout, planning and exported models. Roles
+    with a `path` of their own have their own overrides."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,8 +67,8 @@ class MixtureSection:
     files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Weight of the dataset in an epoch, divided by the sum of all weights. None (for all datasets): each gives as many prompts or examples
-    as it has rows."""
+    """Weight of the dataset in an epoch, divided by the sum of all weights. None, which then must hold for all datasets: each gives as many
+    prompts or examples as it has rows."""
     prompt_key: str | None = None
     """Column that holds the prompt; by default `data.prompt_key`."""
 
@@ -110,7 +110,7 @@ class DataSection:
     max_bad_rows: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Maximum number of faulty rows to leave out; `bad_rows.jsonl` in the run directory names them."""
     shuffle_window: int = attrs.field(default=16384, validator=COUNT)
-    """Number of streamed rows that are shuffled together and tokenised ahead; groups of rows are shuffled before."""
+    """Number of streamed rows that are shuffled together and tokenised ahead; whole groups of rows are shuffled before that."""
     val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
@@ -136,14 +136,14 @@ class DataSection:
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
     """Maximum tokens generated for a response; without `max_length`, also of an example from its first trained token on."""
     max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
-    """Maximum tokens of an example, prompt and response together, in place of the two limits above. For trainers on examples."""
+    """Maximum tokens of an example, prompt and response together, in place of `max_prompt_length` and `max_response_length`."""
     overlong_prompts: Literal[
         "filter", "error", "truncate_left", "truncate_right", "truncate_middle"
     ] = "filter"
-    """What happens to longer prompts and examples: filtered and counted, refused, or cut at the beginning, end or middle. Prompts are cut
-    to `max_prompt_length`, conversations to `max_length`. Without `max_length`, only `truncate_right` cuts conversations, after the last
-    trained token within `max_response_length`. Prompts whose images would be cut, and conversations that would lose an image or all trained
-    tokens, are filtered instead."""
+    """What happens to prompts and examples beyond the length limits: they are filtered and counted, refused, or cut at the start, end or
+    middle. Prompts are cut to `max_prompt_length`, conversations to `max_length`. Without `max_length`, only `truncate_right` cuts
+    conversations, after the last trained token within `max_response_length`. Prompts whose images would be cut, and conversations that
+    would lose an image or all trained tokens, are filtered instead."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or unchanged. An example's response follows as the assistant's
     message, or unchanged."""
@@ -154,7 +154,7 @@ class DataSection:
     """Encoding of control tokens, such as `<|im_end|>`, that are spelt out in messages, tools' results and observations: as text, or as the
     tokens (allow). Raw texts always keep the tokens."""
     trained_turns: Literal["all", "last"] = "all"
-    """Assistant's turns of a conversation that are trained on; turns with `weight: 0` never are."""
+    """The assistant's turns of a conversation that are trained on; turns with `weight: 0` never are."""
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
     """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads. Exported models
     keep the arguments as defaults of their chat template."""
@@ -187,9 +187,9 @@ class RewardSection:
     timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
     """Seconds of scoring after which a sample counts as failed."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Further tries of a retryable failure."""
+    """Number of further attempts to score a sample after a retryable failure."""
     concurrency: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Samples, or groups scored together, scored at once; managers with their own queue, such as `parallel`, have their own limits."""
+    """Number of samples, or groups, that are scored at once; managers with their own queue, such as `parallel`, have their own limits."""
     max_failure_share: float = attrs.field(
         default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
@@ -216,7 +216,7 @@ class TrainerSection(PluginSection):
     """Passes over the training prompts, which make prompts · epochs / data.train_batch_size steps. Prompts that replace filtered groups are
     additional, and come from later passes."""
     total_steps: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Stop after this many steps, whatever the epochs."""
+    """Stop after this many steps, whatever `total_epochs` is."""
     save_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Steps between checkpoints; 0 saves only at the end."""
     save_last: bool = True
@@ -232,12 +232,13 @@ class TrainerSection(PluginSection):
     )
     """Number of newest checkpoints to keep, besides the best one and those of `keep_every`; None keeps all."""
     keep_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Keep every checkpoint whose step is divisible by this number, such as 500; 0 keeps no older checkpoints."""
+    """Also keep every checkpoint whose step is divisible by this number, such as 500; 0 keeps only the newest and the best ones."""
     copy_to: str | None = None
-    """Address of fsspec, such as `s3://bucket/runs`, to which kept checkpoints are copied in the background. `train` continues from the
+    """An fsspec address, such as `s3://bucket/runs`, to which kept checkpoints are copied in the background. `train` continues from the
     copies if the run directory has no checkpoint."""
     max_failed_saves: int = attrs.field(default=3, validator=COUNT)
-    """Number of consecutive saves, the last step's aside, that may find the disk full; the run then ends with what is saved."""
+    """Number of consecutive saves that fail because the disk is full, after which the run fails; earlier checkpoints remain. If the save
+    of the last step finds the disk full, the run fails at once."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Steps between validations; 0 validates only before and after training."""
     validate_before: bool = True
@@ -246,12 +247,12 @@ class TrainerSection(PluginSection):
     """Validate after the last step."""
     resume: str = "auto"
     """What `train` does if the run directory already holds a run. auto: continue from the newest undamaged checkpoint, or from the start if
-    there is none; a finished run stays as it is. never: refuse. The path of a run directory or checkpoint: begin a new run from that
-    checkpoint; once begun, continue as with auto."""
+    there is none; a finished run stays as it is. never: refuse. The path of a checkpoint, or of a run directory (its latest
+    checkpoint): begin a new run from this checkpoint; once begun, continue as with auto."""
     run_restarts: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They do so if its process was
-    killed, or failed for lost processes, machines or engines, a full disk or the network; not after other errors, nor twice without a new
-    step."""
+    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They do so if the run's
+    process was killed, or failed because of lost processes, machines or engines, a full disk or the network; not after other errors, nor
+    twice without a new step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
     """Number of each step's samples that are written to `samples/`, for people to read; -1 means all."""
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))

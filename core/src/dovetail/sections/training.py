@@ -112,7 +112,7 @@ class ActorSection(TrainingSection):
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
-    """Prompts an optimizer step; None means the whole rollout batch."""
+    """Number of prompts for each optimizer step; None means the whole rollout batch."""
     epochs: int = attrs.field(default=1, validator=COUNT)
     """Passes over each rollout batch."""
     shuffle: bool = False
@@ -138,7 +138,7 @@ class CriticSection(TrainingSection):
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
-    """Prompts an optimizer step; by default the actor's."""
+    """Number of prompts for each optimizer step; by default the actor's."""
     epochs: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
     """Passes over each rollout batch; by default the actor's."""
     value_clip: float | None = attrs.field(default=0.5, validator=ABOVE_ZERO)
@@ -170,12 +170,15 @@ class FollowSection:
 
 @attrs.frozen(kw_only=True)
 class RoleSection(TrainingSection):
-    """A further model of the run. It is trained if it has an objective, and otherwise frozen."""
+    """A further model of the run.
+
+    It is trained if it has an `objective`, follows the actor if it has an `update`, and is frozen otherwise.
+    """
 
     engine: EngineSection | None = plugin_field("engine", None)
     """The engine that scores with the model and trains it; by default the actor's."""
     objective: PluginSection | None = plugin_field("objective", None)
-    """The objective to minimise in every step; without one, the model is frozen and has no adapter."""
+    """The objective to minimise in every step; without `objective` and `update`, the model is frozen and has no adapter."""
     update: FollowSection | None = None
     """Rule by which a model without an objective follows the actor; by default its weights never change."""
     path: str | None = None
@@ -187,7 +190,7 @@ class RoleSection(TrainingSection):
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
-    """Prompts an optimizer step; None means the whole batch of a step."""
+    """Number of prompts for each optimizer step; None means the whole batch of a step."""
     epochs: int = attrs.field(default=1, validator=COUNT)
     """Passes over the batch of each step."""
 

@@ -56,7 +56,7 @@ def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append one line a row and flush it.
+    """Append one line for each row, and flush the file.
 
     An unfinished line of a killed process is cut off first. Only one process at a time may write a file.
     """
@@ -125,7 +125,7 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
 class JsonlTracker(Tracker):
     """Writes `metrics.jsonl`: a JSON object for each log call, `{"step", "time", metrics…}`, on disk when the call returns.
 
-    `time` is in seconds since 1970. NaN and infinite figures are written as null. Training and validation may log the same step: readers
+    `time` is in seconds since 1970. NaN and infinite values are written as null. Training and validation may log the same step: readers
     merge the lines of one step.
     """
 

@@ -16,7 +16,7 @@ GIB = 2**30
 def before_and_after(
     rows: Iterable[Mapping[str, object]], key_figures: Mapping[str, str]
 ) -> dict[str, dict[str, float | str]]:
-    """Return each key figure's value at the start (`before`) and end (`after`) of a run's rows, and its better direction (`better`).
+    """Return, by key figure, its value at the start (`before`) and at the end (`after`) of a run, and its better direction (`better`).
 
     For held-out prompts, `before` and `after` are the first and the last value; for training, means over the first and the last steps, at
     most 10 each.

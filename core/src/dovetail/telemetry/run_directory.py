@@ -283,7 +283,7 @@ class RunDirectory:
                 logger.warning(f"further bad rows are listed only in {path}")
 
     def rewind(self, step: int) -> None:
-        """Remove metrics, samples and faults of later steps than `step`, from which the run resumes.
+        """Remove the metrics, samples and fault reports of steps after `step`, the step from which the run resumes.
 
         Partial files of a killed process are removed too.
         """

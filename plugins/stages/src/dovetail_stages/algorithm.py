@@ -38,7 +38,7 @@ def corrects_within(facts: PlanFacts) -> bool:
 def current_is_old(facts: PlanFacts) -> bool:
     """Return whether the current log-probabilities serve as `old_log_probs`.
 
-    True if a rollout has one update and nothing reads `old_log_probs` before it.
+    True if one update follows each rollout and nothing reads `old_log_probs` before the update.
     """
     loss = facts.plugins["algorithm.policy_loss"]
     read_before: frozenset[str] = loss.cls.prepares(loss.config)

@@ -13,8 +13,8 @@ from dovetail.sections import FollowSection
 class FollowActor(Stage):
     """Moves the weights w of each model that follows the actor, after the actor's updates: w ← decay · w + (1 − decay) · w_actor.
 
-    Copies every N steps, or averages in every step (TR-DPO, arXiv 2404.09656). Weights travel as sharded float32
-    files below the run directory, which every rank of both roles sees.
+    Copies every N steps, or averages in every step (TR-DPO, arXiv 2404.09656). Weights are passed in sharded float32
+    files below the run directory, which every rank of the actor and of the other role must be able to read.
     """
 
     name = "follow_actor"

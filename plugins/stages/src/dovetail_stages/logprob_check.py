@@ -147,7 +147,7 @@ class LogProbComparison:
 
 
 def due(step: int, section: LogProbCheckSection) -> bool:
-    """Return whether the check is scheduled at this step, counted from 1, even if the trainer must score samples for the check."""
+    """Return whether the check is scheduled at this step, counted from 1; the trainer then scores samples for the check if needed."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
 
 

@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def judged_K(self) -> np.ndarray:
-        """Each token's probability difference that the bounds apply to, float64 [K]."""
+        """For each token, the probability difference that is compared with the bounds, float64 [K]."""
         if self.truncated and self.raw_gap_K is not None:
             # The allowance for truncation hides half of an error, but raw log-probabilities show all of it.
             return np.maximum(self.unexplained_K, self.raw_gap_K)
@@ -101,7 +101,7 @@ class Comparison:
         return float(np.corrcoef(one_K, other_K)[0, 1])
 
     def worst_rows(self) -> np.ndarray:
-        """Return the rows of the samples that differ, int64 [M], by descending mean difference over their tokens; a stale token counts 1 more."""
+        """Return the rows of the samples that differ, int64 [M], by descending mean difference of their tokens; a stale token adds 1."""
         if not len(self.row_K):
             return np.empty(0, np.int64)
         badness_K = self.judged_K + self.stale_K

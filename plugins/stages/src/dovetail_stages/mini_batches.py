@@ -76,7 +76,7 @@ def train_role(
     epochs: int,
     max_kl: float | None = None,
 ) -> tuple[dict[str, float], bool]:
-    """Train a role with one optimizer step for each mini-batch, and count them in `step.updates`.
+    """Train a role with one optimizer step for each mini-batch, and count these optimizer steps in `step.updates`.
 
     Args:
         role: the role of the trained model.

@@ -10,7 +10,7 @@ from dovetail_stages.numerics.rollout_correction import correct_batch
 
 
 class CorrectRollout(Stage):
-    """Weights and rejects tokens before the first update.
+    """Computes token weights and rejects tokens, before the first update.
 
     Both need the whole batch: rejection changes the loss's denominators, and normalising needs every weight.
     """

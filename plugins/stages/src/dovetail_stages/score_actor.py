@@ -17,7 +17,7 @@ OUTPUTS = {
 
 
 class ScoreActor(Stage):
-    """Scores every response token with the actor as it is before this step's updates."""
+    """Computes log-probabilities of every response token with the actor as it is before this step's updates."""
 
     name = "score_actor"
     api = ">=1.0,<2"

@@ -9,7 +9,7 @@ from dovetail_stages.score_actor import reference_is_actor
 
 
 class ScoreRef(Stage):
-    """Scores every response token with the frozen reference policy."""
+    """Computes the log-probability of every response token under the reference policy."""
 
     name = "score_ref"
     api = ">=1.0,<2"

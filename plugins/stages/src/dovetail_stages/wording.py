@@ -23,7 +23,7 @@ def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
 
 
 def update_words(facts: PlanFacts) -> str:
-    """Return a text on the actor's update: loss, aggregation, correction, KL penalty and entropy bonus, or the objective set instead."""
+    """Return a text on the actor's update: loss, aggregation, correction, KL penalty and entropy bonus, or `actor.objective` instead."""
     algorithm, plugins = facts.config.algorithm, facts.plugins
     if facts.config.actor.objective is not None:
         return with_settings(plugins["actor.objective"])
@@ -46,7 +46,7 @@ def clips(loss: SelectedPlugin) -> bool:
 
 
 def kl_words(facts: PlanFacts, place: str) -> str:
-    """Return a text of a KL penalty's estimator, weight and, unless fixed, controller; `place` is `in_loss` or `in_reward`."""
+    """Return as text a KL penalty's estimator, weight and (unless it is `fixed`) controller; `place` is `in_loss` or `in_reward`."""
     kl = getattr(facts.config.algorithm.kl, place)
     controller = facts.plugins[f"algorithm.kl.{place}.controller"].ref.name
     moves = "" if controller == "fixed" else f" ({controller})"

@@ -17,7 +17,7 @@ def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction
     Tokens outside `response_mask` may hold anything, and so may samples without a token inside it.
 
     Args:
-        mini_batch: this rank's part of the mini-batch; needs `response_mask` and the columns named. Columns
+        mini_batch: this rank's part of the mini-batch; needs `response_mask` and the columns in `names`. Columns
             without floating-point numbers are not checked.
         names: the columns to check.
         reduction: the sum over the ranks that share the mini-batch.

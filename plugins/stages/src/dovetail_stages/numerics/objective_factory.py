@@ -16,7 +16,7 @@ KEPT = 32
 
 
 def build_objective(spec: ObjectiveSpec, *, seed: int = 0) -> Objective:
-    """Return the objective of a spec, from the plugin index; objectives are cached.
+    """Return the objective that a spec describes, made from the plugin that the spec names; objectives are cached.
 
     Args:
         spec: the spec of the objective.
@@ -40,7 +40,7 @@ def prepare_mini_batch(
     reduction: Reduction,
     also: Collection[str] = (),
 ) -> tuple[Batch, Mapping[str, float]]:
-    """Return the prepared mini-batch, with only the columns that micro-batches need, and its denominators; a collective call.
+    """Return the prepared mini-batch, with only the columns that micro-batches need, and its denominators; every rank must make this call.
 
     Args:
         goal: the objective, built from the spec.

@@ -88,7 +88,7 @@ def metric_weight(micro_batch: Batch, denominators: Mapping[str, float]) -> floa
 
 
 def loss_share(loss: Float[Tensor, ""], weight: float) -> Mean:
-    """Return a micro-batch's part of a mini-batch's loss as a metric, not yet fetched from the device; `weight` is `metric_weight`'s."""
+    """Return a micro-batch's part of a mini-batch's loss as a metric, not yet fetched from the device; `metric_weight` gives `weight`."""
     return Mean(cast("float", loss.detach()), weight)
 
 

@@ -30,7 +30,7 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     """A step has several updates, and nothing limits the distance to the policy that generated the samples.
 
     From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient.
-    A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look well for a while and then
+    A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look normal for a while and then
     collapse. A bypass correction supplies the missing ratio, by weighting every micro-batch with the current ratio. `actor.max_kl` limits
     the growth, by ending a step's updates early.
     """
@@ -141,7 +141,7 @@ def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator
 
 
 def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The constant that token sums are divided by is not the longest response that the config allows.
+    """The constant that token sums are divided by is not the length of the longest response that the config allows.
 
     Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and so the
     effective learning rate, by a factor that no config shows.

@@ -16,7 +16,7 @@ from dovetail_stages.standard import estimates
 
 
 def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An estimator that compares a prompt's samples with one another gets one sample a prompt.
+    """An estimator that compares a prompt's samples with one another gets only one sample for each prompt.
 
     Every advantage is then 0, and the run learns nothing. If the estimator instead takes a lone sample's reward as its
     advantage, the baseline that the estimator's name promises is missing.
