@@ -196,7 +196,7 @@ def _finish_save(group: Any) -> None:
 
 
 def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
-    """Return the state with the total seconds of the run's earlier summary, if one was written.
+    """Return the state with `train_seconds` from the run's earlier `summary.json`, if one was written and has more seconds.
 
     These seconds include time after the checkpoint, such as the last validation and unfinished steps.
     """

@@ -138,7 +138,7 @@ class CheckpointCopies:
 
     @hookimpl
     def checkpoint_saved(self) -> None:
-        """Request a copy of the new checkpoint, which begins after a running copy has ended."""
+        """Request a copy of the new checkpoint; the copy begins once a running copy has ended."""
         self._wanted.set()
 
     @hookimpl
