@@ -69,9 +69,9 @@ class AdafactorConfig(OptimSection):
     beta2_decay: float = attrs.field(default=-0.8, validator=attrs.validators.le(0))
     """Exponent of the second moments' decay, which is 1 − t ** beta2_decay at step t."""
     min_scale: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
-    """Lower bound of the factor by which a parameter's learning rate is scaled, its root mean square."""
+    """Lower bound of the root mean square of a parameter's weights, by which the parameter's learning rate is multiplied."""
     clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
-    """Largest root mean square of a step before it is scaled."""
+    """Largest root mean square of a parameter's update, before the learning rate is applied."""
 
 
 @attrs.frozen(kw_only=True)
