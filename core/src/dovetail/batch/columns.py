@@ -25,7 +25,7 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class Column:
-    """One named column of a batch."""
+    """The declaration of one named column of a batch."""
 
     name: str
     """Name of the column; a column that a plugin adds begins with the plugin's package: `mypackage.name`."""
@@ -37,7 +37,7 @@ class Column:
     owner: str
     """The stage or plugin kind that writes the column."""
     along: str | None = None
-    """For a ragged column: another column whose rows have the same lengths, token by token."""
+    """For a ragged column: another ragged column whose rows have the same lengths, because both have one value for each token."""
     inner: tuple[int | None, ...] = ()
     """Shape of one value: `(3,)` turns [T] into [T, 3], and [N] into [N, 3]. None is a size that differs between runs."""
 
