@@ -67,7 +67,7 @@ def free_bytes(path: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or directory is on the disk."""
+    """Flush a file or directory to the disk with fsync."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
