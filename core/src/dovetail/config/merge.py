@@ -69,7 +69,7 @@ class Merger:
         self.origins: dict[KeyPath, str] = {}
 
     def merge(self, cls: type, layers: Iterable[ConfigLayer]) -> SectionDict:
-        """Return the merged tree of a config class; sections that no layer gives are empty."""
+        """Return the merged tree of a config class; sections that no layer sets are empty."""
         return self._section(cls, [Given(layer.tree, layer) for layer in layers], ())
 
     def _section(self, cls: type, givens: Iterable[Given], path: KeyPath) -> SectionDict:
