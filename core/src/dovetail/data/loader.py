@@ -102,7 +102,7 @@ class PromptLoader:
         After a resume with smaller batches, prompts in flight may fill several batches.
 
         Args:
-            size: the number of prompts, by default the batch size; smaller for a refill.
+            size: the number of prompts; by default the batch size.
         """
         wanted = self._batch_size if size is None else size
         if self._resumed:
