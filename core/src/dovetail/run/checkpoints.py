@@ -34,7 +34,7 @@ class RunState:
     step: int = 0
     """Finished steps."""
     validated: bool = False
-    """Whether held-out rows have been measured."""
+    """Whether the run has evaluated held-out rows at least once."""
     train_seconds: float = 0.0
     """Wall time of the run so far, over all processes, including steps that a resumed process repeated."""
 
