@@ -58,7 +58,7 @@ class Merger:
     Attributes:
         problems: the problems found, in the order of the schema.
         warnings: warnings about dropped values, a full sentence each.
-        origins: the layer of each given key.
+        origins: the layer of each key that a layer sets.
     """
 
     def __init__(self, resolver: Resolver, interpolate: Interpolate | None = None) -> None:

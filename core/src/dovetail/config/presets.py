@@ -72,7 +72,7 @@ class PresetLayer:
 
         Args:
             tree: the merged config.
-            origins: the layer of each given key.
+            origins: the layer of each key that a layer sets.
         """
         if not self.named_by.raw:
             yield from self._overruled(tree, origins)
