@@ -152,7 +152,7 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def shown(value: object) -> str:
-    """Return a default in YAML's flow style."""
+    """Return a default value in YAML's flow style."""
     return json.dumps(value, ensure_ascii=False)
 
 
