@@ -34,7 +34,7 @@ class PromptLoader:
 
     Args:
         prompts: the prompts of an epoch.
-        sampler: the order of each epoch.
+        sampler: the sampler, which determines the order of each epoch.
         batch_size: prompts a batch.
         ledger: records every prompt that is issued.
         datasets: the datasets behind the prompts, if the prompts are a mixture or streamed.
