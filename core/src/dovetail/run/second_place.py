@@ -45,7 +45,7 @@ class SecondPlace:
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:
-        """Copy missing checkpoints of the store into this folder, newest first, and remove copies that the store no longer keeps."""
+        """Copy missing checkpoints of the store into this folder, newest first, and remove copies of checkpoints that the store no longer keeps."""
         there, kept = self._complete(), store.saved()
         for checkpoint in reversed(kept):
             if checkpoint.name not in there:
@@ -117,7 +117,7 @@ class SecondPlace:
 
 
 class CheckpointCopies:
-    """Observer that copies checkpoints to another address, in its own thread.
+    """Observer that copies a run's checkpoints to a second place, in a thread of its own.
 
     Args:
         place: the folder of the copies.
