@@ -28,7 +28,7 @@ class Column:
     """The declaration of one named column of a batch."""
 
     name: str
-    """Name of the column; a column that a plugin adds begins with the plugin's package: `mypackage.name`."""
+    """Name of the column. The name of a column that a plugin adds begins with the plugin's package: `mypackage.name`."""
     dtype: str
     """NumPy dtype name, or `object` for JSON values."""
     shape: Raggedness
