@@ -26,5 +26,5 @@ class NdConfig(PluginSection):
     split: tuple[str, ...] = ("dp",)
     """Mesh axes that divide the batch; the batch is replicated over the other axes."""
     unit: Literal["sample", "pair", "group"] = "sample"
-    """What is never divided: a sample, a pair (the samples of one `pair_id`; two adjacent samples without this column), or the samples of one
-    `group_id`."""
+    """What is never divided: a sample, a pair (the samples of one `pair_id`; two adjacent samples without this column), or
+    the samples of one `group_id`."""
