@@ -28,8 +28,8 @@ def list_runs(paths: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in FOLDER (by default `runs`) and up to two folders below it, the latest first.
 
     A run is running, completed, stopped (by a signal), failed, or killed. A run in one of the last three states
-    continues if its `dovetail train` is repeated. Scores are given as first → last, for training and for held-out prompts. A warning names the problem,
-    its first step, and the key to change.
+    continues if its `dovetail train` is repeated. Scores are given as first → last, for training and for held-out prompts.
+    A warning names the problem, its first step, and the key to change.
     """
     paths = paths or (Path("runs"),)
     for path in paths:
