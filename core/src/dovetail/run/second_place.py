@@ -45,7 +45,7 @@ class SecondPlace:
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:
-        """Copy missing checkpoints of the store into this folder, newest first; remove copies of checkpoints that the store no longer has."""
+        """Copy missing checkpoints of the store into this folder, newest first; remove copies of those that the store no longer has."""
         there, kept = self._complete(), store.saved()
         for checkpoint in reversed(kept):
             if checkpoint.name not in there:
