@@ -47,7 +47,7 @@ class Batch:
         """Return the samples of all batches, one batch after another.
 
         Raises:
-            ColumnError: there is no batch, or the batches differ in column names, kinds or dtypes.
+            ColumnError: there is no batch, or the batches differ in a column's name, dtype, or kind (dense, ragged or object).
         """
         if not batches:
             raise ColumnError("no batches were given to concatenate; expected at least one")

@@ -25,19 +25,19 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class Column:
-    """One named column of a batch."""
+    """The declaration of one named column of a batch."""
 
     name: str
-    """Name of the column; a column of another package has the package as prefix: `mypackage.name`."""
+    """Name of the column. The name of a column that a plugin adds begins with the plugin's package: `mypackage.name`."""
     dtype: str
     """NumPy dtype name, or `object` for JSON values."""
     shape: Raggedness
-    """`dense`: [N]; `ragged`: one row of values a sample, packed [T]; `either`; `object`: a list of N JSON values."""
+    """`dense`: [N]; `ragged`: one row of values a sample, packed [T]; `either` of these; `object`: a list of N JSON values."""
     meaning: str
     owner: str
     """The stage or plugin kind that writes the column."""
     along: str | None = None
-    """For a ragged column: another column whose rows have the same lengths, token by token."""
+    """For a ragged column: another ragged column whose rows have the same lengths, because both have one value for each token."""
     inner: tuple[int | None, ...] = ()
     """Shape of one value: `(3,)` turns [T] into [T, 3], and [N] into [N, 3]. None is a size that differs between runs."""
 
@@ -128,7 +128,7 @@ GLOSSARY: dict[str, Column] = {column.name: column for column in _COLUMNS}
 
 
 def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
-    """Return the glossary by column name: core's columns and those that plugins declare.
+    """Return the declared columns by name: the columns of core, and `extra`, which plugins declare.
 
     Raises:
         ColumnError: a plugin redefines a column with another dtype, shape or inner shape.
@@ -146,10 +146,10 @@ def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
 
 
 def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None:
-    """Check every column of a batch against the glossary: name, dtype, shape, and lengths of rows.
+    """Check every column of a batch against its declaration in the glossary: name, dtype, shape, and lengths of rows.
 
     Raises:
-        ColumnError: columns differ from the glossary; the error lists one problem a column.
+        ColumnError: columns are undeclared or differ from their declarations; the error lists one problem for each.
     """
     if complaints := complaints_about(batch, glossary):
         raise ColumnError(
@@ -161,7 +161,7 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
 
 
 def complaints_about(batch: Batch, glossary: Mapping[str, Column]) -> list[str]:
-    """Return the errors that `check_batch` would raise, as a list."""
+    """Return the problems that `check_batch` would report, one text for each wrong column; empty if all columns are right."""
     return [
         complaint
         for name, values in batch.columns.items()

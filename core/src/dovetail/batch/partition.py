@@ -22,7 +22,8 @@ one by one."""
 def token_counts(batch: Batch) -> np.ndarray:
     """Return the number of tokens that each sample costs, int64 [N].
 
-    Prompt plus response tokens if the batch has either column; else each sample's longest ragged row; else 1.
+    Counts the tokens in the columns `prompt_ids` and `response_ids`. If the batch has neither, the count is the length of the
+    sample's longest ragged row, or 1 without ragged columns.
     """
     tokens_N = np.zeros(len(batch), np.int64)
     known = [name for name in ("prompt_ids", "response_ids") if name in batch]

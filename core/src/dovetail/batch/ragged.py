@@ -134,7 +134,7 @@ class Ragged:
 
     @property
     def fetched(self) -> bool:
-        """Whether reading the values needs no fetch from another process."""
+        """Whether all values are in this process; else the first read fetches them from another process."""
         return True
 
     @property

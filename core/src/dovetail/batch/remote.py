@@ -32,7 +32,7 @@ class StoredArray:
     """An array in a store: dtype and shape are known at once; the values are fetched on first read.
 
     Attributes:
-        reference: the store's reference to the array, which is kept at least as long as this object.
+        reference: the store's reference to the array. The store keeps the array at least as long as this object exists.
         dtype: the dtype of the values.
         shape: the shape [T, …] of the array.
         finite: whether every value is known to be finite, as integers always are.

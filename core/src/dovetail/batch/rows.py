@@ -24,10 +24,11 @@ Source = Ragged | StoredArray
 
 
 class RaggedRows(Ragged):
-    """Rows of other columns. `offsets` and `dtype` are known; `values` are gathered on first access, and kept.
+    """A ragged column whose rows lie in other columns (`sources`). The first access to `values` gathers the values and keeps them;
+    `offsets` and `dtype` are known without it.
 
-    Rows that are contiguous in one source are a view. Every method of Ragged works; a method that needs the values reads them. Pickling
-    sends a plain Ragged.
+    If all rows are contiguous in one source, `values` is a view of it. Every method of Ragged works; a method that needs the values
+    reads them. Pickling sends a plain Ragged.
 
     Attributes:
         sources: the plain columns and stored arrays that contain the rows.
@@ -148,7 +149,7 @@ class RaggedRows(Ragged):
 
     @property
     def fetched(self) -> bool:
-        """Whether reading the values needs no fetch from another process."""
+        """Whether all values are in this process; else the first read fetches them from another process."""
         return all(source.fetched for source in self.sources)
 
     def finite(self) -> bool:

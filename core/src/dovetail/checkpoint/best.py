@@ -15,7 +15,7 @@ _SMALLER_IS_BETTER = ("/loss", "/perplexity")
 
 
 class Best:
-    """Tracker of the best validation so far, which the checkpoint store keeps across resumes."""
+    """Tracker of the best value so far of one validation metric. The checkpoint store keeps this value across resumes."""
 
     def __init__(
         self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Logger = None

@@ -67,7 +67,7 @@ def free_bytes(path: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or directory is on the disk."""
+    """Write the cached data of a file or directory to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -86,7 +86,7 @@ def readable(count: int) -> str:
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
-    """Write a directory under a temporary name, then rename it, replacing an existing directory.
+    """Write a directory with the function `write`, under a temporary name; then rename it, replacing an existing `directory`.
 
     Raises:
         CheckpointError: a file exists at the directory's path.

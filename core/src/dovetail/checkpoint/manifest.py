@@ -28,7 +28,7 @@ class FileEntry:
 
 @attrs.frozen(kw_only=True)
 class CheckpointManifest:
-    """The content of a checkpoint's manifest."""
+    """The content of `manifest.json`, which lists the files of a checkpoint."""
 
     step: int
     """Finished training steps."""

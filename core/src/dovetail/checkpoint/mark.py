@@ -27,7 +27,7 @@ class Mark:
 
 @attrs.frozen(kw_only=True)
 class BestCheckpoint:
-    """The content of the file `best`."""
+    """The content of the file `best`, which names the best checkpoint of a run."""
 
     path: Path
     """Directory of the checkpoint."""

@@ -50,7 +50,7 @@ class CheckpointStore:
         self.best()
 
     def recover(self) -> None:
-        """Complete or remove the save that a killed process left unfinished, even between its two renames.
+        """Complete or remove a checkpoint that a killed process left half saved, even while it replaced one of the same step.
 
         Raises:
             CheckpointError: the folder can't be written.
@@ -183,7 +183,11 @@ class CheckpointStore:
         return found
 
     def retire(self, keep: int) -> list[str]:
-        """Remove all checkpoints but the `keep` latest, the best, and those of steps divisible by `every`; return the removed names."""
+        """Remove all checkpoints but the `keep` latest, the best, and those at steps divisible by `self.every`.
+
+        Returns:
+            The names of the removed checkpoints.
+        """
         before = {path.name for path in self.saved()}
         self.keep = keep
         with explained(f"can't remove older checkpoints in {self.directory}"):

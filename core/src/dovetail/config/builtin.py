@@ -19,11 +19,12 @@ class InlineConfig(RuntimeSection):
 
 @attrs.frozen(kw_only=True)
 class NdConfig(PluginSection):
-    """Division of a batch over a mesh, declared by `nd(…)` on a worker's method."""
+    """Config of the dispatch mode `nd`, which divides a batch over a mesh; made by `nd(…)` on a worker's method."""
 
     mesh: str = "train"
     """Name of the mesh that the worker group must have."""
     split: tuple[str, ...] = ("dp",)
     """Mesh axes that divide the batch; the batch is replicated over the other axes."""
     unit: Literal["sample", "pair", "group"] = "sample"
-    """What is never divided: a sample, a pair (samples of one `pair_id`, or neighbours), or the samples of one `group_id`."""
+    """What is never divided: a sample, a pair (the samples of one `pair_id`; two adjacent samples without this column), or
+    the samples of one `group_id`."""

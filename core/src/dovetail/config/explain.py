@@ -20,7 +20,7 @@ from dovetail.errors import ConfigError, nearest
 
 @attrs.frozen(kw_only=True)
 class Explanation:
-    """The description of one key."""
+    """The description of one key of a config."""
 
     key: str
     value: Any

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Interpolator:
-    """Resolver of interpolations against the merged values and the defaults.
+    """Resolver of `${…}` in a config's values, from the merged values of all layers and the defaults.
 
     OmegaConf is imported only if a config interpolates: most configs do not, and are checked faster without the import.
     """

@@ -81,7 +81,7 @@ def leaves(
 
 
 def value_at(tree: Any, path: KeyPath) -> Any:
-    """Return the value at a key path of plain containers, or ABSENT."""
+    """Return the value at a key path in nested plain containers; ABSENT if there is none."""
     for key in path:
         try:
             tree = tree[key]

@@ -25,7 +25,7 @@ class ByIndex(dict[int, Any]):
 
 @attrs.frozen(kw_only=True)
 class ConfigLayer:
-    """One layer of a config. Later layers win."""
+    """One layer of a config: the values of one file, override or preset. Later layers override earlier ones."""
 
     rank: int
     """Position of the layer; layers given together, such as all overrides, have the same rank."""
@@ -48,7 +48,10 @@ class ConfigLayer:
         return self.name
 
     def given(self) -> dict[str, Any]:
-        """Return the values, nested, of the keys that the key `given` lists; a config that a run has written derives all others from these."""
+        """Return the values, nested, of the keys that the layer's own key `given` lists.
+
+        A run writes this key into its config. It lists the keys that the user set; all other values follow from these.
+        """
         return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
 

@@ -50,7 +50,7 @@ class LoadedConfig:
     """Layer that gave each value, by key path: `grpo.yaml:12`, `override #1 'rollout.n=4'`, `preset 'dapo'`,
     `default`."""
     origins: Mapping[KeyPath, str] = attrs.field(factory=dict, repr=False)
-    """Layer of each given key, by its key path as a tuple."""
+    """Layer of each key that a layer sets, by the key path as a tuple."""
     preset: ConfigLayer | None = attrs.field(default=None, repr=False)
     """Layer of the selected preset, including values that other layers override."""
     from_environment: Mapping[KeyPath, tuple[str, Any]] = attrs.field(factory=dict, repr=False)

@@ -58,7 +58,7 @@ class Merger:
     Attributes:
         problems: the problems found, in the order of the schema.
         warnings: warnings about dropped values, a full sentence each.
-        origins: the layer of each given key.
+        origins: the layer of each key that a layer sets.
     """
 
     def __init__(self, resolver: Resolver, interpolate: Interpolate | None = None) -> None:
@@ -69,7 +69,7 @@ class Merger:
         self.origins: dict[KeyPath, str] = {}
 
     def merge(self, cls: type, layers: Iterable[ConfigLayer]) -> SectionDict:
-        """Return the merged tree of a config class; sections that no layer gives are empty."""
+        """Return the merged tree of a config class; sections that no layer sets are empty."""
         return self._section(cls, [Given(layer.tree, layer) for layer in layers], ())
 
     def _section(self, cls: type, givens: Iterable[Given], path: KeyPath) -> SectionDict:

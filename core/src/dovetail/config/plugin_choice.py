@@ -66,8 +66,8 @@ def narrow(
 ) -> Narrowed:
     """Find the plugin that the layers' mappings select, and drop keys for a plugin that only an earlier layer selects.
 
-    If a preset selects another plugin, all keys of earlier layers are dropped: a preset is a published combination. Dropped keys cause a
-    warning, unless a layer gives them again or they equal the plugin's defaults.
+    If a preset selects another plugin, all keys that earlier layers set for this section are dropped: a preset is a published
+    combination. Dropped keys cause a warning, unless a layer gives them again or they equal the plugin's defaults.
 
     Args:
         mappings: the values that each layer gives, in order.

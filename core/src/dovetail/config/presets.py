@@ -47,7 +47,7 @@ class PresetLayer:
     altered_by: ConfigLayer | None
     """The last layer after `named_by` that sets fields of the preset's own config; None if no layer does."""
     left_over: tuple[KeyPath, ...] = ()
-    """Keys that layers set for an earlier named preset, and that neither this preset nor a later layer sets."""
+    """Keys that layers set for a preset that an earlier layer named, and that neither this preset nor a later layer sets."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
         """Return all layers, with the preset's layer inserted directly below the layer that names the preset.
@@ -60,7 +60,10 @@ class PresetLayer:
         return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[ConfigProblem]:
-        """Return a problem if the preset's own section, resolved again with the preset's settings in the config (`section`), has changed."""
+        """Return a problem if the preset's settings change the preset's own section through `${…}`.
+
+        `section` is that section, resolved again with the preset's settings in the config.
+        """
         text = "a key of this section refers to a key that the preset sets; give it a value, or refer to another key"
         return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 
@@ -69,7 +72,7 @@ class PresetLayer:
 
         Args:
             tree: the merged config.
-            origins: the layer of each given key.
+            origins: the layer of each key that a layer sets.
         """
         if not self.named_by.raw:
             yield from self._overruled(tree, origins)

@@ -61,7 +61,10 @@ def _holds(mapping: object, value: object) -> bool:
 
 
 def given_values(default: object) -> dict[str, Any]:
-    """Return the values in a section's default that differ from the section class's own defaults; empty for scalars and lists."""
+    """Return the entries of a field's default value: of a section, those that differ from its class's defaults; of a mapping, all entries.
+
+    Empty if the default is a scalar or a list.
+    """
     if isinstance(default, Mapping):
         return {key: plain_value(value) for key, value in default.items()}
     if not is_section(type(default)):

@@ -34,7 +34,10 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield the config problems that a fault stands for; an unknown section that belongs to another system gives one problem for each of its keys."""
+    """Yield the config problems that a fault stands for.
+
+    Each unknown key is one problem. For an unknown section of another training system, each key in the section is one problem.
+    """
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return

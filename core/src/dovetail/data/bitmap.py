@@ -10,7 +10,7 @@ import numpy as np
 
 
 def pack(numbers: Iterable[int]) -> str:
-    """Encode non-negative numbers; the text has at most about max(numbers) / 6 characters."""
+    """Encode a set of non-negative numbers as text, of at most about max(numbers) / 6 characters."""
     index = np.fromiter(numbers, dtype=np.int64)
     bits = np.zeros(int(index.max()) + 1 if len(index) else 0, dtype=np.bool_)
     bits[index] = True
@@ -18,6 +18,6 @@ def pack(numbers: Iterable[int]) -> str:
 
 
 def unpack(text: str) -> set[int]:
-    """Decode a text of `pack` into the set of its numbers."""
+    """Return the set of numbers that a text of `pack` encodes."""
     data = zlib.decompress(base64.b64decode(text))
     return set(np.flatnonzero(np.unpackbits(np.frombuffer(data, dtype=np.uint8))).tolist())

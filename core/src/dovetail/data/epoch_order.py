@@ -24,7 +24,8 @@ class EpochOrder:
     Args:
         sampler: the sampler of permutations.
         datasets: the datasets, at least one; all or none have weights.
-        window: the number of rows that are shuffled together, over all streamed datasets.
+        window: the number of consecutive rows that are shuffled together; several streamed datasets share this number, in
+            proportion to their shares of an epoch.
     """
 
     def __init__(

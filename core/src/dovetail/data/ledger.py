@@ -175,7 +175,7 @@ class Ledger:
     # -- queries -------------------------------------------------------------------------------
 
     def attempt(self, epoch: int, prompt: int) -> int:
-        """Return the number of the latest attempt of a prompt that is in flight."""
+        """Return the attempt number of a prompt that is in flight: the number of its latest attempt."""
         return self._epochs[epoch].latest(prompt)
 
     def open(self) -> list[Key]:

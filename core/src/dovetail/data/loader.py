@@ -34,7 +34,7 @@ class PromptLoader:
 
     Args:
         prompts: the prompts of an epoch.
-        sampler: the order of each epoch.
+        sampler: the sampler, which determines the order of each epoch.
         batch_size: prompts a batch.
         ledger: records every prompt that is issued.
         datasets: the datasets behind the prompts, if the prompts are a mixture or streamed.
@@ -102,7 +102,7 @@ class PromptLoader:
         After a resume with smaller batches, prompts in flight may fill several batches.
 
         Args:
-            size: the number of prompts, by default the batch size; smaller for a refill.
+            size: the number of prompts; by default the batch size.
         """
         wanted = self._batch_size if size is None else size
         if self._resumed:
@@ -111,7 +111,7 @@ class PromptLoader:
         return again + [self._next() for _ in range(wanted - len(again))]
 
     def hold(self, prompt: Prompt) -> None:
-        """Exclude a prompt in flight, which is kept elsewhere, from those issued again after a resume."""
+        """Do not issue this prompt again after a resume: it is in flight, and its samples were restored from the checkpoint."""
         self._held.add((prompt.epoch, prompt.index))
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class PromptLoader:
         """Restore a position that `state` returned. The ledger's state is loaded separately, before or after.
 
         If the order has changed, as with another seed or sampler, the epoch starts at the beginning of the new order, without the prompts
-        that the ledger knows.
+        that the ledger records as issued in this epoch.
 
         Raises:
             DataError: the state belongs to other data, only one of state and data is streamed, or the sampler gives no permutation.
@@ -168,7 +168,7 @@ class PromptLoader:
         ]
 
     def issued(self, epoch: int, name: int, attempt: int) -> Prompt:
-        """Return the prompt with this number in an epoch, marked with the attempt."""
+        """Return the prompt with the number `name` in an epoch; its field `attempt` is set to `attempt`."""
         rows, names = np.arange(len(self._names)), self._names
         if self._rows.mixture:
             rows, names, _ = self._ordering(epoch)

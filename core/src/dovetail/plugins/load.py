@@ -111,7 +111,7 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
         needs: whether the plugin's needed packages must be installed here; False to read the plugin's columns, and for preflight rules.
 
     Raises:
-        PluginNeedsError: a package that the plugin needs is missing. Not raised for a plugin that joins a running engine.
+        PluginNeedsError: a package that the plugin needs is missing. Not raised for a plugin that connects to a running engine.
         PluginError: the plugin can't be loaded, or its config is of another class.
     """
     # An engine that runs already has its packages in its own environment.

@@ -22,7 +22,7 @@ SCHEMA = 1
 def lock_for(
     refs: Iterable[PluginRef], environments: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return a lock of these plugins as installed now: versions, interface ranges, and hashes of code that can change.
+    """Return a plugin lock, which records these plugins as installed now: versions, interface ranges, and hashes of code that can change.
 
     The version pins a released wheel; the SHA-256 of the content pins an editable install or a file. `packages` holds the
     installed versions of the plugins' dependencies.
@@ -40,7 +40,10 @@ def lock_for(
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a current lock of an old lock's plugins and environments, and the reason for each plugin that no longer exists, by `kind/name`."""
+    """Return a new lock of an old lock's plugins and environments as they are now, and the reasons why plugins no longer exist.
+
+    The reasons are by `kind/name`; plugins that no longer exist are not in the new lock.
+    """
     plugins, gone = [], {}
     hashes: dict[str, str] = {}
     for ref in refs_of(old):

@@ -31,7 +31,7 @@ class LockDifference:
     what: What
     was: str | None
     now: str | None
-    """The new value, after the old value `was`; either is None if the subject is missing."""
+    """The new value, in place of the old value `was`; either is None if its lock lacks the subject."""
     text: str
     """Description of the difference."""
     refused: bool = False

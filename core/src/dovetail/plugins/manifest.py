@@ -60,7 +60,7 @@ class PluginManifest:
     doc: str = ""
     """The class's docstring; empty in manifests of earlier versions."""
     settings: Mapping[str, Any] | None = None
-    """Settings that a preset makes under its default config; None for other kinds."""
+    """Settings that a preset applies under its default config; None for plugins of other kinds."""
     facts: Mapping[str, Any] | None = None
     """Further facts, which depend on the kind: `aggregation` of a policy loss or an estimator, `action` of a sample filter,
     `min_group_size` of an estimator under its default config; None if there are none."""

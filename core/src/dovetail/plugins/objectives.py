@@ -22,7 +22,7 @@ def objective_spec(
 
     Args:
         plugin: the objective's name (`name@distribution` settles a conflict), or a section that selects the objective.
-        scalars: weights that differ from their defaults.
+        scalars: numbers of the objective, such as loss weights, that replace its defaults.
         settings: fields of the objective's Config.
 
     Raises:
@@ -51,7 +51,7 @@ def loss_aggregation(section: PluginSection | None, context: PluginContext) -> L
 
     Args:
         section: the section that selects the aggregation; None for `token_mean`.
-        context: the context of the objective; its seed is the aggregation's.
+        context: the context of the objective; the aggregation gets the same seed.
 
     Raises:
         PluginError: the aggregation can't be found, loaded or constructed.

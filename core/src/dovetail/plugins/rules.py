@@ -24,7 +24,7 @@ class InstalledRule:
     """Id of the rule: the name of its function."""
     distribution: str
     doc: str
-    """Docstring of the rule; the reason if the rule can't be imported."""
+    """Docstring of the rule; or the import error, if the rule can't be imported."""
     check: PreflightRule
 
 

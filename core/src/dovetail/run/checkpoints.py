@@ -34,7 +34,7 @@ class RunState:
     step: int = 0
     """Finished steps."""
     validated: bool = False
-    """Whether held-out rows have been measured."""
+    """Whether the run has evaluated held-out rows at least once."""
     train_seconds: float = 0.0
     """Wall time of the run so far, over all processes, including steps that a resumed process repeated."""
 
@@ -189,7 +189,7 @@ def _finish_save(group: Any) -> None:
 
 
 def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
-    """Return the state with the total seconds of the run's earlier summary, if one was written.
+    """Return the state with `train_seconds` from the run's earlier `summary.json`, if one was written and has more seconds.
 
     These seconds include time after the checkpoint, such as the last validation and unfinished steps.
     """

@@ -17,7 +17,7 @@ def load_data(config: RunConfig) -> SourceData:
 
     Raises:
         DataError, ModelError: a file, row or tokenizer is missing or wrong; the error names it.
-        ConfigError: no training files are named, or the chat template does not read a given argument.
+        ConfigError: no training files are named, or the chat template does not use an argument of `data.chat_template_args`.
     """
     facts = source_facts(config)
     source = facts.plugins["source"]
@@ -48,7 +48,7 @@ def make_loader(
 
 
 def plan_from_data(config: RunConfig, data: SourceData) -> Plan:
-    """Return the plan with its counts resolved from the data."""
+    """Return the plan with the counts that need the data, such as the number of steps."""
     return make_plan(
         config, prompts=len(data.train.prompts), images=data.has_images, left_out=data.left_out
     )

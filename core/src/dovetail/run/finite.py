@@ -128,7 +128,7 @@ def check_finite(
 def with_fault_file(
     error: NumericsError, *, step: StepContext, directory: RunDirectory
 ) -> NumericsError:
-    """Write a fault file for the samples in an engine's error, and return an error that also names the file."""
+    """Write the samples that an engine's error names to `faults/step_N.json`, and return an error that also names this file."""
     path = _write(directory, step, list(error.sample_ids), [])
     return NumericsError(
         f"{error.message}; the samples are in {path}",

@@ -31,7 +31,7 @@ def check_profile(config: RunConfig, groups: Mapping[str, Any], directory: Path)
 
 
 class StepProfile:
-    """Records the steps that `profile` in the config selects.
+    """Runs the profiler during the steps that `profile` in the config selects.
 
     Args:
         config: the run's config.
@@ -58,7 +58,7 @@ class StepProfile:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surround one step, and record it if selected. A resumed run records the selected steps that remain."""
+        """Surround one step, and profile it if it is selected. A resumed run profiles the selected steps that remain."""
         if self._first <= number <= self._last and not self._running:
             self._running = True
             spec = _spec(self._config, self._directory, number, self._last)

@@ -169,7 +169,7 @@ class RunRecord:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of a step, and name it to trackers that show progress."""
+        """Time the block as a phase of the run, and name the phase to trackers that show progress."""
         self.hooks.phase_started(step=self.state.step, phase=name)
         with self.timers(name):
             yield
@@ -215,10 +215,10 @@ class RunRecord:
         self.stop.check()
 
     def finish_save(self, *, wait: bool = True) -> None:
-        """Wait until the running save is complete, and report it.
+        """Wait until the running save is complete, and report it to the log, trackers and observers.
 
         Args:
-            wait: whether to wait; if not, a save that is still running is left alone.
+            wait: whether to wait; if not, a save that is still running continues and is not reported.
 
         Raises:
             CheckpointError: the checkpoint can't be written; the error names the step.

@@ -67,7 +67,9 @@ def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
 def fetch_copy(
     path: Path, loaded: LoadedConfig, say: Callable[[str], None], *, accept_changes: bool
 ) -> None:
-    """Copy the newest checkpoint of `trainer.copy_to` into a run directory without a checkpoint, which may not yet exist.
+    """Copy the newest checkpoint at `trainer.copy_to` into the run directory `path`, which is created if missing.
+
+    Nothing is copied into a run directory that has a checkpoint.
 
     Raises:
         ConfigError: the copied checkpoint belongs to a run with other settings; the run directory is unchanged.

@@ -45,7 +45,7 @@ class SecondPlace:
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:
-        """Copy missing checkpoints of the store into this folder, newest first, and remove copies that the store no longer keeps."""
+        """Copy missing checkpoints of the store into this folder, newest first; remove copies of those that the store no longer has."""
         there, kept = self._complete(), store.saved()
         for checkpoint in reversed(kept):
             if checkpoint.name not in there:
@@ -117,7 +117,7 @@ class SecondPlace:
 
 
 class CheckpointCopies:
-    """Observer that copies checkpoints to another address, in its own thread.
+    """Observer that copies a run's checkpoints to a second place, in a thread of its own.
 
     Args:
         place: the folder of the copies.
@@ -138,7 +138,7 @@ class CheckpointCopies:
 
     @hookimpl
     def checkpoint_saved(self) -> None:
-        """Request a copy of the new checkpoint, which begins after a running copy has ended."""
+        """Request a copy of the new checkpoint; the copy begins once a running copy has ended."""
         self._wanted.set()
 
     @hookimpl

@@ -48,7 +48,7 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
     Args:
         source: the experience source that gave the columns.
         step: the step, whose experience holds the columns.
-        known: the glossary, with the columns of the run's plugins.
+        known: the declared columns by name: those of core and of the run's plugins.
 
     Raises:
         PluginBrokenError: the groups or columns differ from those that the source declares.

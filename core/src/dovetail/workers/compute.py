@@ -21,7 +21,7 @@ _MAPS = Path("/proc/self/maps")
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Compute within the block, then end this thread's OpenMP team, so that other threads can use the cores."""
+    """Let the block use OpenMP; afterwards, end this thread's team of OpenMP threads, so that other threads can use the cores."""
     try:
         yield
     finally:

@@ -44,7 +44,7 @@ def loading_turn(run_directory: Path) -> Iterator[bool]:
 
 
 def await_turn(path: Path) -> None:
-    """Wait until no process holds the lock of this file; return at once without the file, or without file locks."""
+    """Wait until no process holds the lock of this file; return at once if there is no such file, or if the file system has no locks."""
     try:
         waiting = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -81,12 +81,12 @@ class RankZero(DispatchMode):
 
 
 class Nd(DispatchMode):
-    """Divides batches over the split axes and replicates them over the others.
+    """Divides batches into parts, one for each coordinate on the split axes, and replicates the parts over the other axes.
 
     All Batch arguments are divided alike, by the token counts of the first. A unit (a sample, pair or group) is never divided; an
     ObjectiveSpec among the arguments sets the unit. Other arguments go to every rank. The result of a part is that of the rank with
-    coordinate 0 on the replicating axes, in the last pipeline stage. Batches are joined in the caller's order, mappings of metrics are
-    merged, tuples collected element by element. None stays None, and other results become a list with one element a part.
+    coordinate 0 on the replicating axes, in the last pipeline stage. Of the results, batches are joined in the caller's order, mappings
+    of metrics are merged, and tuples are collected element by element. None stays None. Other results become a list, one element a part.
 
     With fewer units than parts, a part without samples gets a masked copy of the lightest unit, marked True in the column `padding`: its
     ranks must take part in collectives. Their results are dropped.

@@ -28,7 +28,7 @@ class OffloadManager:
     _away: set[str] = attrs.field(factory=set, init=False)
 
     def settle(self) -> None:
-        """Move every offloaded role off the accelerator; called once the models are loaded, and before a rollout."""
+        """Move every role of `groups` off the accelerator; called once the models are loaded, and before a rollout."""
         self._let_go(self._groups)
 
     def free_caches(self) -> None:

@@ -42,7 +42,7 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def page(paths: Sequence[Path], names: Sequence[str]) -> str:
-    """Return a self-contained HTML page: a table of the runs, the differences of their configs, and each figure's curves on one axis.
+    """Return a self-contained HTML page: a table of the runs, the differences of their configs, and a chart of each metric over all runs.
 
     Args:
         paths: run directories.

@@ -52,7 +52,7 @@ VARIABLES = (
 
 
 def described() -> dict[str, Any]:
-    """Return the resources of this machine: usable processors, bytes of memory and free disk, and set environment variables."""
+    """Return this machine's usable processors, bytes of memory and free disk, and environment variables (those in `VARIABLES`, if set)."""
     usable = getattr(os, "sched_getaffinity", None)
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

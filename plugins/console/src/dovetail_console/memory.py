@@ -28,7 +28,7 @@ class PlannedMemory:
     spare: Mapping[str, int] = attrs.field(factory=dict)
     """Phase → bytes that the engine can do without if memory is short."""
     rollout: Mapping[str, int] = attrs.field(factory=dict)
-    """Phase → bytes of the rollout engines that are on the accelerator."""
+    """Phase → bytes on the accelerator that rollout engines occupy."""
     uncounted: tuple[str, ...] = ()
     """Roles whose working memory, which includes activations, is not known."""
 
@@ -57,8 +57,9 @@ def estimate_memory(
 
     Args:
         plan: the plan of the run.
-        card: memory of an accelerator in bytes, of which some engines take a share; None counts the most that these engines need.
-        measured: results of earlier estimates in this process. New results are added, since an engine may run a model to measure.
+        card: memory of an accelerator in bytes. An engine that takes a configured share of it counts with this share, or, if `card` is
+            None, with its estimated need.
+        measured: a cache of measurements, read and extended here, because an engine may run a model to measure its memory.
 
     Raises:
         ModelError: a model can't be read, or the config does not say which layers have adapters.

@@ -116,7 +116,7 @@ def page_of(plugin: PluginManifest) -> Page:
 def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
     """Return the key paths at which a config selects plugins of a kind, each with `list`, `dict` or None for a single plugin.
 
-    Paths in the algorithm's section come first, and mappings of plugins by a user's key come last.
+    Paths in the algorithm's section come first; paths of mappings, whose keys the user chooses, come last.
     """
     found = [
         (path, collection) for path, found, collection in _places(RunConfig, ()) if found == kind
@@ -152,7 +152,7 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def shown(value: object) -> str:
-    """Return a default in YAML's flow style."""
+    """Return a default value in YAML's flow style."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -45,7 +45,10 @@ def overview(path: Path) -> dict[str, Any]:
 
 
 def ends_of(run: RunDirectory, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return, by figure, the value at the start and the end of the run and the better direction, for key figures and validation score."""
+    """Return the key metrics and the validation score of a run by name, each as a mapping with three keys.
+
+    `before` and `after` are the values at the start and at the end of the run, `better` is the direction that is better, `up` or `down`.
+    """
     named = read_or_none(lambda: dict(run.read_json("plan.json")["key_figures"])) or {
         "reward/mean": "up"
     }
@@ -65,7 +68,7 @@ def _described(warning: LearningWarning) -> dict[str, Any]:
 
 
 def written(row: Mapping[str, Any], *, held_out: bool) -> Iterator[str]:
-    """Yield an overview's figures, either of training or of held-out prompts, as text: `reward 0.120 → 0.840`."""
+    """Yield an overview's metrics, either of training or of held-out prompts, as text: `reward 0.120 → 0.840`."""
     for name, ends in row["figures"].items():
         if name.startswith("val/") == held_out:
             figure = figures.key_figure(name, ends["better"])

@@ -39,7 +39,8 @@ def demonstrations(train_file: Path, seed: int, steps: int = STEPS) -> list[dict
     Args:
         train_file: problems, as `make_data` writes them.
         seed: the seed of the rows' order and of the carries.
-        steps: the number of steps of `BATCH_SIZE` rows. Problems repeat only after all others were used, apart from a remainder.
+        steps: the number of steps of `BATCH_SIZE` rows. Each pass over the problems has a new order; a last, incomplete batch of a pass is
+            left out.
     """
     rng = np.random.default_rng(seed)
     prompts = pq.read_table(train_file, columns=["prompt"])["prompt"].to_pylist()

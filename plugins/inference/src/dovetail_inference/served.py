@@ -254,7 +254,7 @@ def check_template(
 
 @attrs.frozen(kw_only=True)
 class RunFigure:
-    """The 95% interval of a figure in a run's validation, and the server's value of this figure."""
+    """The 95% interval of a metric in a run's validation, and the server's value of this metric."""
 
     name: str
     low: float
@@ -263,15 +263,15 @@ class RunFigure:
 
     @property
     def inside(self) -> bool:
-        """Whether the served figure is in the run's 95% interval, apart from rounding: sums may be in another order."""
+        """Whether the server's value is in the run's 95% interval, with a tolerance for rounding: sums may be in another order."""
         return self.low - 1e-6 <= self.served <= self.high + 1e-6
 
 
 def beside_the_run(run: RunDirectory, step: int, metrics: Mapping[str, float]) -> list[RunFigure]:
-    """Return the figures over all prompts of a run's validation after a step, each with the server's value.
+    """Return the metrics over all prompts of the run's validation after a step, each with the server's value.
 
     Raises:
-        ConfigError: the run has no validation after the step, or the server's metrics lack a figure.
+        ConfigError: the run has no validation after the step, or `metrics` lacks one of its metrics.
     """
     rows = read_rows(run.metrics)
     validated = {step_of(row): row for row in rows if any(name.startswith("val/") for name in row)}

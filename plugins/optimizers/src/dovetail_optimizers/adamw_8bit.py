@@ -17,7 +17,7 @@ from dovetail_optimizers.config import AdamW8bitConfig
 
 
 class AdamW8bit(Optimizer):
-    """AdamW with moments quantised to 8 bits, one scale for each block of 256."""
+    """AdamW with moments quantised to 8 bits, one scale for each block of 256 values."""
 
     name = "adamw_8bit"
     api = ">=1.0,<2"

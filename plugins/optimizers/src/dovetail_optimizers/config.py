@@ -47,7 +47,8 @@ class MuonConfig(OptimSection):
     )
     """Iterations that make the step orthogonal."""
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """The step's size: 0.2 · √max(out, in), for learning rates as AdamW's; or √max(1, out / in)."""
+    """Factor of the step of an out × in matrix. match_rms_adamw: 0.2 · √max(out, in), for learning rates as AdamW's. original:
+    √max(1, out / in)."""
     adamw_lr: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
     )
@@ -69,9 +70,9 @@ class AdafactorConfig(OptimSection):
     beta2_decay: float = attrs.field(default=-0.8, validator=attrs.validators.le(0))
     """Exponent of the second moments' decay, which is 1 − t ** beta2_decay at step t."""
     min_scale: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
-    """Lower bound of the factor by which a parameter's learning rate is scaled, its root mean square."""
+    """Lower bound of the root mean square of a parameter's weights, by which the parameter's learning rate is multiplied."""
     clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
-    """Largest root mean square of a step before it is scaled."""
+    """Largest root mean square of a parameter's update, before the learning rate is applied."""
 
 
 @attrs.frozen(kw_only=True)
@@ -100,6 +101,6 @@ class WsdConfig(PluginSection):
     decay_share: float = attrs.field(
         default=0.1, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
-    """Share of the steps after warm-up in which the rate decays."""
+    """Share of the steps after warm-up during which the rate decays; these are the last steps."""
     decay: Literal["linear", "sqrt", "cosine"] = "linear"
     """Shape of the decay over x from 0 to 1: 1 − x, 1 − √x (arXiv 2405.18392), or (1 + cos πx) / 2."""

@@ -21,7 +21,7 @@ TestAdamW = OptimizerConformance.of(AdamW)
 
 
 class TestAdamW8bit(OptimizerConformance):
-    """The conformance suite of `AdamW8bit`: two moments of 8 bits."""
+    """The conformance suite of `AdamW8bit`, whose state is two moments of 8 bits per weight."""
 
     plugin = AdamW8bit
 

@@ -9,7 +9,7 @@ from dovetail_optimizers.config import WsdConfig
 
 
 class Constant(Schedule):
-    """Constant learning rate, at the peak: share = 1 (a share of 0 is `min_lr_ratio`)."""
+    """Constant learning rate: share = 1, the peak, at every step (share = 0 would be `min_lr_ratio` times the peak)."""
 
     name = "constant"
     api = ">=1.0,<2"

@@ -27,9 +27,9 @@ def runs() -> None:
 def list_runs(paths: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in FOLDER (by default `runs`) and up to two folders below it, the latest first.
 
-    A run is running, completed, stopped (by a signal), failed, or killed. The last three continue with the same `dovetail train`.
-    Scores are given as first → last, for training and for held-out prompts. A warning names the problem,
-    its first step, and the key to change.
+    A run is running, completed, stopped (by a signal), failed, or killed. A run in one of the last three states
+    continues if its `dovetail train` is repeated. Scores are given as first → last, for training and for held-out prompts.
+    A warning names the problem, its first step, and the key to change.
     """
     paths = paths or (Path("runs"),)
     for path in paths:
@@ -57,9 +57,9 @@ def list_runs(paths: tuple[Path, ...], as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(paths: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Compare run directories: print a table and the differences of their configs, and write a page with their curves on one axis.
+    """Compare run directories: print a table and the differences of their configs, and write an HTML page of charts with all runs' curves.
 
-    The page is one file that needs no network.
+    The page is one file; showing it needs no network.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_console.comparison import differences, page

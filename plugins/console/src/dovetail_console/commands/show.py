@@ -76,7 +76,7 @@ def show_plugin(entry: PluginEntry) -> None:
 
 
 def details_of(entry: PluginEntry) -> dict[str, Any]:
-    """Return a plugin's details as JSON values: its listing row, manifest and conformance report."""
+    """Return a plugin's details as JSON values: its row of `plugins list`, manifest and conformance report."""
     details = entry.to_dict()
     if entry.manifest is not None:
         from dovetail_console.conformance_report import shipped_report, tier
