@@ -12,7 +12,7 @@ from dovetail.errors import DataError
 
 
 class ExampleProcess:
-    """A child process that runs calls of a function. It ends when its input closes, also if this process is killed.
+    """A child process that runs calls of a function. It ends when its input closes, so also if its parent process is killed.
 
     multiprocessing is not used, since its children run the user's main script again.
 

@@ -74,12 +74,12 @@ class StepExamples:
     closing: Closing | None = None
     """The tokens after each response, if the model is trained at the response's end; else None."""
     labels: Collection[str] = LABEL_COLUMNS
-    """Label columns of rows that the step takes."""
+    """The label columns that the batch gets, each only if all examples of the step have it."""
 
     samples: Sequence[Sample] = ()
-    """Generated samples: none."""
+    """Generated samples; always empty, since the step trains on examples of a dataset."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
-    """Reasons for prompts that are not trained on: none, since all examples are."""
+    """The reason why a prompt is not trained on, by prompt; always empty, since all examples are trained on."""
 
     def batch(self) -> Batch:
         """Return the columns, one row per answer; the answers of a pair are adjacent."""

@@ -43,7 +43,7 @@ class RawImage:
         """Return the image's bytes, and its file if it has one.
 
         Args:
-            folder: the folder of the dataset's file. A relative path counts from there, or from the working directory.
+            folder: the folder of the dataset's file. A relative path is looked up there, then in the working directory.
 
         Raises:
             DataError: the file is missing or can't be read.

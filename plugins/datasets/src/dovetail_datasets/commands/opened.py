@@ -64,7 +64,7 @@ class OpenedData:
         return found
 
     def became(self, row: int) -> Prompt | BadRow | None:
-        """Return the prompt or example made from a row of the first training dataset; None if it is too long."""
+        """Return the prompt or example made from a row of the first training dataset; a BadRow if it is bad, None if it is too long."""
         found = self.data.train.prompts
         if isinstance(found, CachedExamples):
             return found.take(row)
@@ -73,10 +73,10 @@ class OpenedData:
 
 
 def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
-    """Read the data of a config, or of a file whose columns determine the kind of its rows.
+    """Read the data of a config, or of a dataset's file, whose columns determine the kind of its rows.
 
     Args:
-        config: the path of a config or of a file, or None.
+        config: the path of a config or of a dataset's file, as a tuple of one text; empty if all settings are in `overrides`.
         overrides: settings `key=value`; for a file at least `model.path=`.
 
     Raises:

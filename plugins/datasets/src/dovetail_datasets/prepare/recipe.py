@@ -74,7 +74,7 @@ class DataRecipe(Plugin):
     argument: ClassVar[str] = ""
     """The config field that VALUE sets in `dovetail data prepare NAME:VALUE`; empty if there is none."""
     changes: ClassVar[tuple[str, ...]]
-    """The changes to the rows for the card, a sentence each."""
+    """The changes that the recipe makes to the dataset's rows, as sentences for the card."""
 
     @abstractmethod
     def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
