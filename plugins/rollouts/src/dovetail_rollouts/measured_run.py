@@ -126,8 +126,8 @@ class Measured:
     def decodings(self) -> list[Decoding]:
         """Return decoding times with which a simulation reproduces the run's generation time and concurrency.
 
-        The first are the best fit. The next two are those with the smallest and the largest fixed part whose concurrency is within
-        `_MODEL_ERROR` of the run's.
+        The first decoding time is the best fit. The other two have the smallest and the largest value of `fixed` with which the simulated
+        concurrency is within `_MODEL_ERROR` of the run's.
         """
         schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
         count = self.plan.counts.samples_per_step

@@ -130,7 +130,7 @@ class TurnEncoder:
         return common if calls else 0
 
     def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
-        """Return an assistant's message that replaces a turn in rendering: it has as many tool calls, and its last text is `SENTINEL`."""
+        """Return an assistant's message to render in place of a turn: it has as many calls as `calls`, and its last text is `SENTINEL`."""
         if not calls:
             return {"role": "assistant", "content": SENTINEL}
         named = [{**c, "function": {**c["function"], "arguments": _ARGUMENTS}} for c in calls]
@@ -214,7 +214,7 @@ def _after_sentinel(text: str) -> str:
 
 
 class RenderedHistory:
-    """Compares an episode's appended tokens with a server that renders all messages again at each turn.
+    """Compares the text of an episode, which only grows, with the text of a server that renders all messages again at each turn.
 
     Args:
         encoder: the encoder of the run's chat template.
