@@ -16,7 +16,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 class ReasoningGymReward(RewardFunction):
     """Scores the text between the last `<answer>` and `</answer>` by the task's own scorer in Reasoning Gym, from 0 to 1.
 
-    Rows are those of `dovetail data prepare reasoning_gym:TASK`. Many tasks have several right answers, all of which the scorer accepts.
+    Rows are those of `dovetail data prepare reasoning_gym:TASK`. Many tasks have several right answers, which the scorer knows.
     """
 
     name = "reasoning_gym"
