@@ -35,7 +35,7 @@ class TurnEnds:
 
     Args:
         tokenizer: a tokenizer with a chat template.
-        stops: see `Stops`; by default all special tokens.
+        stops: a function that returns the tokens at which generation stops; by default all special tokens count as such.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops | None = None) -> None:

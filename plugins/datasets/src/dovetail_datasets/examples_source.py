@@ -212,7 +212,7 @@ class ExamplesSource(ExperienceSource):
         self._validation = self._batch(self._held_out) if self._held_out else None
 
     def collect(self, step: StepContext, ask: StepAsk) -> StepExamples:
-        """Take the next examples; examples returned by a failed step come first."""
+        """Return the next examples; those that an earlier step gave back, because it ended early, come first."""
         config = self._site.config
         issued: Any = self._site.loader.next_batch(ask.groups - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]
@@ -249,7 +249,7 @@ class ExamplesSource(ExperienceSource):
             return dict(measure(self._validation))
 
     def fixed(self) -> Sequence[Batch]:
-        """Return all examples, held-out ones included, if the run sees them more than once and they are not streamed; else nothing."""
+        """Return all examples as batches, held-out ones included; empty if they are streamed, or if the run sees none of them twice."""
         config, examples = self._site.config, self._site.loader.prompts
         size, steps = config.data.train_batch_size, self._site.plan.counts.steps
         if self._site.data.train.streamed or steps * size <= len(examples):
