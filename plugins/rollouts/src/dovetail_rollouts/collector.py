@@ -88,7 +88,7 @@ class RolloutCollector:
         )
 
     def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
-        """Take the step's groups, those of `admit` first, and return their samples; further rounds replace groups that were filtered out.
+        """Wait for the step's groups, those of `admit` first, and return them; further rounds replace groups that were filtered out.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
