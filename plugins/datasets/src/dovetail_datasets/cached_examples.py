@@ -97,7 +97,7 @@ class ExampleShards:
         )
 
     def spread(self) -> list[int]:
-        """Return the numbers of a sample of each dataset's shards: the first, and others at equal distances."""
+        """Return the numbers of a few shards of each dataset: the first, and others at equal distances."""
         chosen: set[int] = set()
         for dataset in range(len(self.datasets)):
             own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
@@ -309,7 +309,7 @@ class ShardMaker:
     """Makes shards, and writes them to the cache if possible.
 
     Args:
-        datasets: for each dataset, the maker of its examples and the folder of its shards.
+        datasets: for each dataset, its `ExampleMaker` and the folder of its shards.
     """
 
     def __init__(self, datasets: Sequence[tuple[ExampleMaker, ShardFolder | None]]) -> None:

@@ -38,7 +38,7 @@ _BARS = frozenset("|｜")
 
 
 class Marked(str):
-    """A rendered text in which marks enclose the control tokens that come from the data; only those without marks are encoded as such."""
+    """A rendered text with marks around control tokens that come from the data; only unmarked ones are encoded as control tokens."""
 
     __slots__ = ()
 

@@ -259,9 +259,9 @@ def reference_to(path: Path, data: bytes) -> MediaRef:
 
 
 def keep(directory: Path, data: bytes) -> MediaRef:
-    """Write bytes to a file named by their digest, unless it exists, and return a reference.
+    """Write bytes to a file named by their digest, unless that file has them already, and return a reference to the file.
 
-    A file of that name with other content is replaced. Several processes may keep the same bytes at once.
+    Several processes may keep the same bytes at once.
 
     Raises:
         DataError: the file can't be written.

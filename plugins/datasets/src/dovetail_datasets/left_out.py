@@ -63,10 +63,10 @@ class Tally:
 class LeftOut:
     """Detects parts of rows that the rendered text does not contain.
 
-    Templates may trim, escape or translate a row's text, so the text itself is not searched for. Instead, one row is
-    rendered for all rows with the same roles and fields of messages: a copy that has distinct marks in place of contents, reasoning, calls
-    and function names. In trained turns, the marks must be in the trained part, followed by an end of turn. Reasoning of other turns
-    may be left out, as many templates do by design.
+    Templates may trim, escape or translate a row's text, so the text itself is not searched for. Instead, one row is rendered for
+    all rows with the same roles and fields of messages: a copy that has distinct marks in place of contents, reasoning, calls and function
+    names. In trained turns, the marks must be in the trained part, followed by an end of turn. Reasoning of other turns may be left out, as
+    many templates do by design.
 
     Args:
         render: a function that renders a conversation.

@@ -37,7 +37,7 @@ class Truncation:
 
     @classmethod
     def of(cls, lost: Iterable[int], tokens: int) -> Truncation:
-        """Return the counts over rows.
+        """Return the counts for rows of which some were cut.
 
         Args:
             lost: the number of tokens that were cut off from each row.

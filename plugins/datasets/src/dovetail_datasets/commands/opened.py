@@ -73,7 +73,7 @@ class OpenedData:
 
 
 def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
-    """Read the data of a config, or of a dataset's file, whose columns determine the kind of its rows.
+    """Read the data of a config, or of a single dataset file; the columns of the file then determine the kind of its rows.
 
     Args:
         config: the path of a config or of a dataset's file, as a tuple of one text; empty if all settings are in `overrides`.
@@ -98,7 +98,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
 
 
 def examples_of(rows: RowSet) -> Iterator[Prompt]:
-    """Yield the prompts or examples; for streamed rows, those read so far."""
+    """Yield the prompts or examples of a row set; of streamed rows, those read so far."""
     prompts = rows.prompts
     return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 def produced_placeholders(
     model: Any, ids_BL: Tensor, shown_BL: Tensor, token: int
 ) -> Iterator[Tensor]:
-    """Make a model treat image placeholder tokens that the policy produced as text, since there are no images for them.
+    """Make a model read image placeholder tokens as text if the policy produced them, since these have no images.
 
     Within the block the model gets another id in place of each such token, but embeds the token itself, as in generation.
 

@@ -39,7 +39,7 @@ class WrittenSplits:
     rows: dict[Split, int]
     """Number of rows of each file, by split."""
     left_out: Counter[str]
-    """Rows that were left out, by reason."""
+    """The number of rows that were left out, by reason."""
     held_out: bool
     """Whether validation rows were taken from the training split."""
 
