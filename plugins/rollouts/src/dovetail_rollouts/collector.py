@@ -149,7 +149,7 @@ class RolloutCollector:
     def state(self) -> dict[str, Any]:
         """Return the groups that no step has used, with their samples so far, and the settings of sampling and scoring.
 
-        Groups of a failed step are generated again. If the state includes running groups, they keep their positions in the queue.
+        Groups of a failed step are generated again: they lose their latest samples, or are left out if the state has no running groups.
         """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:
