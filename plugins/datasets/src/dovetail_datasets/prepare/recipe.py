@@ -109,7 +109,7 @@ class DataRecipe(Plugin):
 
         Args:
             split: one of `patterns`.
-            folder: the repository's files.
+            folder: the folder with the repository's files.
 
         Raises:
             DataError: a file is missing or can't be read.

@@ -49,7 +49,7 @@ class RecipeWriter:
 
     Args:
         recipe: the started recipe.
-        folder: the dataset's files.
+        folder: the folder with the dataset's files.
     """
 
     def __init__(self, recipe: DataRecipe, folder: Path) -> None:
