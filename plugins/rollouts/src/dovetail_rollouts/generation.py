@@ -54,7 +54,7 @@ class Generation:
 
     Attributes:
         asking: the time in which requests to the pool were pending.
-        working: the time in which a response, an episode or an outcome was pending, without the time in which all were held.
+        working: the time in which a response, an episode or an outcome was pending, without the time in which all of these were held back.
         held: whether new requests are held back.
         progress: the time of the last response or outcome, in seconds of `time.monotonic`.
     """

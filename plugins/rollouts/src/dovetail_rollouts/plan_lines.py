@@ -109,7 +109,7 @@ class WeightUpdate:
 
     bytes: int
     seconds: Mapping[str, float]
-    """Seconds of an update by each transport that this placement allows, the chosen transport first."""
+    """Estimated seconds of an update by name of the transport: first the chosen one, then others that the placement allows."""
 
     def __str__(self) -> str:
         """Return size and times of the update as text, with the assumed rates."""

@@ -43,7 +43,7 @@ class RunSchedule:
 
     @property
     def most_outstanding(self) -> int:
-        """The limit of outstanding prompts: queued, or in a step that no weight update has followed."""
+        """The limit of outstanding prompts, which are queued, or in a step that no weight update has followed."""
         return round((self.over_sampling or self.steps_behind + 1) * self.groups)
 
 

@@ -56,7 +56,7 @@ class TurnEncoder:
         return other
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """Render a conversation for encoding, with control tokens in messages marked.
+        """Render a conversation for `encode`, with marks around control tokens that messages spell; see `TextEncoder`.
 
         Args:
             messages: the conversation.
@@ -66,11 +66,11 @@ class TurnEncoder:
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a rendered text; special tokens in the text are encoded as such."""
+        """Return the tokens of a rendered text; special tokens in it are encoded as such, unless `render` put marks around them."""
         return self._text.ids([text])[0]
 
     def encode_given(self, text: str, role: str) -> list[int]:
-        """Return the tokens of the text of a message with this role."""
+        """Return the tokens of the text of a message with this role; control tokens that it spells are encoded as in `TextEncoder`."""
         return self.encode(self._text.given(text, role))
 
     def decode(self, ids: Sequence[int]) -> str:
