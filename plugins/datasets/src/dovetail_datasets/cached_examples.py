@@ -53,7 +53,7 @@ class _Part(NamedTuple):
 
 @attrs.frozen(kw_only=True, eq=False)
 class ExampleRows:
-    """The rows of a dataset, and the maker of their examples."""
+    """The rows of a dataset, and the `ExampleMaker` that tokenises them."""
 
     shape: DatasetShape
     offset: int
@@ -97,7 +97,7 @@ class ExampleShards:
         )
 
     def spread(self) -> list[int]:
-        """Return the numbers of some shards of each dataset: the first, and others at equal distances."""
+        """Return the numbers of a few shards of each dataset: the first, and others at equal distances."""
         chosen: set[int] = set()
         for dataset in range(len(self.datasets)):
             own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
@@ -112,7 +112,10 @@ class ExampleShards:
         return [(self._parts[number].dataset, self._shard(number)) for number in wanted]
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return the example of a row, numbered over all datasets; its fault if the row is bad, and None if it is too long.
+        """Return the example made from a row; a BadRow with the error if the row is bad, and None if it is too long.
+
+        Args:
+            row: the number of the row, counted over all datasets.
 
         Raises:
             DataError: the row's file has changed, or the row is bad and no bad row is allowed.
@@ -216,12 +219,12 @@ class ExampleShards:
 
 
 class CachedExamples(IndexedPrompts):
-    """Examples by position, without rows that are too long or bad.
+    """The examples of datasets as a sequence, without rows that are too long or bad.
 
     Args:
         shards: the shards of the datasets.
-        rows: int64 [E], the row at each position.
-        digests: texts that change with the examples.
+        rows: int64 [E], the number of the row from which each example is made.
+        digests: digests of the examples, from which the digest of the sequence is computed.
     """
 
     def __init__(self, shards: ExampleShards, rows: np.ndarray, digests: Iterable[str]) -> None:
@@ -263,11 +266,11 @@ class CachedExamples(IndexedPrompts):
 
 
 class StreamedExamples(CachedExamples, StreamedPrompts):
-    """Examples by row, prepared shortly before they are taken.
+    """The examples of datasets by row number, each prepared shortly before the trainer takes it.
 
     Args:
         shards: the shards of the datasets.
-        digests: see `CachedExamples`.
+        digests: digests of the files, and of the examples read before the start.
         most_bad: the limit of bad rows.
     """
 
@@ -306,7 +309,7 @@ class ShardMaker:
     """Makes shards, and writes them to the cache if possible.
 
     Args:
-        datasets: for each dataset, the maker of its examples and the folder of its shards.
+        datasets: for each dataset, its `ExampleMaker` and the folder of its shards.
     """
 
     def __init__(self, datasets: Sequence[tuple[ExampleMaker, ShardFolder | None]]) -> None:

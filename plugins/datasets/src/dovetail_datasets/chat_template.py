@@ -40,7 +40,7 @@ def with_arguments(
     Args:
         template: a Jinja template.
         arguments: JSON values by name.
-        of: the template's owner, for the error.
+        of: the model or tokenizer that has the template, as text for the error.
         special: names of the tokenizer's special tokens, which transformers passes to the template.
 
     Raises:
@@ -103,7 +103,7 @@ def parse_template(template: str, of: str) -> Template:
 
     Args:
         template: a Jinja template.
-        of: the template's owner, for the error.
+        of: the model or tokenizer that has the template, as text for the error.
 
     Raises:
         ConfigError: the text is not a Jinja template.

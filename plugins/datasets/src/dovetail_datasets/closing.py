@@ -17,21 +17,21 @@ from dovetail_datasets.tokenizer import stop_tokens
 
 @attrs.frozen(eq=False)
 class Closing:
-    """The tokens that close a response, for objectives that are trained at the response's end, such as a reward model's."""
+    """The tokens after a response, for objectives that train a model only at the response's end, such as a reward model's."""
 
     tail: tuple[int, ...]
     """Tokens that the chat template writes after a response that is trained on."""
     added: int
     """The number of tokens at the end of a trained response that the template does not write."""
     token: int
-    """The token at which the model is trained; the value at this token is that of the whole text before it."""
+    """The token, appended to the response, at which the model is trained; the value at this token is that of all text before it."""
 
     @classmethod
     def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:
-        """Return the closing tokens that the run's objectives need; None if the objectives are trained at every token.
+        """Return the closing tokens that the run's objectives need; None if the objectives train at every token.
 
         Raises:
-            ConfigError: some objectives are trained at every token and others at the end.
+            ConfigError: some objectives train at every token, and others only at the end.
         """
         places = {
             plugin.cls.trained_at: plugin.title

@@ -38,21 +38,24 @@ _BARS = frozenset("|｜")
 
 
 class Marked(str):
-    """A text in which parts from the data are marked. Control tokens outside these parts are encoded as control tokens."""
+    """A rendered text with marks around control tokens that come from the data; only unmarked ones are encoded as control tokens."""
 
     __slots__ = ()
 
 
 class TextEncoder:
-    """Renders messages with the chat template and encodes the result; control tokens that a message spells are encoded as plain text.
+    """Renders messages with the chat template, and encodes the result.
 
-    Control tokens are the tokenizer's special tokens, and other added tokens that the chat template names. Tokens of the second kind keep
-    their meaning in an assistant's messages, since rows have thoughts and calls inline (`<think>`). In messages of `system`, `developer`
-    and `user`, only those without a bar do (`<think>`, but not `<｜User｜>`); in tool results, none (`</tool_response>`).
+    A message spells a control token if its text contains the token's text, such as `<|im_end|>`. A spelled token is encoded as plain text.
+    Control tokens are the tokenizer's special tokens, and other added tokens that the chat template names, such as `<think>`.
+
+    Some spelled tokens of the second kind are encoded as control tokens all the same: in an assistant's messages all of them, since
+    datasets write thoughts and calls so; in messages of `system`, `developer` and `user` those without a bar (`<think>`, but not
+    `<｜User｜>`); in tool results none.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        control_tokens: `data.control_tokens`; with `allow` nothing is marked, so that spelled control tokens are encoded as such.
+        control_tokens: `data.control_tokens`; with `allow` all spelled control tokens are encoded as control tokens.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class TextEncoder:
         generate: bool = False,
         begun: bool = False,
     ) -> list[str]:
-        """Render conversations with the chat template, with spelled control tokens marked.
+        """Render conversations with the chat template, and put marks around spelled control tokens, for `ids`.
 
         Args:
             conversations: the messages and the tools of each conversation.
@@ -119,7 +122,7 @@ class TextEncoder:
         ]
 
     def messages(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return messages in the form that the chat template takes, with spelled control tokens marked.
+        """Return messages in the form that the chat template takes, with marks around spelled control tokens.
 
         Raises:
             DataError: the arguments of a call are not a JSON object, and the template takes nothing else.
@@ -128,7 +131,7 @@ class TextEncoder:
         return [self.given(message, message.get("role")) for message in taken]
 
     def given(self, value: T, role: str | None = "system") -> T:
-        """Return text, or lists and mappings with text, with spelled control tokens marked.
+        """Return text, or lists and mappings with text, with marks around spelled control tokens.
 
         Args:
             value: text, or containers with text, for a template or for encoding.
@@ -212,9 +215,9 @@ class TextEncoder:
         return list(chain.from_iterable(ids))
 
     def parts(self, texts: Sequence[Sequence[str]]) -> list[Parts]:
-        """Return the token ids of texts that are given in parts.
+        """Return the token ids of texts that are given in parts, part by part. The first part of a text is its prompt.
 
-        A prompt has the same ids as if it were encoded alone, as in generation. If a token of the whole text would span two parts, the
+        The prompt has the same ids as if it were encoded alone, as in generation. If a token of the joined text would span two parts, the
         parts are encoded one by one.
         """
         self._count(chain.from_iterable(texts))

@@ -28,14 +28,14 @@ _TURNS: Mapping[bool, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class TurnEnds:
-    """Adds the end-of-turn token to turns whose template writes nothing after them.
+    """Adds an end-of-turn token to assistant turns if the chat template writes nothing after a turn.
 
     The token added is the first token of the next message if generation stops at it, such as GLM's `<|user|>` and `<|observation|>`;
     otherwise, at the end of a text, the tokenizer's end-of-sequence token.
 
     Args:
         tokenizer: a tokenizer with a chat template.
-        stops: see `Stops`; by default all special tokens.
+        stops: a function that returns the tokens at which generation stops; by default all special tokens count as such.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops | None = None) -> None:
@@ -44,11 +44,11 @@ class TurnEnds:
         self._found: dict[tuple[bool, bool], tuple[str, str, str] | None] = {}
 
     def ended(self, text: str, following: str | None, tools: Tools, *, calls: bool) -> str:
-        """Return the text up to the end of its last turn, an assistant's, including the end-of-turn token.
+        """Return the text up to the end of an assistant's turn, including the end-of-turn token.
 
         Args:
-            text: the text of the messages up to the turn.
-            following: the text including the messages after the turn; None if these are left out.
+            text: the rendered messages up to the turn, the turn included.
+            following: the rendered messages up to a later turn; None if no later turn follows.
             tools: the functions of the conversation.
             calls: whether the turn has tool calls.
         """

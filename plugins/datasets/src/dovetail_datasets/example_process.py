@@ -12,7 +12,7 @@ from dovetail.errors import DataError
 
 
 class ExampleProcess:
-    """A child process that runs calls of a function. It ends when its input closes, also if this process is killed.
+    """Calls a function in a child process. The process ends when its input closes, so also if its parent is killed.
 
     multiprocessing is not used, since its children run the user's main script again.
 

@@ -66,7 +66,7 @@ class TrainedConversation:
 
 
 def conversations_of(example: RawExample) -> list[TrainedConversation]:
-    """Return the conversations that end with an example's answers; empty for texts without a chat template."""
+    """Return one conversation for each answer of an example, with the answer at its end; empty if the example is plain texts."""
     found = []
     for response in example.responses:
         if not isinstance(example.prompt, str) and not isinstance(response, str):

@@ -71,7 +71,7 @@ _SETTINGS = (
 
 
 class ExampleMaker:
-    """Checks, templates and tokenises rows.
+    """Checks rows, renders them with the chat template, and tokenises them.
 
     Args:
         files: the files, each with its first rows, from which the columns are known.
@@ -124,7 +124,7 @@ class ExampleMaker:
         return make, self._given
 
     def follows_from(self) -> dict[str, Any]:
-        """Return the inputs that key the cache of examples, besides the rows, the tokenizer and the code."""
+        """Return the inputs, besides the rows, the tokenizer and the code, that are part of the key of cached examples."""
         files, _, section, _, kind, _ = self._given
         return {
             **{key: getattr(section, key) for key in _SETTINGS},

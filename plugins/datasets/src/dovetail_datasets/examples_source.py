@@ -74,12 +74,12 @@ class StepExamples:
     closing: Closing | None = None
     """The tokens after each response, if the model is trained at the response's end; else None."""
     labels: Collection[str] = LABEL_COLUMNS
-    """Label columns of rows that the step takes."""
+    """The label columns that the batch gets, each only if all examples of the step have it."""
 
     samples: Sequence[Sample] = ()
-    """Generated samples: none."""
+    """Generated samples; always empty, since the step trains on examples of a dataset."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
-    """Reasons for prompts that are not trained on: none, since all examples are."""
+    """The reason why a prompt is not trained on, by prompt; always empty, since all examples are trained on."""
 
     def batch(self) -> Batch:
         """Return the columns, one row per answer; the answers of a pair are adjacent."""
@@ -212,7 +212,7 @@ class ExamplesSource(ExperienceSource):
         self._validation = self._batch(self._held_out) if self._held_out else None
 
     def collect(self, step: StepContext, ask: StepAsk) -> StepExamples:
-        """Take the next examples; examples returned by a failed step come first."""
+        """Return the next examples; those that an earlier step gave back, because it ended early, come first."""
         config = self._site.config
         issued: Any = self._site.loader.next_batch(ask.groups - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]
@@ -249,7 +249,7 @@ class ExamplesSource(ExperienceSource):
             return dict(measure(self._validation))
 
     def fixed(self) -> Sequence[Batch]:
-        """Return all examples, held-out ones included, if the run sees them more than once and they are not streamed; else nothing."""
+        """Return all examples as batches, held-out ones included; empty if they are streamed, or if the run sees none of them twice."""
         config, examples = self._site.config, self._site.loader.prompts
         size, steps = config.data.train_batch_size, self._site.plan.counts.steps
         if self._site.data.train.streamed or steps * size <= len(examples):

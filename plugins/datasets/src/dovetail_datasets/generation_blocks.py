@@ -33,7 +33,7 @@ def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        of: the tokenizer's owner, for the error.
+        of: the tokenizer's model, as text for the error.
 
     Raises:
         ConfigError: a block is in a macro, in a captured or filtered text, or in another block.

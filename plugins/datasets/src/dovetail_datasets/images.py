@@ -43,7 +43,7 @@ class RawImage:
         """Return the image's bytes, and its file if it has one.
 
         Args:
-            folder: the folder of the dataset's file. A relative path counts from there, or from the working directory.
+            folder: the folder of the dataset's file. A relative path is looked up there, then in the working directory.
 
         Raises:
             DataError: the file is missing or can't be read.
@@ -259,9 +259,9 @@ def reference_to(path: Path, data: bytes) -> MediaRef:
 
 
 def keep(directory: Path, data: bytes) -> MediaRef:
-    """Write bytes to a file named by their digest, unless it exists, and return a reference.
+    """Write bytes to a file named by their digest, unless that file has them already, and return a reference to the file.
 
-    A file of that name with other content is replaced. Several processes may keep the same bytes at once.
+    Several processes may keep the same bytes at once.
 
     Raises:
         DataError: the file can't be written.

@@ -31,7 +31,7 @@ _TOOLS = "functions in 'tools'"
 
 @attrs.define
 class Tally:
-    """Counts of rows by the part that the chat template leaves out, with the first row of each."""
+    """Counts of rows by the part that the chat template leaves out, with the first row of each count."""
 
     total: int = 0
     """Number of rows that were checked."""
@@ -63,9 +63,10 @@ class Tally:
 class LeftOut:
     """Detects parts of rows that the rendered text does not contain.
 
-    Templates may trim, escape or translate a row's text, so the text itself is not searched for. Instead, a copy of the first row of each
-    kind is rendered with marks in place of contents, reasoning, calls and function names. In trained turns, the marks must be in the
-    trained part, followed by an end of turn. Reasoning of other turns may be left out, as many templates do by design.
+    Templates may trim, escape or translate a row's text, so the text itself is not searched for. Instead, one row is rendered for
+    all rows with the same roles and fields of messages: a copy that has distinct marks in place of contents, reasoning, calls and function
+    names. In trained turns, the marks must be in the trained part, followed by an end of turn. Reasoning of other turns may be left out, as
+    many templates do by design.
 
     Args:
         render: a function that renders a conversation.

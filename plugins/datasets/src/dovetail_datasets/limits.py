@@ -22,7 +22,7 @@ class Truncation:
     rows: int = 0
     """The number of rows that were cut."""
     of_rows: int = 0
-    """The number of all rows that are kept."""
+    """The number of rows that are kept, whether cut or not."""
     tokens: int = 0
     """The number of tokens that were cut off."""
     of_tokens: int = 0
@@ -37,7 +37,7 @@ class Truncation:
 
     @classmethod
     def of(cls, lost: Iterable[int], tokens: int) -> Truncation:
-        """Return the counts over rows.
+        """Return the counts for rows of which some were cut.
 
         Args:
             lost: the number of tokens that were cut off from each row.
@@ -93,8 +93,8 @@ def truncated(example: Example, section: DataSection, *, images: bool) -> Exampl
     """Return a conversation cut to its limits; unchanged if it is short enough, or if cutting would leave nothing to train on or drop an
     image.
 
-    The result ends with a trained token. If the beginning or middle is cut, the tokens before the first trained one become the prompt, at
-    least one.
+    The result ends with a trained token. If the beginning or middle is cut, the tokens before the first trained one become the prompt,
+    which has at least one token.
 
     Args:
         example: the conversation, an example with one answer.

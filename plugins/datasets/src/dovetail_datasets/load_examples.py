@@ -93,10 +93,11 @@ def load_datasets(
 
     Raises:
         DataError: a file, a column or an image is bad, more than `section.max_bad_rows` rows are bad, no row is left, or the template's
-            blocks mark nothing. A row is bad if the template rewrites its earlier turns, if the model has no embedding for one of its
-            tokens, or if it is too long and such rows are refused.
+            `generation` blocks mark nothing. A row is bad if the template rewrites its earlier turns, if the model has no embedding
+            for one of its tokens, or if it is too long and such rows are refused.
         ModelError: the tokenizer lacks a chat template for messages, or the model takes no images and rows have some.
-        ConfigError: template arguments are set for raw texts, the template's blocks can't be located, or preferences are to be truncated.
+        ConfigError: template arguments are set for raw texts, the template's `generation` blocks can't be located, or truncation is
+            configured for preferences.
     """
     groups = {name: CheckedGroups(source, paths) for name, (paths, _) in datasets.items()}
     heads = {name: _head(groups[name], paths) for name, (paths, _) in datasets.items()}

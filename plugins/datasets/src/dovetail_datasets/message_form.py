@@ -53,7 +53,7 @@ class MessageForm:
 
     Args:
         tokenizer: a tokenizer with a chat template.
-        tools: the functions with which the template is rendered when its form is tried.
+        tools: the functions that the template gets when its form is determined by rendering test messages.
     """
 
     def __init__(self, tokenizer: Tokenizer, tools: Tools) -> None:

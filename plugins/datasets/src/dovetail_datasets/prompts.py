@@ -40,11 +40,11 @@ class PromptSet(RowSet):
     """Prompts or examples of files, in their order."""
 
     filtered_overlong: int
-    """The number of rows left out because their prompt is longer than the limit."""
+    """The number of rows left out because they are longer than the limits."""
     truncated: Truncation = attrs.field(factory=Truncation)
     """Counts of what was cut from longer rows."""
     spelled: int = 0
-    """The number of control tokens that the rows spell, which are encoded as text."""
+    """The number of control tokens, such as an end of turn, in the texts of rows; they are encoded as plain text."""
 
     def notes(self, what: str, limits: str, section: DataSection) -> Iterator[str]:
         """Yield notes on the rows; counts of streamed rows cover those read so far.

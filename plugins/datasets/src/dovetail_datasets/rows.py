@@ -70,8 +70,8 @@ class CheckedGroups(RowGroups):
 
     Raises:
         DataError: there are no rows; for further errors see `DatasetSource.read`.
-        PluginBrokenError: the source raised an error of its own, or yielded something other than rows; the message names it with its
-            version.
+        PluginBrokenError: the source raised an error of its own, or yielded something other than rows; the message names the source
+            and its version.
     """
 
     def __init__(self, source: DatasetSource, paths: Sequence[str]) -> None:

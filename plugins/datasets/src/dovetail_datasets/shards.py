@@ -43,12 +43,12 @@ class ShardFacts:
     overlong: int
     truncated: Truncation
     spelled: int
-    """The number of control tokens that the rows spell, which are encoded as text."""
+    """The number of control tokens, such as an end of turn, in the texts of rows; they are encoded as plain text."""
     left_out: Tally
     images: bool = False
     """Whether a row has an image; its example then also depends on other files."""
     digest: str
-    """Digest of the examples' tokens and of the masks of the trained ones."""
+    """Digest of the examples' tokens and loss masks."""
 
 
 class Shard:
@@ -74,7 +74,7 @@ class Shard:
         return self._examples[place]
 
     def get(self, row: int) -> Example | BadRow | None:
-        """Return the example of a row; its fault if the row is bad, and None if it is too long."""
+        """Return the example made from a row; a BadRow with the error if the row is bad, and None if it is too long."""
         place = int(np.searchsorted(self.rows, row))
         if place < len(self.rows) and self.rows[place] == row:
             return self.example(place)

@@ -30,8 +30,8 @@ class DataRecipeConformance(PluginConformance):
     kind = "data_recipe"
     plugin: ClassVar[type[DataRecipe]]
     rows: ClassVar[Files] = {}
-    """Some rows of each split, with the columns and types of the dataset's card; at least two prompts of a split from which prompts are
-    held out.
+    """Some rows of each split, with the columns and types of the dataset's card. A split from which validation prompts are held out
+    needs at least two prompts.
     """
     unread: ClassVar[frozenset[str]] = frozenset()
     """Columns of the dataset that the recipe does not read."""

@@ -76,7 +76,7 @@ def load_tokenizer(
 
 
 def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
-    """Return the sorted tokens that end generation: end tokens of the tokenizer, the model's config and its generation config.
+    """Return the tokens that end generation, sorted: the end-of-sequence tokens of tokenizer, model config and generation config.
 
     Args:
         model: the model's section.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 @attrs.frozen(eq=False)
 class Prefill:
-    """The result of a pass over left-padded prompts.
+    """The result of one forward pass over left-padded prompts.
 
     Attributes:
         logits_PV: float32 [P, V], the logits after each prompt's last token.
@@ -67,7 +67,7 @@ class KvCache:
         capacity: int,
         arrivals: Sequence[Arrival],
     ) -> None:
-        """Move the rows to keep so that they end at column `end`, drop other rows, and add new rows that end at the same column.
+        """Move the kept rows so that they end at column `end`, drop the other rows, and add new rows that end at the same column.
 
         Args:
             kept_N: int64 [N], the rows to keep, in their new order.
@@ -100,7 +100,7 @@ class KvCache:
         self.keys, self.values = [], []
 
     def release(self) -> int:
-        """Free spare memory, and return the number of freed bytes."""
+        """Free the memory that is kept for later rows, and return the number of freed bytes."""
         freed = sum(tensor.untyped_storage().nbytes() for tensor in self._spare)
         self._spare = []
         return freed

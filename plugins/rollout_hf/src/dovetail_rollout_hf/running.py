@@ -56,7 +56,7 @@ class RunningBatch:
         self._watching = False
 
     def release(self) -> int:
-        """Free the spare memory of an idle batch, and return the number of freed bytes."""
+        """Free the memory that an idle batch keeps for later rows, and return the number of freed bytes."""
         return self._cache.release()
 
     @property

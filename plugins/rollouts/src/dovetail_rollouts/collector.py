@@ -38,7 +38,7 @@ class RolloutCollector:
     """Submits prompts to the rollout service, and builds a step's experience from the returned groups.
 
     Args:
-        site: the site of the run.
+        site: the parts of the run that the source receives, such as the plan and the loader of prompts.
         sync: the object that sends the weights to replicas before generation.
         service: the service that generates and scores.
         pool: the replicas, for their metrics.
@@ -88,7 +88,7 @@ class RolloutCollector:
         )
 
     def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
-        """Take the step's groups, those of `admit` first, and return their samples; further rounds replace groups that were filtered out.
+        """Wait for the step's groups, those of `admit` first, and return them; further rounds replace groups that were filtered out.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
@@ -149,7 +149,7 @@ class RolloutCollector:
     def state(self) -> dict[str, Any]:
         """Return the groups that no step has used, with their samples so far, and the settings of sampling and scoring.
 
-        Groups of a failed step are generated again. If the state includes running groups, they keep their positions in the queue.
+        Groups of a failed step are generated again: they lose their latest samples, or are left out if the state has no running groups.
         """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:

@@ -47,14 +47,14 @@ class Generation:
 
     Args:
         pool: the replicas that generate responses.
-        scorer: the scorer, which gets each sample on arrival.
+        scorer: the scorer, which gets each sample when its response is complete.
         tokenizer: the tokenizer that decodes the text to score.
         seed: the seed of the run.
         episodes: the runner of multi-turn episodes; None if a sample is one response to the prompt.
 
     Attributes:
         asking: the time in which requests to the pool were pending.
-        working: the time in which a response, an episode or an outcome was pending, without the time in which all were held.
+        working: the time in which a response, an episode or an outcome was pending, without the time in which all of these were held back.
         held: whether new requests are held back.
         progress: the time of the last response or outcome, in seconds of `time.monotonic`.
     """
@@ -80,7 +80,7 @@ class Generation:
         self._frozen: list[Replica] = []
 
     def begin(self, groups: Sequence[Group]) -> list[asyncio.Task[None]]:
-        """Start generating the missing samples of groups, before their greedy responses.
+        """Start generating the missing samples of all groups, and then their greedy responses.
 
         Returns:
             One task for each group, which waits for the group's samples and stores them in the group. The task raises RolloutError
@@ -132,7 +132,7 @@ class Generation:
         self._frozen = await self._pool.freeze()
 
     async def thaw(self) -> None:
-        """Continue after `freeze`; requests on a replica that did not take the weights continue on another replica."""
+        """Continue after `freeze`; requests on a replica that did not receive the weights continue on another replica."""
         for member in await self._pool.thaw(self._frozen):
             await self.move_from(member)
         self.go_on()

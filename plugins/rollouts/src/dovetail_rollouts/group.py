@@ -37,7 +37,7 @@ class Group:
     finished: bool = False
     """Whether every requested sample has an outcome."""
     place: int | None = None
-    """The group's number in the order of starting; after a hold, groups that started earlier are requested first."""
+    """The group's number in the order of starting. After `Generation.hold`, requests of groups that started earlier are sent first."""
     due: int | None = None
     """The last step that may train on the group, by the bound on staleness; None without a bound."""
     priority: int = 0
@@ -111,7 +111,7 @@ def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) ->
 
 
 def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
-    """Return the tokens from which a response is continued, without final tokens in which a stop string may have begun."""
+    """Return an interrupted response without its last tokens, in which a stop string may have begun; None if no token is left."""
     count = len(cut.response_ids) - max(map(len, sampling.stop), default=0)
     if count <= 0:
         return None

@@ -36,7 +36,7 @@ _TOKENS = {
 
 
 def pack(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the state of groups, for a checkpoint; only numbers and texts of reward functions' results are kept."""
+    """Return the state of groups, for a checkpoint. Of the results of reward functions, only numbers and texts are kept."""
     if not groups:
         return {"groups": []}
     responses = [response for group in groups for response in _responses(group)]

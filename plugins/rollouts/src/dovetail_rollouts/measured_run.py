@@ -126,8 +126,8 @@ class Measured:
     def decodings(self) -> list[Decoding]:
         """Return decoding times with which a simulation reproduces the run's generation time and concurrency.
 
-        The first are the best fit. The next two are those with the smallest and the largest fixed part whose concurrency is within
-        `_MODEL_ERROR` of the run's.
+        The first decoding time is the best fit. The other two have the smallest and the largest value of `fixed` with which the simulated
+        concurrency is within `_MODEL_ERROR` of the run's.
         """
         schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
         count = self.plan.counts.samples_per_step
@@ -172,13 +172,13 @@ class Measured:
 
 @attrs.frozen(kw_only=True)
 class Forecast:
-    """The prediction for a plan, from a run's measurements.
+    """The prediction of times for a given plan, from the measurements of a run.
 
     Attributes:
         measured: means of the run's own steps.
-        own: the prediction for the run's own plan.
-        predicted: the prediction for the plan.
-        low, high: the least and the most seconds per step of the plan, over all decoding times that fit the run about as well.
+        own: the prediction for the plan of the measured run, to compare with `measured`.
+        predicted: the prediction for the given plan.
+        low, high: the least and the most seconds per step of the given plan, over all decoding times that fit the run about as well.
         steps: the number of measured steps.
         assumed: the assumptions of the prediction, each as a sentence.
         differing: config keys in which run and plan differ with unknown effect, each with both values.

@@ -25,7 +25,7 @@ class RolloutPlacement(SourcePlacement):
     joined: int = 0
     """The number of running engines that replicas join, one each; 0 if each replica starts its own engine."""
     engine_ranks: int | None = None
-    """Ranks of each replica's engine, one process each; None if the engine computes in the replica's own process."""
+    """The number of ranks of each replica's engine, each rank a process; None if the engine computes in the replica's own process."""
     ends_meet: bool = False
     """Whether sender and receivers of a weight update run at the same time, since the sender waits for the receivers."""
     on_each_machine: bool = False

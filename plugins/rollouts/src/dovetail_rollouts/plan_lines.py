@@ -59,7 +59,7 @@ def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
 
 
 def cache_tokens(plan: Plan) -> int:
-    """Return the most tokens that a replica's samples hold at once, with all outstanding prompts at full length."""
+    """Return the largest number of tokens that a replica's KV cache may have to hold: all outstanding samples at full length."""
     data, schedule = plan.facts.config.data, schedule_of(plan)
     samples = -(-schedule.most_outstanding * schedule.samples // schedule.replicas)
     return samples * (data.max_prompt_length + data.max_response_length)
@@ -83,7 +83,7 @@ def _engines_a_rank(plan: Plan) -> int:
 
 
 def generation_rules(plan: Plan) -> MemoryRules:
-    """Return how the rollout's engine shares an accelerator with the models."""
+    """Return how the memory of an accelerator is divided between the rollout's engines and the trainer's models."""
     rollout = plan.facts.config.rollout
     key, share = rollout.memory_share() or ("", None)
     can_sleep = "sleep" in plan.facts.plugins["rollout"].cls.capabilities
@@ -109,7 +109,7 @@ class WeightUpdate:
 
     bytes: int
     seconds: Mapping[str, float]
-    """Seconds of an update by each transport that this placement allows, the chosen transport first."""
+    """Estimated seconds of an update by name of the transport: first the chosen one, then others that the placement allows."""
 
     def __str__(self) -> str:
         """Return size and times of the update as text, with the assumed rates."""

@@ -62,7 +62,7 @@ class PoolCommands:
             )
 
     async def watch(self) -> None:
-        """Drain replicas that announce their end, until the task is cancelled."""
+        """Drain each replica whose engine reports that it will end soon (`BaseRollout.draining`), until the task is cancelled."""
         drains: set[asyncio.Task[None]] = set()
         while True:
             for member in self._pool.replicas.all:

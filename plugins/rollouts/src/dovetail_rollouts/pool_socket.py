@@ -29,7 +29,7 @@ _NAME = "socket"
 def served(
     commands: PoolCommands, service: RolloutService, directory: RunDirectory, logger: Logger
 ) -> Iterator[None]:
-    """Answer `ask` within the block, on the service's event loop, and drain replicas that announce their end.
+    """Answer the commands that `ask` sends within the block, on the service's event loop, and drain replicas whose engines end soon.
 
     If no socket can be created, the run continues without one, and a warning is logged.
     """

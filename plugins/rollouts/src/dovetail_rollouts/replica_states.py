@@ -52,7 +52,7 @@ class Replica:
     outstanding: int = 0
     """Tokens that were requested and not yet generated."""
     requests: set[str] = attrs.field(factory=set)
-    """Ids of the requests in flight, as the pool received them."""
+    """Ids of the requests in flight; a retry keeps the id with which the request was submitted to the pool."""
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
     """An event that is set while no request is in flight."""
     failures: int = 0

@@ -84,10 +84,10 @@ def majority_at_k(
 ) -> Float64[np.ndarray, "K P"]:
     """Return the expected score of the answer that most of k samples give (arXiv 2203.11171), float64 [K, P].
 
-    The score of an answer is the mean over the prompt's samples that give it. Answers with equally many votes share the
-    draw. Samples without an answer have no vote; if no drawn sample has an answer, the draw scores the mean of the
-    samples without. The result is exact for k = 1 (the mean of all samples) and for k ≥ m. For other k it is a mean over
-    random draws, which all k share.
+    The score of an answer is the mean over the prompt's samples that give it. If several answers have the
+    most votes, the score of the draw is the mean of their scores. Samples without an answer have no vote; if no drawn
+    sample has an answer, the score of the draw is the mean over the prompt's samples without an answer. The result is exact
+    for k = 1 (the mean of all samples) and for k ≥ m. For other k it is a mean over random draws, which all k share.
 
     Args:
         scores_PM: float64 [P, M]; values beyond a row's size are not read.

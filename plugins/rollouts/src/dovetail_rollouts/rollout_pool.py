@@ -71,6 +71,7 @@ class RolloutPool:
         """Yield every sample of one request as it finishes.
 
         If a replica fails, the missing samples are requested from another replica. A sample keeps its random stream on any replica.
+        Requests with the same `conversation` go to the same replica while it is usable.
 
         Raises:
             RequestRefusedError: a replica refused the request, which is not retried.

@@ -73,9 +73,9 @@ class RolloutSeconds:
     """The clocks of a rollout, read on its event loop.
 
     Args:
-        asking: the time of generation, open for each response that an engine is generating.
-        working: the time of any work, open while a response, an episode or an outcome is pending.
-        scoring: the time of scoring, open while samples are scored.
+        asking: the clock of generation, with one open context for each response that an engine is generating.
+        working: the clock of all work, with an open context while a response, an episode or an outcome is pending.
+        scoring: the clock of scoring, with an open context for each sample or group that is being scored.
     """
 
     def __init__(self, asking: BusyTime, working: BusyTime, scoring: BusyTime) -> None:

@@ -182,7 +182,7 @@ class RolloutService:
         """Hold generation within the block: running responses finish before it or continue after it, new ones start after it.
 
         Args:
-            phase: the timer of the wait for running responses, `drain`.
+            phase: a function from a phase's name to its timer; the wait for running responses is the phase `drain`.
 
         Replicas that are lost within the block are restarted by `settle`, since a restart sends weights.
         """

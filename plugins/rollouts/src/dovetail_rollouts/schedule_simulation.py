@@ -43,7 +43,7 @@ class RunSchedule:
 
     @property
     def most_outstanding(self) -> int:
-        """The limit of outstanding prompts: queued, or in a step that no weight update has followed."""
+        """The limit of outstanding prompts, which are queued, or in a step that no weight update has followed."""
         return round((self.over_sampling or self.steps_behind + 1) * self.groups)
 
 
@@ -57,12 +57,12 @@ class Decoding:
 
 @attrs.frozen(kw_only=True)
 class Costs:
-    """Seconds of the parts of a step.
+    """The times of the parts of a step, in seconds, and the mean length of prompts.
 
     Attributes:
         scoring: the time from a step's last response until its last score.
         collection: the trainer's time to take samples that are finished and scored.
-        learning: the time of the training stages for a token of prompt or response, on one rank of the actor.
+        learning: the time of the training stages per token of prompts and responses, on one rank of the actor.
         publication: the time of one weight update of the rollout.
         prompt_tokens: the mean number of prompt tokens of a sample.
     """
@@ -79,11 +79,11 @@ class Prediction:
     """Means over the steps of a simulation.
 
     Attributes:
-        step_seconds: seconds a step.
+        step_seconds: seconds per step.
         trainer_waits: share of the time in which the trainer waits for samples, or for running responses before a weight update.
         rollout_idle: share of the time in which no replica generates.
-        generation_seconds: seconds a step in which a replica generates.
-        sample_seconds: seconds of generation a step, summed over concurrent samples.
+        generation_seconds: seconds per step in which at least one replica generates.
+        sample_seconds: seconds of generation per step, summed over concurrent samples.
     """
 
     step_seconds: float

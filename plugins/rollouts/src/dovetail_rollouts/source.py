@@ -188,7 +188,7 @@ class RolloutsSource(ExperienceSource):
         data: SourceData | None,
         reward: Callable[..., Any] | None,
     ) -> Iterator[str | Finding | DovetailError]:
-        """Check that every row has a reward function, and that every data source in `reward.functions` has a row."""
+        """Yield an error for rows without a reward function, and a warning for each data source in `reward.functions` that no row has."""
         run, found = facts.config, list[str | Finding | DovetailError]()
         functions = configured_functions(run.reward, PluginContext(seed=run.seed), given=reward)
         if data is None:

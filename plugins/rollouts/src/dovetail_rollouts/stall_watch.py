@@ -15,7 +15,7 @@ class StallWatch:
     """Warns when the trainer's thread waits long without progress, and counts the warnings; the wait itself continues.
 
     Args:
-        generation: the generation, which records when a response or a score last arrived.
+        generation: the `Generation`, which records when a response or a score last arrived.
         pool: the pool of replicas.
         seconds: seconds without a response or a score after which to warn.
         logger: the logger of the warning `rollout_stalled`; None for no warning.

@@ -65,7 +65,7 @@ def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]
 def observed_transitions(
     encoder: TurnEncoder, observed: Collection[str]
 ) -> tuple[TemplateTransition, ...]:
-    """Return a template's transitions for the kinds in `AgentLoop.transitions`, with and without reasoning."""
+    """Return the transitions for the kinds of message in `observed` (see `AgentLoop.transitions`), with and without reasoning."""
     found = template_transitions(encoder)
     return tuple(t for t in found if t.name.split("/")[-1] in observed)
 

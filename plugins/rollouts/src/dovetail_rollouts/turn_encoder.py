@@ -56,7 +56,7 @@ class TurnEncoder:
         return other
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """Render a conversation for encoding, with control tokens in messages marked.
+        """Render a conversation for `encode`, with marks around control tokens that messages spell; see `TextEncoder`.
 
         Args:
             messages: the conversation.
@@ -66,11 +66,11 @@ class TurnEncoder:
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a rendered text; special tokens in the text are encoded as such."""
+        """Return the tokens of a rendered text; special tokens in it are encoded as such, unless `render` put marks around them."""
         return self._text.ids([text])[0]
 
     def encode_given(self, text: str, role: str) -> list[int]:
-        """Return the tokens of the text of a message with this role."""
+        """Return the tokens of the text of a message with this role; control tokens that it spells are encoded as in `TextEncoder`."""
         return self.encode(self._text.given(text, role))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -130,7 +130,7 @@ class TurnEncoder:
         return common if calls else 0
 
     def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
-        """Return an assistant's message that replaces a turn in rendering: it has as many tool calls, and its last text is `SENTINEL`."""
+        """Return an assistant's message to render in place of a turn: it has as many calls as `calls`, and its last text is `SENTINEL`."""
         if not calls:
             return {"role": "assistant", "content": SENTINEL}
         named = [{**c, "function": {**c["function"], "arguments": _ARGUMENTS}} for c in calls]
@@ -214,7 +214,7 @@ def _after_sentinel(text: str) -> str:
 
 
 class RenderedHistory:
-    """Compares an episode's appended tokens with a server that renders all messages again at each turn.
+    """Compares the text of an episode, which only grows, with the text of a server that renders all messages again at each turn.
 
     Args:
         encoder: the encoder of the run's chat template.

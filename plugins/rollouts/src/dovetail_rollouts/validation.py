@@ -115,7 +115,7 @@ def validation_metrics(
 
     Args:
         samples: the samples of all held-out prompts, in any order.
-        n: number of requested responses a prompt.
+        n: number of requested responses per prompt.
         seed: the seed of the draws for intervals and majority@k, so that equal samples give equal metrics.
         pass_threshold: the least score that passes.
     """
@@ -139,13 +139,13 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """Return the names of a validation's metrics with n responses a prompt, without data source, such as `mean@8` and `pass@4`."""
+    """Return the names of a validation's metrics with n responses per prompt, without data source, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
 
 def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
-    """Return all metrics that a validation with n responses a prompt may report, over all prompts and for these data sources."""
+    """Return all metrics that a validation with n responses per prompt may report, over all prompts and for these data sources."""
     figures = [
         f"val/{source}/{name}" if source else f"val/{name}"
         for source in ("", *sources)
@@ -285,7 +285,7 @@ class Accuracy:
 
         Args:
             metrics: the metrics of the validation, from `validation_metrics`.
-            n: number of responses a prompt.
+            n: number of responses per prompt.
             step: number of finished steps.
         """
         metric = self.metric or main_metric(metrics, n)

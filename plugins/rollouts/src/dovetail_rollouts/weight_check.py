@@ -78,7 +78,7 @@ class WeightCheck:
 
     @property
     def tolerance(self) -> float:
-        """Largest mean difference that passes the check, in nats a token."""
+        """Largest mean difference that passes the check, in nats per token."""
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:

@@ -34,7 +34,7 @@ class SeenRow:
 
     where: str
     facts: tuple[str, ...]
-    """Facts about the row, a line each."""
+    """Facts about the row, each as one line."""
     texts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
     """Prompt and answers by name, each as pairs of a kind (`plain`, `trained` or `special`) and a text."""
     images: tuple[bytes, ...] = ()

@@ -64,7 +64,7 @@ class OpenedData:
         return found
 
     def became(self, row: int) -> Prompt | BadRow | None:
-        """Return the prompt or example made from a row of the first training dataset; None if it is too long."""
+        """Return the prompt or example made from a row of the first training dataset; a BadRow if it is bad, None if it is too long."""
         found = self.data.train.prompts
         if isinstance(found, CachedExamples):
             return found.take(row)
@@ -73,10 +73,10 @@ class OpenedData:
 
 
 def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
-    """Read the data of a config, or of a file whose columns determine the kind of its rows.
+    """Read the data of a config, or of a single dataset file; the columns of the file then determine the kind of its rows.
 
     Args:
-        config: the path of a config or of a file, or None.
+        config: the path of a config or of a dataset's file, as a tuple of one text; empty if all settings are in `overrides`.
         overrides: settings `key=value`; for a file at least `model.path=`.
 
     Raises:
@@ -98,7 +98,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
 
 
 def examples_of(rows: RowSet) -> Iterator[Prompt]:
-    """Yield the prompts or examples; for streamed rows, those read so far."""
+    """Yield the prompts or examples of a row set; of streamed rows, those read so far."""
     prompts = rows.prompts
     return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
 

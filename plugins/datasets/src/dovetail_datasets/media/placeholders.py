@@ -16,9 +16,9 @@ from torch import Tensor
 def produced_placeholders(
     model: Any, ids_BL: Tensor, shown_BL: Tensor, token: int
 ) -> Iterator[Tensor]:
-    """Keep a model from treating placeholder tokens that a policy produced as images.
+    """Make a model read image placeholder tokens as text if the policy produced them, since these have no images.
 
-    Within the block the model gets other ids in place of these tokens, but embeds the true ones, as in generation.
+    Within the block the model gets another id in place of each such token, but embeds the token itself, as in generation.
 
     Args:
         model: the transformers model whose `forward` runs within the block.

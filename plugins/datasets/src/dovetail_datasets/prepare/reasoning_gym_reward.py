@@ -34,7 +34,7 @@ class ReasoningGymReward(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`; `correct`, 1 for the full score, else 0; and `pred`, the answer as written, or None.
+        """Return a mapping with `score`, `correct` (1 for the full score, else 0) and `pred` (the answer as written, or None).
 
         Raises:
             DataError: the row has no `extra_info` with `task` and `entry`.

@@ -70,11 +70,11 @@ class DataRecipe(Plugin):
     model: ClassVar[str] = "Qwen/Qwen2.5-0.5B-Instruct"
     """A model that can be trained on the rows, for the training command that is printed."""
     distinct: ClassVar[bool] = False
-    """Whether only the first row with a prompt is kept."""
+    """Whether only the first of several rows with the same prompt is kept."""
     argument: ClassVar[str] = ""
     """The config field that VALUE sets in `dovetail data prepare NAME:VALUE`; empty if there is none."""
     changes: ClassVar[tuple[str, ...]]
-    """The changes to the rows for the card, a sentence each."""
+    """The changes that the recipe makes to the dataset's rows, as sentences for the card."""
 
     @abstractmethod
     def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
@@ -109,7 +109,7 @@ class DataRecipe(Plugin):
 
         Args:
             split: one of `patterns`.
-            folder: the repository's files.
+            folder: the folder with the repository's files.
 
         Raises:
             DataError: a file is missing or can't be read.
@@ -122,7 +122,7 @@ class DataRecipe(Plugin):
         return _rows(groups)
 
     def made_with(self) -> str:
-        """Return the generator of the rows, with its version, if the rows do not come from files."""
+        """Return the name and version of the program that generates the rows; empty if the rows come from files."""
         return ""
 
 

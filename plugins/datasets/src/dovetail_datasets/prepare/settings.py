@@ -89,7 +89,7 @@ def _wording(error: BaseException, kind: Any) -> str:
 
 
 def recipes() -> Iterator[tuple[str, str, str]]:
-    """Yield name, distribution and first line of every installed recipe, from the manifests: no recipe is imported."""
+    """Yield name, distribution and the docstring's first line of every installed recipe, from the manifests: no recipe is imported."""
     for entry_point in sorted(importlib.metadata.entry_points(group=f"dovetail.{KIND}")):
         distribution = entry_point.dist.name if entry_point.dist else ""
         yield entry_point.name, distribution, _first_line(entry_point)

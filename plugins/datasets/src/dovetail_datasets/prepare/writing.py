@@ -39,7 +39,7 @@ class WrittenSplits:
     rows: dict[Split, int]
     """Number of rows of each file, by split."""
     left_out: Counter[str]
-    """Rows that were left out, by reason."""
+    """The number of rows that were left out, by reason."""
     held_out: bool
     """Whether validation rows were taken from the training split."""
 
@@ -49,7 +49,7 @@ class RecipeWriter:
 
     Args:
         recipe: the started recipe.
-        folder: the dataset's files.
+        folder: the folder with the dataset's files.
     """
 
     def __init__(self, recipe: DataRecipe, folder: Path) -> None:

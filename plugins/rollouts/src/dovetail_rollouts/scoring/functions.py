@@ -64,7 +64,7 @@ class _Rule:
 
 @attrs.frozen(kw_only=True)
 class Judges:
-    """A reward manager's requirements of rows and reward functions."""
+    """What a reward manager requires of the rows and of the reward functions."""
 
     manager: str = "naive"
     unit: str = "sample"

@@ -169,8 +169,8 @@ def outcome_from(value: object, name: str) -> Outcome:
 
     A result is a finite number (int, float, bool or a NumPy scalar), or a mapping with `score`. Any other result is a failure. Further
     keys of the mapping become components if their values are finite numbers, else extras; `pred`, the answer found in the response, is
-    always an extra. `token_rewards`, T finite numbers, or `turn_rewards`, one for each turn, give their sum as the `score` if it is
-    missing.
+    always an extra. A missing `score` is the sum of `token_rewards` (T finite numbers) or of `turn_rewards` (one for each
+    turn).
 
     Args:
         value: the result.

@@ -66,7 +66,7 @@ class Scorer:
         self._begin()
 
     busy: BusyTime
-    """The time of scoring, open for each sample or group that is being scored."""
+    """The clock of scoring, with one open context for each sample or group that is being scored."""
 
     def add(self, sample: Sample, *, group: Hashable, group_size: int) -> None:
         """Start scoring a sample; if the manager scores groups, scoring starts when the sample's group is complete.

@@ -37,7 +37,7 @@ _MEDIA = ("images", "videos")
 
 @attrs.define(kw_only=True, eq=False)
 class TrialSample:
-    """One response of a trial, and its outcome."""
+    """One response that `try_rewards` scores, and its outcome."""
 
     prompt: Prompt
     """The row's prompt, without tokens."""

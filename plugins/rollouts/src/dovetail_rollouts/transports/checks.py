@@ -19,7 +19,7 @@ Named = tuple[str, Tensor]
 
 @attrs.frozen(eq=False)
 class Bucket:
-    """Consecutive tensors of an update, in the manifest's order, with the digest of each; no digests if `verify` is off."""
+    """Consecutive tensors of an update, in the manifest's order, with the digest of each; no digests if the transport's `verify` is false."""
 
     tensors: tuple[Named, ...]
     digests: tuple[int, ...]
@@ -31,7 +31,7 @@ class Bucket:
         return cls(tuple(tensors), tuple(digests))
 
     def verify(self, version: int) -> None:
-        """Compute the digests again, on the tensors' present device, and compare them with the sender's.
+        """Compute the digests again, on the tensors' current device, and compare them with the sender's.
 
         Raises:
             WeightSyncError: a tensor's bytes differ from those that were sent.
@@ -78,7 +78,7 @@ def matched(manifest: WeightManifest, tensors: Iterable[Named]) -> Iterator[Name
 def bucketed(
     manifest: WeightManifest, tensors: Iterable[Named], *, digest: bool
 ) -> Iterator[Bucket]:
-    """Gather tensors, compared with the manifest, into buckets of at most the manifest's bucket size, or of one larger tensor."""
+    """Yield buckets of tensors that were compared with the manifest, each at most as large as the manifest allows, or one larger tensor."""
     gathered: list[Named] = []
     size = 0
     for name, tensor in matched(manifest, tensors):

@@ -42,7 +42,7 @@ def tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
 
 
 class DeferredDigests:
-    """Digests that are queued on each tensor's device, and fetched together."""
+    """Digests that are computed on each tensor's device, and copied to the host together."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []

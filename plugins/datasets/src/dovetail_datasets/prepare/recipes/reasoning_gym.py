@@ -93,7 +93,7 @@ def scored(task: str, answer: str, entry: str) -> float:
     Args:
         task: the task's name in Reasoning Gym.
         answer: the answer's text.
-        entry: the row that the task made, as Python writes it; only literals are read.
+        entry: the row that the task made, as the text of a Python literal.
 
     Raises:
         DataError: the entry is not a row of the task.
