@@ -52,7 +52,7 @@ class ExactMatchConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class VerifiedSection(PluginSection):
-    """Settings of the comparison of a mathematical answer with the accepted answers."""
+    """Settings shared by reward functions that compare a mathematical answer with the accepted answers."""
 
     verify: Literal["symbolic", "text"] = "symbolic"
     """symbolic: mathematical equality, by math-verify in separate processes; text: equality of texts with normalised notation."""
@@ -61,7 +61,7 @@ class VerifiedSection(PluginSection):
     sample fails.
     """
     processes: int = attrs.field(default=4, validator=AT_LEAST_ONE)
-    """The number of processes for symbolic comparisons. Functions with the same number share the processes."""
+    """The number of processes for symbolic comparisons. Reward functions configured with the same number share them."""
 
 
 @attrs.frozen(kw_only=True)

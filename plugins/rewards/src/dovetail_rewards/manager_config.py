@@ -109,7 +109,7 @@ class ScorerSection:
     gate: float | None = None
     """Minimum score required for later scorers to run; None for no gate."""
     skipped: float = 0.0
-    """The scorer's component for a sample that an earlier gate stopped."""
+    """Value of the scorer's component for a sample that an earlier gate stopped."""
 
 
 @attrs.frozen(kw_only=True)
