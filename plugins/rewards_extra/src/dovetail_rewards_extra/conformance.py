@@ -72,7 +72,7 @@ class TestJsonSchema(RewardFunctionConformance):
 
 
 class TestJsonValue(RewardFunctionConformance):
-    """The reward function `json_schema`, which compares a JSON value."""
+    """The reward function `json_schema` with `compare: true`."""
 
     plugin = JsonSchema
     config = JsonSchemaConfig(name="json_schema", compare=True, valid_score=0.0, fields_score=1.0)

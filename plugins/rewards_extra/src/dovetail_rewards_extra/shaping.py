@@ -66,8 +66,7 @@ class RepetitionPenalty(RewardFunction):
     """A penalty on n-grams of words (or characters) that occurred in the response before.
 
     With k n-grams, u of them different, and f = `free`, the repeated share is r = 1 − u / k and the score is −penalty·max(0, r − f) / (1 −
-    f). This is the n-gram repetition penalty of arXiv:2502.03373, without its dependence on a single phrase. With fewer than two n-grams,
-    the score is 0.
+    f). With fewer than two n-grams, the score is 0. A similar n-gram repetition penalty is in arXiv:2502.03373.
     """
 
     name = "repetition_penalty"

@@ -84,7 +84,7 @@ class TestHermes(ToolParserConformance):
 
 
 class TestQwen3Coder(ToolParserConformance):
-    """Conformance suite of the tool parser `qwen3_coder`: tags, typed by the schema."""
+    """Conformance suite of the tool parser `qwen3_coder`: parameters in tags, with types from the tool's schema."""
 
     plugin = Qwen3Coder
     tools = (_WEATHER,)

@@ -19,7 +19,7 @@ from dovetail_tools.config import VerlConfig
 
 
 class Verl(Tool):
-    """Makes a function of every tool in the file; each episode has its own instance of each tool.
+    """Offers the policy every tool in a tools file of verl as a function; each episode has its own instance of each tool.
 
     `create` gets `extra_info.tools_kwargs[NAME].create_kwargs` of the row, `execute` its `execute_kwargs`. The second result of
     `execute` is the call's reward. `calc_reward` is not called: a reward function scores episodes.
