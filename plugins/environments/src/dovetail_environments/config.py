@@ -135,7 +135,7 @@ class EnvironmentsConfig(GatewaySection):
             )
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings that the environments imply, by key: the data source of their tasks, its mixture, the reward function."""
+        """Return the settings that the environments imply, by key: `data`, with the source of their tasks and its mixture, and `reward`."""
         named = {name: _given(section) for name, section in self.environments.items()}
         return {
             "data": {

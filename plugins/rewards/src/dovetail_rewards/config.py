@@ -71,8 +71,8 @@ class MathConfig(VerifiedSection):
     extract: tuple[Literal["boxed", "answer"], ...] = attrs.field(
         default=("boxed", "answer"), validator=attrs.validators.min_len(1)
     )
-    r"""Places to search for the answer, in this order. boxed: the last `\boxed{…}`; answer: the line after the last `Answer:` or `answer
-    is`.
+    r"""Places to search for the answer, in this order. boxed: the last `\boxed{…}`; answer: the text after the last `Answer:` or
+    `answer is`, up to the end of the line.
     """
     score: float = 1.0
     """Score of the right answer."""
@@ -89,7 +89,7 @@ class DapoMathConfig(VerifiedSection):
     verify: Literal["symbolic", "text"] = "text"
     """text: equality of texts with normalised notation; symbolic: mathematical equality, by math-verify in separate processes."""
     extract: Literal["answer", "boxed"] = "answer"
-    r"""answer: the line after the last `Answer:`; boxed: the last `\boxed{…}`."""
+    r"""answer: the text after the last `Answer:`, up to the end of the line; boxed: the last `\boxed{…}`."""
     window: int = attrs.field(default=300, validator=AT_LEAST_ONE)
     """The number of characters at the end of the response that are searched for the answer."""
     score: float = 1.0

@@ -76,7 +76,7 @@ class Sandbox:
         self._under_way: dict[socket.socket, Program] = {}
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
-        """Run a program to its end.
+        """Run a program to its end and return the result.
 
         Raises:
             SandboxError: the sandbox could not be set up.
