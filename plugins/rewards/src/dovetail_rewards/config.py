@@ -84,7 +84,7 @@ class MathConfig(VerifiedSection):
 
 @attrs.frozen(kw_only=True)
 class DapoMathConfig(VerifiedSection):
-    """Settings of `dapo_math`, which scores the answer after `Answer:` near the end with +1 or −1."""
+    """Settings of `dapo_math`, which scores the answer after `Answer:` near the response's end with +1 or −1."""
 
     verify: Literal["symbolic", "text"] = "text"
     """text: equality of texts with normalised notation; symbolic: mathematical equality, by math-verify in separate processes."""

@@ -59,7 +59,7 @@ class CodeConfig(SandboxSection):
     max_timeouts: int = attrs.field(default=2, validator=AT_LEAST_ONE)
     """With `scoring: share`: the number of tests that may time out before the remaining tests count as failed."""
     tolerance: float = attrs.field(default=1e-6, validator=NOT_NEGATIVE)
-    """Allowed difference of numbers with a decimal point, absolute or relative to the expected number; 0 compares texts."""
+    """Allowed difference of numbers with a decimal point, absolute or relative to the expected number; 0 compares them as texts."""
 
 
 @attrs.frozen(kw_only=True)

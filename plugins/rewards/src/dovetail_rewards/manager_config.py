@@ -47,7 +47,7 @@ class BatchConfig(CachingConfig):
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for further samples before a smaller call is made."""
     calls: int = attrs.field(default=1, validator=AT_LEAST_ONE)
-    """Maximum number of concurrent calls; further samples wait."""
+    """Maximum number of concurrent calls of reward functions; further samples wait."""
     split: bool = True
     """If a call raises, call again with each half of the samples, until the failing samples are isolated. False fails all samples of the
     call.

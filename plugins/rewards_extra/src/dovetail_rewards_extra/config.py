@@ -64,7 +64,7 @@ class MultipleChoiceConfig(PluginSection):
     score: float = 1.0
     """Score of the right letter."""
     format_score: float = 0.0
-    """Score of another letter."""
+    """Score of a wrong letter."""
     miss_score: float = 0.0
     """Score of a response that chooses no letter."""
 

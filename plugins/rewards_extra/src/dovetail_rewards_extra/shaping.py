@@ -14,8 +14,8 @@ class LengthPenalty(RewardFunction):
     """A penalty that grows linearly with the excess or deficit of a response's length.
 
     Let x be the length, L the limit, B the buffer, M the minimum and p the penalty. The score is −p·(M − x) / M below the minimum, else
-    −p·clip((x − (L − B)) / B, 0, 1): the soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13). For B = 0, the penalty is a step at
-    L.
+    −p·clip((x − (L − B)) / B, 0, 1): the soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13). For B = 0, the penalty is
+    p at L and above.
 
     In a config:
 

@@ -14,7 +14,7 @@ _SHOWN = 80
 
 
 class Fields:
-    """A JSON object of a request. Null equals an absent field. Methods raise ApiError if a field is wrong.
+    """A JSON object of a request. A null counts as an absent field. Methods raise ApiError if a field is wrong.
 
     Args:
         values: the values by name.

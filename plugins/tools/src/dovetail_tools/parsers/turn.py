@@ -106,7 +106,7 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def whole_json(text: str) -> Any:
-    """Return the value of a text that is one JSON value.
+    """Parse a text that consists of exactly one JSON value, and return the value.
 
     Raises:
         ValueError: see `json_at`; or text follows the value.

@@ -56,7 +56,10 @@ class Report(TypedDict):
     status: int | None
     """The wait status; None if the program was ended by the sandbox, or never started."""
     ended: str | None
-    """Why the sandbox ended the program: wall, cpu, memory, disk, caller or starved; None if the program ended by itself."""
+    """Why the sandbox ended the program: the limit `wall`, `cpu`, `memory` or `disk`; `caller` (a cancellation); `starved` (no free core).
+
+    None if the program ended by itself.
+    """
     cpu_s: float
     wall_s: float
     peak_memory: int
