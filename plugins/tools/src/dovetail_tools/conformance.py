@@ -159,7 +159,7 @@ class TestPlainJson(ToolParserConformance):
 
 
 class TestMistral(ToolParserConformance):
-    """Conformance suite of the tool parser `mistral`: calls in the form before and since tokenizer v11."""
+    """Conformance suite of the tool parser `mistral`: calls in the forms before and since tokenizer v11."""
 
     plugin = Mistral
     examples = (

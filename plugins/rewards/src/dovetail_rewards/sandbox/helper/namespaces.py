@@ -18,7 +18,7 @@ _ENTER = f"import sys; sys.path.append({_HELPER!r}); from helper.inside import m
 
 
 def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
-    """Move the helper into the programs' read-only root file system; each program later gets its own directory and namespaces.
+    """Move the helper into the programs' root file system; each program later gets its own writable directory and namespaces.
 
     As root, the helper needs no user namespace, since programs run as a separate user. Otherwise the helper enters a user namespace in
     which its user id maps to itself.
