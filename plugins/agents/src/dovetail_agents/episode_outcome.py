@@ -20,7 +20,7 @@ class EpisodeOutcome(SampleFilter):
 
     | outcome | the episode |
     |---|---|
-    | `no_answer` | was ended neither by a tool nor by an answer: a turn without calls that has a match of `answer` |
+    | `no_answer` | was ended neither by a tool nor by an answer, which is a turn without calls that has a match of `answer` |
     | `void_turn` | has a turn with neither a readable call nor a match of `answer` (SimpleTIR, arXiv 2509.02479) |
     | `unreadable_call` | has a call that the parser can't read |
     | `turns` | ended at `max_turns` |

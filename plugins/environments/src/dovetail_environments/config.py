@@ -61,7 +61,7 @@ class ProgramEnvironmentConfig(WorkerSection):
     """A command, instead of `file`, that reads and writes the protocol's lines of JSON, such as `docker run --rm -i --network host IMAGE`.
     """
     settings: Mapping[str, Any] = attrs.field(factory=dict)
-    """Settings passed to the file or the command."""
+    """Settings passed to the file's functions or to the command."""
 
     def __attrs_post_init__(self) -> None:
         if (self.file is None) == (self.command is None):
@@ -114,7 +114,7 @@ class EnvironmentRowsConfig(PluginSection):
     environments: dict[str, EnvironmentSection] = plugin_field(
         "environment", None, collection="dict"
     )
-    """The environments by name, equal to those of the agent loop."""
+    """The environments by name, the same as those of the agent loop `environments`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +135,7 @@ class EnvironmentsConfig(GatewaySection):
             )
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings that the environments imply, by key: the data source of their tasks, its mixture, the reward function."""
+        """Return the config sections that follow from the environments: `data` for their tasks and weights, `reward` for their scores."""
         named = {name: _given(section) for name, section in self.environments.items()}
         return {
             "data": {

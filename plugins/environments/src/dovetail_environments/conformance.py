@@ -16,7 +16,7 @@ _FILE = Path(__file__).with_name("example.py")
 
 
 class TestProgramEnvironment(EnvironmentConformance):
-    """The environment `program` with this package's example file."""
+    """Conformance suite of the environment `program` with this package's example file."""
 
     plugin = ProgramEnvironment
 
@@ -28,7 +28,7 @@ class TestProgramEnvironment(EnvironmentConformance):
 
 
 class TestEnvironmentsLoop(AgentLoopConformance):
-    """The agent loop `environments` with the example environment."""
+    """Conformance suite of the agent loop `environments` with the example environment."""
 
     plugin = EnvironmentsLoop
     turns = ("1", "two")

@@ -50,7 +50,7 @@ def made(name: str, section: EnvironmentSection, context: PluginContext) -> Envi
 class EnvironmentsLoop(AgentLoop):
     """Agent loop whose episodes run in environments, which also provide the tasks and the scores.
 
-    The environments set the data source, its mixture and the reward function, unless the config selects others.
+    Unless the config sets them, the data source, `data.mixture` and the reward function follow from the environments.
 
     A row names its environment and its task: `extra_info: {environment: NAME, task: …}`.
 

@@ -55,7 +55,7 @@ class WorkerEnvironment(Environment):
         return (*self.python(), worker_program.__file__, str(self.file))
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings for the file: the run's seed, and the config fields that WorkerSection lacks."""
+        """Return the settings for the file: the run's seed, and the config fields that are not WorkerSection's."""
         shared = attrs.fields_dict(WorkerSection)
         own = attrs.asdict(self.config, filter=lambda field, _: field.name not in shared)
         return {"seed": self.context.seed, **own}

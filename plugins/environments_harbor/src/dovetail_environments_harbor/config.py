@@ -42,6 +42,6 @@ class HarborConfig(WorkerSection):
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
     """The system message, which tells the policy how to use the shell."""
     command_seconds: int = attrs.field(default=60, validator=attrs.validators.ge(1))
-    """Seconds that one block of commands may run; a longer block is ended, and the policy is told."""
+    """Seconds that one block of commands may run; a longer block is ended, and the policy sees a note that it was."""
     output_characters: int = attrs.field(default=8000, validator=attrs.validators.ge(100))
     """Maximum characters of a block's output that the policy sees; the middle of longer output is cut."""

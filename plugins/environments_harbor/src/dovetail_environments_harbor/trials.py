@@ -28,7 +28,7 @@ _HOUR, _MIB = 3600, 1 << 20
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return the folder's first tasks by name, or with `held_out` the tasks after the training tasks.
+    """Return the folder's first tasks in order of their names, or with `held_out` the tasks after the training tasks.
 
     Raises:
         ValueError: there are no tasks, or a task has several steps.

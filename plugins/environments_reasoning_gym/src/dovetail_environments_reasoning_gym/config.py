@@ -24,13 +24,13 @@ def _has_datasets(
 
 @attrs.frozen(kw_only=True)
 class ReasoningGymConfig(EnvironmentSection):
-    """Settings of `reasoning_gym`, which asks questions of reasoning-gym's datasets."""
+    """Settings of `reasoning_gym`, which asks the policy questions from reasoning-gym's datasets."""
 
     datasets: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, validator=_has_datasets)
     """Names of reasoning-gym's datasets with their settings: `{chain_sum: {max_terms: 3}, coin_flip: {}}`. Tasks are divided evenly among
     the datasets.
     """
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
-    """Text after each question. If the text mentions the tag <answer>, the content of the response's last tag is the answer; else the whole
-    response.
+    """Text after each question. If the text mentions the tag <answer>, the answer is the content of the response's last <answer> tag; else
+    the answer is the whole response.
     """

@@ -19,7 +19,7 @@ _TRIES = 20
 
 
 class ReasoningGym(Environment):
-    """Asks questions of reasoning-gym's datasets, in turn. The reward is the result of the dataset's `score_answer`, from 0 to 1.
+    """Asks the policy questions from reasoning-gym's datasets. The reward is the result of the dataset's `score_answer`, from 0 to 1.
 
     A question depends only on the config, the run's seed and the task's number. No held-out question is asked in training.
 

@@ -18,6 +18,6 @@ class TextarenaConfig(WorkerSection):
         validator=attrs.validators.min_len(1),
     )
     """Games by their names in TextArena, such as `TicTacToe-v0`; tasks are divided evenly among the games. In a two-player game, the policy
-    plays against random moves, alternately as first and second player. The game's observations must list the allowed moves, as board games
-    do.
+    plays against random moves, alternately as first and second player; the game's observations must then list the allowed moves, as
+    those of board games do.
     """

@@ -78,7 +78,7 @@ class GatewaySection(EpisodeSection):
 
 @attrs.frozen(kw_only=True)
 class ProgramConfig(GatewaySection):
-    """Settings of `program`, whose samples are made by a program that calls an API."""
+    """Settings of the agent loop `program`, whose episodes are runs of a program that calls the policy through an API."""
 
     command: str = attrs.field(validator=is_command, metadata={VERBATIM: True})
     """Command that runs once per episode, split into words as by a shell, but run without a shell. It runs in a separate folder; words

@@ -59,7 +59,7 @@ class EpisodeEndpoint:
         self._latest: Session | None = None
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Let the policy answer a call; refused calls are counted.
+        """Let the policy answer a call, and return the answers; refused calls are counted.
 
         Args:
             call: a program's call.

@@ -82,7 +82,7 @@ class ProgramTask:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def call(self, payload: bytes) -> bytes:
-        """Run the payload's program until it ends; a payload with only a program's folder ends the program in this folder."""
+        """Run the program in the payload and return its ProgramEnd as JSON; a payload of only a folder ends the program in that folder."""
         asked = json.loads(payload)
         if len(asked) == 1:
             self._ends.get(asked["folder"], asyncio.Event()).set()

@@ -41,7 +41,7 @@ class ProgramRun:
     command: list[str]
     folder: str
     variables: dict[str, str | None]
-    """Environment variables in addition to those of the starting process; None removes one."""
+    """Environment variables in addition to those of the starting process; a value of None removes the variable."""
     max_bytes: int
     """Maximum bytes of output."""
     max_processes: int
@@ -54,7 +54,7 @@ class ProgramEnd:
     status: int | None
     """The program's exit status; None if the program was killed."""
     reason: str | None
-    """The reason for killing the program: `closed` by the run, `output`, `processes`, or an error of the system."""
+    """Why the program was killed: `closed` (the episode ended first), `output` or `processes` (a limit was exceeded), or a system error."""
 
 
 def command_of(config: ProgramConfig) -> list[str]:

@@ -16,7 +16,7 @@ from dovetail_gateway.dialects.call import ModelCall
 
 @attrs.define(eq=False)
 class ServedSequence:
-    """A sequence of an episode, as the messages that the program sees."""
+    """One token sequence of an episode, as the messages that the program sees."""
 
     number: int
     """Index among the episode's sequences."""
@@ -48,7 +48,7 @@ class ServedSequence:
 
 
 class EpisodeSequences:
-    """The sequences of an episode, which calls continue or begin.
+    """The sequences of an episode. Each call of the program continues or begins one.
 
     Args:
         session: the session with which the episode begins.

@@ -52,7 +52,7 @@ class ExactMatchConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class VerifiedSection(PluginSection):
-    """Settings of the comparison of a mathematical answer with the accepted answers."""
+    """Settings shared by reward functions that compare a mathematical answer with the accepted answers."""
 
     verify: Literal["symbolic", "text"] = "symbolic"
     """symbolic: mathematical equality, by math-verify in separate processes; text: equality of texts with normalised notation."""
@@ -61,7 +61,7 @@ class VerifiedSection(PluginSection):
     sample fails.
     """
     processes: int = attrs.field(default=4, validator=AT_LEAST_ONE)
-    """The number of processes for symbolic comparisons. Functions with the same number share the processes."""
+    """The number of processes for symbolic comparisons. Reward functions configured with the same number share them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,8 +71,8 @@ class MathConfig(VerifiedSection):
     extract: tuple[Literal["boxed", "answer"], ...] = attrs.field(
         default=("boxed", "answer"), validator=attrs.validators.min_len(1)
     )
-    r"""Places to search for the answer, in this order. boxed: the last `\boxed{…}`; answer: the line after the last `Answer:` or `answer
-    is`.
+    r"""Places to search for the answer, in this order. boxed: the last `\boxed{…}`; answer: the text after the last `Answer:` or
+    `answer is`, up to the end of the line.
     """
     score: float = 1.0
     """Score of the right answer."""
@@ -84,12 +84,12 @@ class MathConfig(VerifiedSection):
 
 @attrs.frozen(kw_only=True)
 class DapoMathConfig(VerifiedSection):
-    """Settings of `dapo_math`, which scores the answer after `Answer:` near the end with +1 or −1."""
+    """Settings of `dapo_math`, which scores the answer after `Answer:` near the response's end with +1 or −1."""
 
     verify: Literal["symbolic", "text"] = "text"
     """text: equality of texts with normalised notation; symbolic: mathematical equality, by math-verify in separate processes."""
     extract: Literal["answer", "boxed"] = "answer"
-    r"""answer: the line after the last `Answer:`; boxed: the last `\boxed{…}`."""
+    r"""answer: the text after the last `Answer:`, up to the end of the line; boxed: the last `\boxed{…}`."""
     window: int = attrs.field(default=300, validator=AT_LEAST_ONE)
     """The number of characters at the end of the response that are searched for the answer."""
     score: float = 1.0

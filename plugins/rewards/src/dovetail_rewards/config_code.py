@@ -14,7 +14,7 @@ class SandboxSection(PluginSection):
     """Settings of the sandbox for untrusted programs."""
 
     time_limit: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
-    """CPU seconds of a program. The wall-clock limit is three times as long plus 2 s, not counting time spent waiting for a core."""
+    """CPU time limit of a program, in seconds. The wall-clock limit is three times as long plus 2 s, not counting the wait for a core."""
     memory_mb: int = attrs.field(default=1024, validator=attrs.validators.ge(32))
     """Maximum memory of a program, in MiB."""
     output_kb: int = attrs.field(default=1024, validator=AT_LEAST_ONE)
@@ -49,7 +49,7 @@ class CodeConfig(SandboxSection):
     score: float = 1.0
     """Score of a program that passes."""
     miss_score: float = 0.0
-    """Score of a program that does not pass; with share, of a program that passes no test."""
+    """Score of a program that does not pass; with `scoring: share`, of a program that passes no test."""
     no_code_score: float = 0.0
     """Score of a response without a code block."""
     extract: Literal["fenced", "whole"] = "fenced"
@@ -57,9 +57,9 @@ class CodeConfig(SandboxSection):
     max_tests: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Maximum number of tests of a row: further tests are not run; None means all."""
     max_timeouts: int = attrs.field(default=2, validator=AT_LEAST_ONE)
-    """With share: the number of tests that may time out before the remaining tests count as failed."""
+    """With `scoring: share`: the number of tests that may time out before the remaining tests count as failed."""
     tolerance: float = attrs.field(default=1e-6, validator=NOT_NEGATIVE)
-    """Allowed difference of numbers with a decimal point, absolute or relative to the expected number; 0 compares texts."""
+    """Allowed difference of numbers with a decimal point, absolute or relative to the expected number; 0 compares them as texts."""
 
 
 @attrs.frozen(kw_only=True)

@@ -9,8 +9,8 @@ def examine() -> list[dict[str, Any]]:
     """Try each isolation level of the sandbox with a program, and return one table row for each level, best first.
 
     Returns:
-        rows with `what` and `detail` as text, `available`, and `problem`. `problem` is None; only if no level works, the last row's
-        `problem` says what to do.
+        rows with `what` and `detail` as text, `available`, and `problem`. `problem` is None, except in the
+        last row if no level works; there it says what to do.
     """
     from dovetail_rewards.sandbox.levels import available_levels
 

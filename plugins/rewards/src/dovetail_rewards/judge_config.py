@@ -64,7 +64,7 @@ class JudgeConfig(BudgetConfig):
     request_timeout: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Seconds for one request; None sets no limit but reward.timeout, which holds for a sample's requests together."""
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
-    """The number of cached scores, keyed by the request to the judge, if `temperature` is 0; 0 turns the cache off."""
+    """Maximum number of cached scores, keyed by the request to the judge; 0 turns the cache off. Used only if `temperature` is 0."""
     auth_env: str | None = attrs.field(default=None)
     """Environment variable that holds the API key, sent as a bearer token; None sends no key."""
 

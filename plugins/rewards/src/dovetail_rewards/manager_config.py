@@ -23,7 +23,7 @@ class CachingConfig(PluginSection):
     """Settings common to all reward managers that call reward functions."""
 
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
-    """The number of cached scores of reward functions declared pure, keyed by their arguments; 0 turns the cache off."""
+    """Maximum number of cached scores of reward functions declared `pure`, keyed by their arguments; 0 turns the cache off."""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,9 +31,9 @@ class GroupConfig(CachingConfig):
     """Settings of `group`, which scores all responses to a prompt together with functions that compare them."""
 
     workers: int = attrs.field(default=8, validator=AT_LEAST_ONE)
-    """Maximum number of concurrent calls."""
+    """Maximum number of concurrent calls of reward functions."""
     max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
-    """Limit of timed-out calls that still run; at the limit, samples fail without a call."""
+    """Maximum number of timed-out calls that still run. At this number, further samples fail without a call."""
     both_orders: bool = True
     """Compare each pair in both orders and take the mean, so that a judge's preference for the first response cancels out."""
 
@@ -47,13 +47,13 @@ class BatchConfig(CachingConfig):
     wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for further samples before a smaller call is made."""
     calls: int = attrs.field(default=1, validator=AT_LEAST_ONE)
-    """Maximum number of concurrent calls; further samples wait."""
+    """Maximum number of concurrent calls of reward functions; further samples wait."""
     split: bool = True
     """If a call raises, call again with each half of the samples, until the failing samples are isolated. False fails all samples of the
     call.
     """
     max_hung: int = attrs.field(default=8, validator=AT_LEAST_ONE)
-    """Limit of timed-out calls that still run; at the limit, samples fail without a call."""
+    """Maximum number of timed-out calls that still run. At this number, further samples fail without a call."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +71,7 @@ class BudgetConfig(CachingConfig):
     """The request budget of a scoring service; unlimited by default."""
 
     requests_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Maximum number of calls in any minute."""
+    """Maximum number of calls of the service in any minute."""
     tokens_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Maximum number of tokens in any minute, estimated from the text and then corrected by the usage that the service reports."""
     workers: int = attrs.field(default=32, validator=AT_LEAST_ONE)
@@ -93,7 +93,7 @@ class NaiveConfig(BudgetConfig):
     generation; a large number suits functions that wait for a network.
     """
     max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
-    """Limit of timed-out calls that still run; at the limit, samples fail without a call."""
+    """Maximum number of timed-out calls that still run. At this number, further samples fail without a call."""
 
 
 @attrs.frozen(kw_only=True)
@@ -109,7 +109,7 @@ class ScorerSection:
     gate: float | None = None
     """Minimum score required for later scorers to run; None for no gate."""
     skipped: float = 0.0
-    """The scorer's component for a sample that an earlier gate stopped."""
+    """Value of the scorer's component for a sample that an earlier gate stopped."""
 
 
 @attrs.frozen(kw_only=True)

@@ -68,9 +68,9 @@ class ProcessRewardModelConfig(ScoringModelConfig):
     relative to `negative` as the next token.
     """
     positive: str = attrs.field(default="+", metadata={VERBATIM: True})
-    """Text whose last token is a language model's verdict on a right step."""
+    """Text whose last token is a language model's verdict that a step is right."""
     negative: str = attrs.field(default="-", metadata={VERBATIM: True})
-    """Text whose last token is a language model's verdict on a wrong step."""
+    """Text whose last token is a language model's verdict that a step is wrong."""
     format: Literal["chat", "plain"] = "chat"
     """chat: prompt and steps as a conversation in the model's chat template; plain: the prompt's text, a space, and the steps."""
     step_separator: str = attrs.field(
@@ -86,6 +86,6 @@ class ProcessRewardModelConfig(ScoringModelConfig):
     aggregate: Literal["min", "last", "prod", "mean", "sum"] = "min"
     """Rule that combines the steps' probabilities into the response's score: the minimum, the last, the product, the mean or the sum."""
     rewards: Literal["outcome", "steps"] = "outcome"
-    """outcome: the score is the reward of the response; steps: each step's last token is rewarded with the step's change of the score so
-    far.
+    """outcome: the score is the reward of the response; steps: each step's last token is rewarded with the change that the step makes
+    to the score of the steps so far.
     """

@@ -49,7 +49,7 @@ class ProcessDiedError(RewardError):
 
 
 class ProcessPool:
-    """Processes that read requests as lines of JSON on standard input, and reply with the same `number` on standard output.
+    """Processes that read numbered requests, lines of JSON, from standard input, and write replies with the same number to standard output.
 
     The first request is `setup`; an `error` in the reply says why the process can't be used. One thread per process sends one request at a
     time, so that the end of a process fails a single request. A process's standard error is shown, up to `MAX_PRINTED_BYTES` bytes. A

@@ -26,7 +26,7 @@ _VALUES = re.compile(r"(?<!\w)(['\"`]).*?\1(?!\w)|-?\d+(?:\.\d+)?")
 
 
 def report_of(samples: Sequence[TrialSample]) -> dict[str, Any]:
-    """Return the report on scored samples as JSON: `samples`, `figures` by data source and function, `errors` by frequency."""
+    """Return the report on scored samples as JSON: `samples`; `figures` (statistics by data source and function); `errors` by frequency."""
     rows = [_row(sample) for sample in samples]
     values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)

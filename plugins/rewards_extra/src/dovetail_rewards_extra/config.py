@@ -64,7 +64,7 @@ class MultipleChoiceConfig(PluginSection):
     score: float = 1.0
     """Score of the right letter."""
     format_score: float = 0.0
-    """Score of another letter."""
+    """Score of a wrong letter."""
     miss_score: float = 0.0
     """Score of a response that chooses no letter."""
 
@@ -111,7 +111,8 @@ class LengthPenaltyConfig(PluginSection):
     """Settings of `length_penalty`: 0 for a response of suitable length, down to −penalty if the response is too long or too short."""
 
     unit: Literal["words", "characters", "tokens"] = "words"
-    """Unit of length; in an episode, `tokens` includes tool tokens. `algorithm.overlong_penalty` is a penalty by tokens outside the reward.
+    """Unit of length; in an episode, `tokens` includes tool tokens. For a length penalty outside the reward, set
+    `algorithm.overlong_penalty`, which counts tokens.
     """
     limit: int = attrs.field(validator=AT_LEAST_ONE)
     """Length at which the penalty reaches its maximum."""

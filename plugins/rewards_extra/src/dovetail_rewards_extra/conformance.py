@@ -21,7 +21,7 @@ from dovetail_sdk.testing.conformance import RewardFunctionConformance
 
 
 class TestRegexFormat(RewardFunctionConformance):
-    """The reward function `regex_format`."""
+    """Conformance suite of the reward function `regex_format`."""
 
     plugin = RegexFormat
     config = RegexFormatConfig(name="regex_format", pattern=r"<answer>.*</answer>")
@@ -30,7 +30,7 @@ class TestRegexFormat(RewardFunctionConformance):
 
 
 class TestGeometry3k(RewardFunctionConformance):
-    """The reward function `geometry3k`."""
+    """Conformance suite of the reward function `geometry3k`."""
 
     plugin = Geometry3k
     config = Geometry3kConfig(name="geometry3k", processes=1)
@@ -39,7 +39,7 @@ class TestGeometry3k(RewardFunctionConformance):
 
 
 class TestMultipleChoice(RewardFunctionConformance):
-    """The reward function `multiple_choice`."""
+    """Conformance suite of the reward function `multiple_choice`."""
 
     plugin = MultipleChoice
     right = (("The answer is (B).", "B"), ("\\boxed{C}", "C"))
@@ -47,7 +47,7 @@ class TestMultipleChoice(RewardFunctionConformance):
 
 
 class TestFuzzyMatch(RewardFunctionConformance):
-    """The reward function `fuzzy_match`."""
+    """Conformance suite of the reward function `fuzzy_match`."""
 
     plugin = FuzzyMatch
     right = (("The red cat!", "a red cat"),)
@@ -55,7 +55,7 @@ class TestFuzzyMatch(RewardFunctionConformance):
 
 
 class TestFuzzyMatchEdit(RewardFunctionConformance):
-    """The reward function `fuzzy_match` with `metric: edit`."""
+    """Conformance suite of the reward function `fuzzy_match` with `metric: edit`."""
 
     plugin = FuzzyMatch
     config = FuzzyMatchConfig(name="fuzzy_match", metric="edit", threshold=0.8)
@@ -64,7 +64,7 @@ class TestFuzzyMatchEdit(RewardFunctionConformance):
 
 
 class TestJsonSchema(RewardFunctionConformance):
-    """The reward function `json_schema` with a schema."""
+    """Conformance suite of the reward function `json_schema` with a schema."""
 
     plugin = JsonSchema
     right = (("[1, 2]", {"type": "array"}),)
@@ -72,7 +72,7 @@ class TestJsonSchema(RewardFunctionConformance):
 
 
 class TestJsonValue(RewardFunctionConformance):
-    """The reward function `json_schema`, which compares a JSON value."""
+    """Conformance suite of the reward function `json_schema` with `compare: true`."""
 
     plugin = JsonSchema
     config = JsonSchemaConfig(name="json_schema", compare=True, valid_score=0.0, fields_score=1.0)
@@ -81,7 +81,7 @@ class TestJsonValue(RewardFunctionConformance):
 
 
 class TestLengthPenalty(RewardFunctionConformance):
-    """The reward function `length_penalty`."""
+    """Conformance suite of the reward function `length_penalty`."""
 
     plugin = LengthPenalty
     config = LengthPenaltyConfig(name="length_penalty", limit=4, buffer=2)
@@ -90,7 +90,7 @@ class TestLengthPenalty(RewardFunctionConformance):
 
 
 class TestRepetitionPenalty(RewardFunctionConformance):
-    """The reward function `repetition_penalty`."""
+    """Conformance suite of the reward function `repetition_penalty`."""
 
     plugin = RepetitionPenalty
     config = RepetitionPenaltyConfig(name="repetition_penalty", n=2)
@@ -99,7 +99,7 @@ class TestRepetitionPenalty(RewardFunctionConformance):
 
 
 class TestInstructionFollowing(RewardFunctionConformance):
-    """The reward function `instruction_following`."""
+    """Conformance suite of the reward function `instruction_following`."""
 
     plugin = InstructionFollowing
     right = (("small letters", [{"instruction": "change_case:english_lowercase"}]),)

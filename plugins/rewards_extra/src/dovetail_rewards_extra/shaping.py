@@ -14,8 +14,8 @@ class LengthPenalty(RewardFunction):
     """A penalty that grows linearly with the excess or deficit of a response's length.
 
     Let x be the length, L the limit, B the buffer, M the minimum and p the penalty. The score is −p·(M − x) / M below the minimum, else
-    −p·clip((x − (L − B)) / B, 0, 1): the soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13). For B = 0, the penalty is a step at
-    L.
+    −p·clip((x − (L − B)) / B, 0, 1): the soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13). For B = 0, the penalty is
+    p at L and above.
 
     In a config:
 
@@ -66,8 +66,7 @@ class RepetitionPenalty(RewardFunction):
     """A penalty on n-grams of words (or characters) that occurred in the response before.
 
     With k n-grams, u of them different, and f = `free`, the repeated share is r = 1 − u / k and the score is −penalty·max(0, r − f) / (1 −
-    f). This is the n-gram repetition penalty of arXiv:2502.03373, without its dependence on a single phrase. With fewer than two n-grams,
-    the score is 0.
+    f). With fewer than two n-grams, the score is 0. A similar n-gram repetition penalty is in arXiv:2502.03373.
     """
 
     name = "repetition_penalty"

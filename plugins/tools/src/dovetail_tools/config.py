@@ -46,10 +46,10 @@ class HttpConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class McpConfig(PluginSection):
-    """Settings of the tool `mcp`: a server that is started by a command, or a server at an address."""
+    """Settings of the tool `mcp`, which uses an MCP server: one that `command` starts, or a running one at `url`."""
 
     command: str | None = None
-    """The program of a server that communicates by standard input and output; it starts and ends with each episode."""
+    """The program of a server that communicates by standard input and output. The server starts and ends with each episode."""
     args: tuple[str, ...] = ()
     """The arguments of `command`."""
     env: dict[str, str] = attrs.field(factory=dict, repr=False)
@@ -63,7 +63,7 @@ class McpConfig(PluginSection):
     functions: tuple[str, ...] | None = None
     """The server's tools that the policy may call; None means all."""
     prefix: str = ""
-    """Prefix of the server's tool names, for servers whose tools share names."""
+    """Prefix that is added to the server's tool names, for servers whose tools share names."""
     shared: bool = False
     """Whether all episodes share one connection, with its state on the server; meant for stateless servers. A server that ends is
     restarted.

@@ -84,7 +84,7 @@ class TestHermes(ToolParserConformance):
 
 
 class TestQwen3Coder(ToolParserConformance):
-    """Conformance suite of the tool parser `qwen3_coder`: tags, typed by the schema."""
+    """Conformance suite of the tool parser `qwen3_coder`: parameters in tags, with types from the tool's schema."""
 
     plugin = Qwen3Coder
     tools = (_WEATHER,)
@@ -159,7 +159,7 @@ class TestPlainJson(ToolParserConformance):
 
 
 class TestMistral(ToolParserConformance):
-    """Conformance suite of the tool parser `mistral`: calls in both of its forms."""
+    """Conformance suite of the tool parser `mistral`: calls in the forms before and since tokenizer v11."""
 
     plugin = Mistral
     examples = (
@@ -175,7 +175,7 @@ class TestMistral(ToolParserConformance):
 
 
 class TestDeepSeekV3(ToolParserConformance):
-    """Conformance suite of the tool parser `deepseek_v3`: calls in both of its forms."""
+    """Conformance suite of the tool parser `deepseek_v3`: calls in the forms of V3 and V3.1."""
 
     plugin = DeepSeekV3
     examples = (

@@ -51,7 +51,7 @@ class Mcp(Tool):
         """Connect to the server, or start it, and list its tools.
 
         Raises:
-            PluginNeedsError: the SDK is not installed.
+            PluginNeedsError: the MCP SDK is not installed.
             PluginBrokenError: the server did not start, did not answer in time, or lacks a tool that the config names.
         """
         try:

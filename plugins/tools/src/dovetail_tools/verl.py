@@ -19,10 +19,10 @@ from dovetail_tools.config import VerlConfig
 
 
 class Verl(Tool):
-    """Makes a function of every tool in the file; each episode has its own instance of each tool.
+    """Offers the policy every tool in a tools file of verl as a function; each episode has its own instance of each tool.
 
-    `create` gets `extra_info.tools_kwargs[NAME].create_kwargs` of the row, `execute` its `execute_kwargs`. The second result of
-    `execute` is the call's reward. `calc_reward` is not called: a reward function scores episodes.
+    The row's `extra_info.tools_kwargs[NAME]` has the arguments of the tool NAME: `create_kwargs` for its `create`, `execute_kwargs` for its
+    `execute`. The second result of `execute` is the call's reward. `calc_reward` is not called: a reward function scores episodes.
     """
 
     name = "verl"
@@ -35,7 +35,7 @@ class Verl(Tool):
         self._schemas: tuple[ToolSchema, ...] = ()
 
     def start(self) -> None:
-        """Read the file and construct its tools.
+        """Read the tools file and construct its tools.
 
         Raises:
             PluginBrokenError: the file or a class is missing or fails, or a tool's type is not `native`.

@@ -14,7 +14,7 @@ _SHOWN = 80
 
 
 class Fields:
-    """A JSON object of a request. Null equals an absent field. Methods raise ApiError if a field is wrong.
+    """A JSON object of a request. A null counts as an absent field. Methods raise ApiError if a field is wrong.
 
     Args:
         values: the values by name.
@@ -64,7 +64,7 @@ class Fields:
         return Fields(self.get(name, dict, "an object") or {}, f"{self._where}.{name}".lstrip("."))
 
     def each(self, name: str, least: int = 0) -> list[Fields]:
-        """Return the objects of a list field, at least `least` of them."""
+        """Return the objects of a list field, which must have at least `least` objects."""
         expected = f"a list of {'one or more ' * bool(least)}objects"
         values = self.get(name, list, expected) or []
         if len(values) < least or not all(isinstance(value, dict) for value in values):

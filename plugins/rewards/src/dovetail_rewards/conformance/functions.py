@@ -19,7 +19,7 @@ ADDS = "```python\nprint(sum(map(int, input().split())))\n```"
 
 
 class TestCode(RewardFunctionConformance):
-    """The reward function `code`, on machines where a sandbox works."""
+    """Conformance suite of the reward function `code`, on machines where a sandbox works."""
 
     plugin = Code
     right = ((ADDS, SUMS),)
@@ -32,7 +32,7 @@ class TestCode(RewardFunctionConformance):
 
 
 class TestGsm8k(RewardFunctionConformance):
-    """The reward function `gsm8k`."""
+    """Conformance suite of the reward function `gsm8k`."""
 
     plugin = Gsm8k
     right = (("So it is\n#### 1,234", "1234"), ("#### $18.", "18"))
@@ -40,7 +40,7 @@ class TestGsm8k(RewardFunctionConformance):
 
 
 class TestGsm8kFlexible(RewardFunctionConformance):
-    """The reward function `gsm8k` with `method: flexible`."""
+    """Conformance suite of the reward function `gsm8k` with `method: flexible`."""
 
     plugin = Gsm8k
     config = Gsm8kConfig(name="gsm8k", method="flexible")
@@ -49,7 +49,7 @@ class TestGsm8kFlexible(RewardFunctionConformance):
 
 
 class TestExactMatch(RewardFunctionConformance):
-    """The reward function `exact_match`."""
+    """Conformance suite of the reward function `exact_match`."""
 
     plugin = ExactMatch
     right = ((" yes \n", "yes"),)
@@ -57,7 +57,7 @@ class TestExactMatch(RewardFunctionConformance):
 
 
 class TestMath(RewardFunctionConformance):
-    """The reward function `math`, which compares symbolically."""
+    """Conformance suite of the reward function `math`, which compares symbolically."""
 
     plugin = MathAnswer
     config = MathConfig(name="math", processes=1)
@@ -66,7 +66,7 @@ class TestMath(RewardFunctionConformance):
 
 
 class TestMathText(RewardFunctionConformance):
-    """The reward function `math` with `verify: text`."""
+    """Conformance suite of the reward function `math` with `verify: text`."""
 
     plugin = MathAnswer
     config = MathConfig(name="math", verify="text")
@@ -75,7 +75,7 @@ class TestMathText(RewardFunctionConformance):
 
 
 class TestDapoMath(RewardFunctionConformance):
-    """The reward function `dapo_math`."""
+    """Conformance suite of the reward function `dapo_math`."""
 
     plugin = DapoMath
     right = (("…\nAnswer: $34$", "34"), ("Answer: \\boxed{34}.", 34))
@@ -83,7 +83,7 @@ class TestDapoMath(RewardFunctionConformance):
 
 
 class TestDapoMathSymbolic(RewardFunctionConformance):
-    """The reward function `dapo_math` with `verify: symbolic` and `extract: boxed`."""
+    """Conformance suite of the reward function `dapo_math` with `verify: symbolic` and `extract: boxed`."""
 
     plugin = DapoMath
     config = DapoMathConfig(name="dapo_math", verify="symbolic", extract="boxed", processes=1)

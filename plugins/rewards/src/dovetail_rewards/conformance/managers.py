@@ -50,7 +50,7 @@ TestGroup = RewardManagerConformance.of(GroupManager)
 
 
 class TestHybrid(RewardManagerConformance):
-    """The reward manager `hybrid`."""
+    """Conformance suite of the reward manager `hybrid`."""
 
     plugin = HybridManager
     config = HybridConfig(
@@ -67,7 +67,7 @@ class TestHybrid(RewardManagerConformance):
 
 
 class TestRemote(RewardManagerConformance):
-    """The reward manager `remote`."""
+    """Conformance suite of the reward manager `remote`."""
 
     plugin = RemoteManager
     shares_calls = True
@@ -86,7 +86,7 @@ class TestRemote(RewardManagerConformance):
 
 
 class TestJudge(RewardManagerConformance):
-    """The reward manager `judge`."""
+    """Conformance suite of the reward manager `judge`."""
 
     plugin = JudgeManager
     url = "http://127.0.0.1:9"

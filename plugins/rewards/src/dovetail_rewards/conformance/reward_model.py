@@ -71,7 +71,7 @@ def plain_score(prompt: str, response: str) -> float:
 
 
 class TestRewardModel(RewardManagerConformance):
-    """The reward manager `reward_model`, whose scores are compared with transformers' own."""
+    """Conformance suite of the reward manager `reward_model`, whose scores are compared with transformers' own."""
 
     plugin = RewardModelManager
     fails_on_demand = False
@@ -113,7 +113,7 @@ def plain_step_score(prompt: str, response: str) -> float:
 
 
 class TestProcessRewardModel(RewardManagerConformance):
-    """The process reward model on responses of one step, compared with transformers' own probabilities."""
+    """Conformance suite of the process reward model on responses of one step, compared with transformers' own probabilities."""
 
     plugin = ProcessRewardModelManager
     fails_on_demand = False

@@ -41,7 +41,9 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_label(text: str, *, stated: bool = False) -> str | None:
-    """Return the rest of the line after the last `Answer:` or `answer is`, without surrounding Markdown marks; None without a label.
+    """Return the text after the last `Answer:` or `answer is`, up to the end of its line; None without such a label.
+
+    Surrounding Markdown marks are removed. If the label ends its line, the next line with text is returned.
 
     Args:
         text: the response.
@@ -70,7 +72,7 @@ def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
 
 
 def truth_texts(ground_truth: GroundTruth) -> list[str]:
-    """Return the accepted answers of a row unchanged; empty if the row has none, or an answer is neither text nor number."""
+    """Return the accepted answers in a ground truth, unchanged; empty if it has none, or an answer is neither text nor number."""
     several = isinstance(ground_truth, (list, tuple))
     answers = list(ground_truth) if several else [ground_truth]
     known = all(isinstance(answer, (str, int, float)) for answer in answers)
@@ -78,7 +80,7 @@ def truth_texts(ground_truth: GroundTruth) -> list[str]:
 
 
 def accepted_texts(ground_truth: GroundTruth) -> list[str]:
-    """Return the accepted answers of a row, stripped; empty if the row has none, or an answer is blank."""
+    """Return the accepted answers in a ground truth, stripped; empty if it has none, or an answer is blank."""
     texts = [text.strip() for text in truth_texts(ground_truth)]
     return texts if all(texts) else []
 

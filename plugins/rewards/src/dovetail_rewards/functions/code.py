@@ -22,7 +22,7 @@ _FENCED = re.compile(
 
 
 class Code(RewardFunction):
-    """Runs the response's program on test cases in a sandbox: standard input and output, function calls, or assertions.
+    """Runs the response's program on test cases in a sandbox. A case is an input with its expected output, a function call or an assertion.
 
     The ground truth is a mapping or its JSON: `{"inputs": […], "outputs": […]}`, also with `fn_name` for calls, or `{"tests": "assert …"}`.
     A program that fails in any way does not pass. If the sandbox itself fails, the sample has no score.

@@ -59,7 +59,10 @@ def modules_used(tests: Iterable[str]) -> list[str]:
 
 
 def only_in_process(tests: Tests) -> str | None:
-    """Return why the tests must run in the response's process, or None: an operation, such as `is`, fails on copies of its values."""
+    """Return why the tests must run in the response's process, or None if a separate process can run them.
+
+    The reason is an operation of the tests, such as `is`, that fails on copies of the response's values.
+    """
     if not isinstance(tests, AssertTests):
         return None
     texts = [tests.setup, *tests.tests]

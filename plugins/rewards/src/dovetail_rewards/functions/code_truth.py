@@ -15,7 +15,7 @@ from dovetail.interfaces import GroundTruth
 
 @attrs.frozen
 class StdinTests:
-    """Tests that give a program an input and compare its output."""
+    """Tests that give a program an input and compare its output with the expected output."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -23,7 +23,7 @@ class StdinTests:
 
 @attrs.frozen
 class CallTests:
-    """Tests that call a function, or a method of the class `Solution`, with lists of arguments, and compare the outputs."""
+    """Tests that call a function, or a method of the class `Solution`, and compare its results with the expected outputs."""
 
     function: str
     inputs: tuple[list[Any], ...]
@@ -32,7 +32,7 @@ class CallTests:
 
 @attrs.frozen
 class AssertTests:
-    """Tests of one or more assertions each, which run in the program's own module after `setup`."""
+    """Tests of one or more assertions each; the statements in `setup` run before the tests."""
 
     setup: str
     tests: tuple[str, ...]

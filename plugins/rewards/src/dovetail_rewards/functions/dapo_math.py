@@ -15,7 +15,7 @@ from dovetail_rewards.functions.verified import VerifiedFunction
 class DapoMath(VerifiedFunction):
     r"""Rule of DAPO-Math-17k and AIME (arXiv:2503.14476, eq. 7): 1 for an equivalent answer, else −1.
 
-    The answer is the line after the last `Answer:` (or the last box) in the last `window` characters. It is compared with the ground truth,
+    The answer is the text after the last `Answer:` (or the last box) in the last `window` characters. It is compared with the ground truth,
     a text or a number, after notation is made uniform: `$34$`, `34.`, `\boxed{34}` and `m+n = 34` are 34; `2\frac12` and `2 1/2` are 2.5.
     Unlike verl's `math_dapo`, the rule does not accept every right side of `=`: `2x = 10` is not 10, and `x = 3` is not `y = 3`.
     """

@@ -12,7 +12,7 @@ from dovetail_rewards.functions.answers import extracted, truth_texts
 
 
 class ExactMatch(RewardFunction):
-    """Compares the response's text with the ground truth, after the options `strip`, `ignore_case` and `extract`.
+    """Compares the response's text with the ground truth, after applying the options `strip`, `ignore_case` and `extract`.
 
     The ground truth is a text, a number or a list of them; with a list, any entry may match. With `extract`, the last match of the pattern
     is compared (its first group, if the pattern has one); a response without a match is a miss.
@@ -35,7 +35,7 @@ class ExactMatch(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score` and `pred`: the compared text, after all options, or None."""
+        """Return `score` and `pred`: the compared text, after applying all options, or None."""
         answer = extracted(self._extract, solution_str)
         pred = None if answer is None else self._normal(answer)
         hit = pred in {self._normal(text) for text in truth_texts(ground_truth)}

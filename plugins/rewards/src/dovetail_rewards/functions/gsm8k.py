@@ -22,7 +22,7 @@ _FLEXIBLE = re.compile(rf"({_NUMBER})")
 class Gsm8k(RewardFunction):
     """Rule of GSM8K (arXiv:2110.14168): reference solutions end with `#### 1,234`.
 
-    `method: strict` takes the number after the last `####` with a number, `flexible` the last number of the response.
+    `method: strict` takes the number after the last `####` that a number follows; `flexible` takes the last number of the response.
     Commas, dollar signs and a trailing full stop are ignored. Numbers are compared by value: 18, 18.0 and $18 are equal. The right number
     scores `score`, another number `format_score`, no number 0.
     """

@@ -22,9 +22,9 @@ class Spending:
 
 
 class Budget:
-    """Limits requests and tokens in any `window` seconds, in order of arrival.
+    """Limits the requests and tokens in any period of `window` seconds. Requests are admitted in order of arrival.
 
-    A request with more tokens than the whole budget is sent when no other request lies in the window.
+    A request with more tokens than the whole budget is admitted when the last `window` seconds had no other request.
 
     Args:
         requests_per_minute: the limit of requests; None for no limit.

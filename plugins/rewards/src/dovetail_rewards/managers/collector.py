@@ -19,8 +19,8 @@ Run = Callable[[Sequence[Item]], Awaitable[Sequence[Outcome]]]
 class BatchQueue(Generic[Item]):
     """A queue of samples that are scored in batches. May be used from several event loops, one after another.
 
-    With a budget, a batch holds the sample that has waited longest and the samples nearest to its weight. Padded to the heaviest sample,
-    the batch stays within the budget; a sample over the budget has a batch to itself.
+    With a budget, a batch consists of the sample that has waited longest and the samples closest to this sample in weight (see `weigh`).
+    Padded to the heaviest sample, the batch stays within the budget; a sample over the budget forms a batch of its own.
 
     Args:
         run: a function that scores a batch.
@@ -51,7 +51,7 @@ class BatchQueue(Generic[Item]):
         self._begin()
 
     async def submit(self, sample: Item, time: RunningTime) -> Outcome:
-        """Score a sample in a batch. The sample's time counts from the batch's start; cancellation removes the sample.
+        """Score a sample in a batch and return its outcome. The sample's time counts from the batch's start; cancellation removes it.
 
         A batch's call is cancelled when no caller waits for it any longer.
         """

@@ -98,7 +98,7 @@ class InProcessCalls:
         return value if isinstance(value, Failure) else outcome_from(value, call.name)
 
     async def value(self, call: RewardCall, make: Callable[[], Any]) -> Any:
-        """Call a reward function, and return its result, or a Failure for its exception; this task's cancellation is raised."""
+        """Call a reward function, and return its result, or a Failure for its exception; a cancellation of this task is raised."""
         try:
             if call.is_async:
                 return await self._lane.run(make())

@@ -29,7 +29,7 @@ class PostError(Exception):
 
     kind: FailureKind
     what: str
-    """The part of the message after the address."""
+    """The part of the error message that follows the address."""
     retryable: bool
     retry_after: str | None = None
     """The answer's header `Retry-After`."""

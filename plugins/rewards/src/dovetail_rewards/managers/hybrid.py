@@ -33,10 +33,10 @@ GATED = "gated"
 class HybridManager(RewardManager):
     """Runs several scorers in order and sums their weighted scores.
 
-    Scorers between two gates run concurrently. The score of scorer `k` is the component `k` of the reward (which `gdpo` normalises); the
-    scorer's own components are `k/part`. For a scorer that a gate skipped, the component is the scorer's option `skipped`. If any scorer
-    fails, the sample fails with the same failure kind. If a scorer rewards tokens, the other scorers' weighted scores are added at the last
-    token.
+    Scorers between two gates run concurrently. The score of scorer `k` is the component `k` of the reward; the scorer's own components are
+    `k/part`. (The advantage estimator `gdpo` normalises components.) For a scorer that a gate skipped, the component is the scorer's option
+    `skipped`. If any scorer fails, the sample fails with the same failure kind. If a scorer rewards tokens, the other scorers' weighted
+    scores are added at the last token.
 
     Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a language model, … Each manager has its own
     capacity limit; waiting for free capacity does not count as running time.

@@ -22,7 +22,7 @@ class Garbled(ValueError):
 
 
 def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
-    """Return the sample's arguments named in `seen`, and `data_source`, which selects the reward function."""
+    """Return a sample's arguments of a reward function: those named in `seen`, and `data_source`, which selects the function."""
     keep = seen | {"data_source"}
     return {name: value for name, value in sample.arguments().items() if name in keep}
 

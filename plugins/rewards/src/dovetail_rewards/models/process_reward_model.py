@@ -36,8 +36,8 @@ class ProcessRewardModelManager(RewardModelManager):
     With `rewards: steps`, the last token of step k is rewarded with A_k − A_{k−1}, where A_k is the score of the first k steps and A_0 = 0.
     The rewards of a response add up to its score. More steps alone gain nothing, except under `sum`, where each step's reward is p_k.
 
-    The components are `steps` (the number of steps), `step_min`, `step_mean` and `step_last`; the probabilities are written with the
-    samples. Samples fail as under `reward_model`, and if the response contains the step token.
+    The components are `steps` (the number of steps), `step_min`, `step_mean` and `step_last`; the run's sample files also
+    contain every p_k. A sample fails for the reasons of `reward_model`, and if the response contains the step token.
 
     In a config:
 

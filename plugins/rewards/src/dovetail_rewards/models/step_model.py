@@ -123,7 +123,7 @@ class StepClassifier(ScoringModel[list[float]]):
 class StepLanguageModel(ScoringModel[list[float]]):
     """A causal language model that scores the steps of a response (arXiv 2312.08935).
 
-    A step's score is the probability of the "right" token, relative to the tokens for right and wrong.
+    A step's score is p(right) / (p(right) + p(wrong)), with the model's probabilities of the token for right and the token for wrong.
 
     Args:
         config: the config, with the model and the tokens for right and wrong.

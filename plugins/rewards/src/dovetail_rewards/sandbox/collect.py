@@ -16,14 +16,14 @@ _CHUNK = 1 << 16
 
 
 class OutputStreams:
-    """The output streams and the status socket of one program's run.
+    """The output streams and the status socket of one sandboxed program.
 
     Args:
-        status: the socket on which the helper reports; closing this end asks the helper to end the run.
+        status: the socket on which the helper reports; closing this end asks the helper to end the program.
         stdout: reading end of standard output.
         stderr: reading end of standard error.
         limit: the byte limit of each stream.
-        wall_s: the run's wall-clock limit in seconds; a helper that is silent much longer counts as dead.
+        wall_s: the program's wall-clock limit in seconds; a helper that is silent much longer counts as dead.
     """
 
     def __init__(

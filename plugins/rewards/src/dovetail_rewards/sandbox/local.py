@@ -38,14 +38,14 @@ _ADD_SEALS = 1033
 class Sandbox:
     """Runs untrusted programs on this machine.
 
-    The first run starts a helper process, which uses only the standard library and has an empty environment. Each run is a fork of the
-    helper that drops all its privileges before it runs the program. No process or file of a program is left at its end.
+    The first program starts a helper process, which uses only the standard library and has an empty environment. Each program runs in a
+    fork of the helper that first drops all its privileges. When a program ends, none of its processes and files is left.
 
     Args:
         level: `auto` (`namespaces` or `bubblewrap`), or one of `LEVELS`.
         python: interpreter of the programs; None means this interpreter, without its packages.
         packages: directories with packages that programs may import.
-        preload: modules imported once instead of in every run; saves no time under bubblewrap.
+        preload: modules imported once instead of by every program; saves no time under bubblewrap.
         folders: paths at the root, such as `/tests`, that are mapped to directories with the same name in a program's working directory.
         user: user id of the helper if this process is root; for tests.
         tried: whether to skip the trial of the level, because it was tried before.
@@ -76,7 +76,7 @@ class Sandbox:
         self._under_way: dict[socket.socket, Program] = {}
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
-        """Run a program to its end.
+        """Run a program to its end and return the result.
 
         Raises:
             SandboxError: the sandbox could not be set up.
@@ -207,7 +207,7 @@ def _sealed(data: bytes, stack: ExitStack) -> int:
 
 
 def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
-    """Return the Result of a run from the helper's report and the output.
+    """Return the Result of a program from the helper's report and the output.
 
     Args:
         report: the helper's report.

@@ -45,7 +45,7 @@ class RemoteSandbox:
         self.url = url
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
-        """Run a Python program on the service.
+        """Run a Python program on the service and return the result.
 
         Raises:
             SandboxUnreachableError: the service did not answer, is overloaded or failed; a retry may succeed.

@@ -117,7 +117,7 @@ class Runner(Protocol):
     """Runs programs in the sandbox of this machine or on a sandbox service."""
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
-        """Run a program to its end; safe to call from many threads.
+        """Run a program to its end and return the result; safe to call from many threads.
 
         Raises:
             SandboxError: the sandbox could not be started, so the program has no result.
@@ -125,5 +125,5 @@ class Runner(Protocol):
         ...
 
     def cancel(self, program: Program) -> None:
-        """End the runs of this Program object, which then raise SandboxUnreachableError. On a service, runs end at their time limit."""
+        """End each `run` of a Program object: the calls raise SandboxUnreachableError. A service ends programs only at their time limit."""
         ...

@@ -28,13 +28,13 @@ def paragraphs(text: str) -> list[str]:
 
 @instruction("length_constraints:number_words")
 def has_words(text: str, *, num_words: int, relation: Relation = "at least") -> bool:
-    """Check for at least `num_words` words or, by `relation`, for fewer words."""
+    """Check for at least `num_words` words or, with `relation` "less than", for fewer."""
     return compare(len(WORD.findall(text)), relation, num_words)
 
 
 @instruction("length_constraints:number_sentences")
 def has_sentences(text: str, *, num_sentences: int, relation: Relation = "at least") -> bool:
-    """Check for at least `num_sentences` sentences or, by `relation`, for fewer sentences."""
+    """Check for at least `num_sentences` sentences or, with `relation` "less than", for fewer."""
     return compare(sentences(text), relation, num_sentences)
 
 

@@ -18,7 +18,7 @@ _SEPARATORS = ("", ";", ",")
 
 
 class PlainJson(ToolParser):
-    """Parses `{"name": …, "arguments": {…}}`, or `parameters` for `arguments`: calls in a row or in an array, also in a fenced block."""
+    """Parses calls `{"name": …, "arguments": {…}}` (or `parameters`), one after another or in an array, also in a fenced block."""
 
     name = "json"
     api = ">=1.0,<2"

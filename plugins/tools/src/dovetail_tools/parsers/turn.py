@@ -61,7 +61,7 @@ class TurnParts:
             self._calls.append(ToolCall(id=call_id, name=name.strip(), arguments=arguments))
 
     def call_object(self, value: object, default: object = None) -> None:
-        """Add a call from an object with `name`, and `arguments` or `parameters`; if both are absent, `default` replaces them."""
+        """Add a call from an object with `name`, and `arguments` or `parameters`; without either, the arguments are `default`."""
         if not isinstance(value, dict):
             shown = json.dumps(value)[:_SHOWN]
             self.error(f"a tool call is {shown}; expected an object with name and arguments")
@@ -106,7 +106,7 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def whole_json(text: str) -> Any:
-    """Return the value of a text that is one JSON value.
+    """Parse a text that consists of exactly one JSON value, and return the value.
 
     Raises:
         ValueError: see `json_at`; or text follows the value.

@@ -155,7 +155,7 @@ class AnswerClient:
                 self._imported += given
 
     def import_module(self, name: str, namespace: dict[str, Any]) -> None:
-        """Import a module that the tests use into a namespace, if the module exists, even if the response defines its name."""
+        """Import a module that the tests use into a namespace, if it exists, even if the response defines an object with the same name."""
         try:
             namespace[name] = importlib.import_module(_ALIASES.get(name, name))
         except ImportError:

@@ -71,9 +71,9 @@ class AnswerServer:
         }
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request: `value`, `raised` or the object of a name; `refused` if the result can't be sent.
+        """Return the reply to a request: the `value` or the `raised` exception of an operation, or the object of a requested name.
 
-        The reply holds `arguments`, too, if the operation changed them.
+        If the result can't be sent, the reply has only `refused`. If the operation changed its arguments, the reply also has `arguments`.
         """
         try:
             return self._answer(request)

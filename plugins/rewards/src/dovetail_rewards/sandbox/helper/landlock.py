@@ -34,7 +34,7 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Restrict this process and its children to these paths and everything below, without TCP or signals to other processes.
+    """Restrict this process and its children to these paths and everything below, and forbid TCP and signals to other processes.
 
     Missing paths are skipped: a broken link grants nothing.
     """

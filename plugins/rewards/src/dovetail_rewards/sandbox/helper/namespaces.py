@@ -18,7 +18,7 @@ _ENTER = f"import sys; sys.path.append({_HELPER!r}); from helper.inside import m
 
 
 def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
-    """Move the helper itself into the jail; each run later adds a private directory and new namespaces.
+    """Move the helper into the programs' root file system; each program later gets its own writable directory and namespaces.
 
     As root, the helper needs no user namespace, since programs run as a separate user. Otherwise the helper enters a user namespace in
     which its user id maps to itself.
@@ -33,7 +33,7 @@ def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
 
 
 def enter_run(procfs: int, disk: int, user: int | None) -> None:
-    """Enter new namespaces for one run, with empty writable folders; the next child is the first process in the namespaces."""
+    """Enter new namespaces for one program, with empty writable folders; the next child is the first process in the namespaces."""
     if user is None:
         _enter_user_namespace(procfs)
     sc.unshare(_PER_RUN)
@@ -44,7 +44,7 @@ def enter_run(procfs: int, disk: int, user: int | None) -> None:
 def bubblewrap(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> list[str]:
-    """Return the command that runs `inside.main` under bubblewrap, in a jail like that of `enter_jail`."""
+    """Return the command that runs `inside.main` under bubblewrap, with a root file system like that of `enter_jail`."""
     command = [setup["bwrap"], "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += [
         "--unshare-cgroup-try",

@@ -28,7 +28,7 @@ _MOST_BYTES, _DESCRIPTORS = 1 << 14, 5
 
 
 def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
-    """Prepare this process as the parent of every run, and return the paths that programs may read.
+    """Prepare this process as the parent of every program, and return the paths that programs may read.
 
     Raises:
         OSError: the isolation level is not available on this machine.
@@ -58,7 +58,7 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
 
 
 def main() -> None:
-    """Serve runs until the control socket's other end is closed; the arguments are the set-up as JSON and the socket's descriptor."""
+    """Run programs until the control socket's other end is closed; the arguments are the set-up as JSON and the socket's descriptor."""
     setup: SandboxSetup = json.loads(sys.argv[1])
     control = socket.socket(fileno=int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)

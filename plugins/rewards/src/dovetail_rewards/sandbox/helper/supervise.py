@@ -21,11 +21,11 @@ class Supervisor:
 
     Args:
         setup: the helper's set-up.
-        request: the run's request.
+        request: the request to run the program.
         descriptors: the descriptors of the status socket, stdin, stdout, stderr and the payload.
         procfs: a descriptor of /proc.
         readable: the paths that programs may read.
-        user: the private user id of this run; None if the helper is not root.
+        user: the program's private user id; None if the helper is not root.
     """
 
     def __init__(

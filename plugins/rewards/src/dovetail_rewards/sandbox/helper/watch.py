@@ -49,11 +49,11 @@ class Watch:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the program's run began."""
         return time.monotonic() - self._began
 
     def reason(self) -> str | None:
-        """Return the name of a limit that the run exceeds now, or None."""
+        """Return the name of a limit that the program exceeds now, or None."""
         if self.wall_s > _STARVED * self._request["wall_s"]:
             return "starved"
         cpu, memory, files = cpu_of_children(), 0, 0
@@ -145,7 +145,7 @@ def occupied(directory: str) -> int:
 
 
 def held(procfs: int, pids: Iterator[int]) -> int:
-    """Return the bytes of deleted files that these processes hold open, as far as this user may look."""
+    """Return the bytes of deleted files that these processes hold open, as far as this user has permission to see them."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
         for number in _descriptors(procfs, pid):

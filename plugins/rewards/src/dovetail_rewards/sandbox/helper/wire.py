@@ -29,7 +29,7 @@ class Request(TypedDict):
     """A request to run one program, sent with the descriptors of status socket, stdin, stdout, stderr and payload."""
 
     slot: int
-    """Number of the run's private user id, which no other run has at the same time."""
+    """Number of the program's private user id, which no other running program has."""
     cpu_s: float
     wall_s: float
     memory: int
@@ -56,7 +56,10 @@ class Report(TypedDict):
     status: int | None
     """The wait status; None if the program was ended by the sandbox, or never started."""
     ended: str | None
-    """Why the sandbox ended the run: wall, cpu, memory, disk, caller or starved; None if the program ended by itself."""
+    """Why the sandbox ended the program: the limit `wall`, `cpu`, `memory` or `disk`; `caller` (a cancellation); `starved` (no free core).
+
+    None if the program ended by itself.
+    """
     cpu_s: float
     wall_s: float
     peak_memory: int
