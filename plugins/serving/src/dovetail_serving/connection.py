@@ -81,7 +81,12 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """Post a frame to one of the server's Dovetail paths and return the answer; `arrays` are [n] each, as in `frames.pack`.
+        """Post a frame to one of the server's Dovetail paths, and return the frame of the answer.
+
+        Args:
+            name: the last part of the path, such as `load`.
+            header: the JSON values to send.
+            arrays: the arrays to send, [n] each, as in `frames.pack`.
 
         Raises:
             RolloutError: the server refused, failed, or is dead.
@@ -109,7 +114,7 @@ class ServerConnection:
         """Post a request and call `take` with each frame of the streamed answer on arrival.
 
         Args:
-            name: the name of the path.
+            name: the last part of the path, such as `generate`.
             content: the request.
             answered: a function that is called when the server has accepted the request.
             take: a function that is called with each frame.

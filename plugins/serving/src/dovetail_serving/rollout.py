@@ -57,7 +57,7 @@ class ServingRollout(BaseRollout):
     """The engine's name in messages, such as `vLLM`."""
     log_probs: ClassVar[Literal["processed", "raw"]] = "processed"
     """The distribution of the backend's log-probabilities. `processed`: the distribution that the sampler used; `raw`: the full softmax of
-    logits / temperature, before top-p and top-k; if top-k is set, both distributions.
+    logits / temperature, before top-p and top-k. With `raw`, the backend returns both log-probabilities if top-k is set.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:

@@ -60,7 +60,7 @@ class Host(ABC):
 
     @abstractmethod
     async def describe(self, _: Frame) -> Frame:
-        """Describe the running engine: `protocol` (`messages.PROTOCOL`), and data that the rollout's plugin checks."""
+        """Return a description of the running engine: `protocol` (`messages.PROTOCOL`), and data that the rollout's plugin checks."""
 
     @abstractmethod
     async def abort(self, frame: Frame) -> Frame:
@@ -100,11 +100,11 @@ class Host(ABC):
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the memory with the header's `tags`, with or without `keep_weights`; the answer gives the `freed` bytes."""
+        """Free the memory for the header's `tags`; with `keep_weights`, `wake` restores the weights. The answer has `freed`, in bytes."""
 
     @abstractmethod
     async def wake(self, frame: Frame) -> Frame:
-        """Allocate the memory with the header's `tags` again."""
+        """Allocate again the memory that `sleep` freed for the header's `tags`."""
 
     @abstractmethod
     async def metrics(self, _: Frame) -> Frame:
