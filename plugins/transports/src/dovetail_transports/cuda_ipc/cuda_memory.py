@@ -23,7 +23,7 @@ _HANDLE_BYTES = 64
 
 @attrs.frozen(kw_only=True, eq=False)
 class Allocation:
-    """Memory that this process has allocated or opened."""
+    """GPU memory that this process has allocated, or opened by another process's IPC handle."""
 
     address: int
     """Address of the memory in this process."""
