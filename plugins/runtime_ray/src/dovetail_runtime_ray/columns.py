@@ -125,7 +125,7 @@ class _Placement:
 
 
 class BatchCodec:
-    """Packs and unpacks the batches among arguments and results: one codec in the controller for all groups, and one in each host process.
+    """Packs and unpacks batches among the arguments and results of calls. The controller has one codec for all groups, each process its own.
 
     The controller encodes a call (`encode`). Each rank's process decodes the call in the thread that runs it (`decode`), and encodes the
     result (`encode_result`). The controller decodes the results of all ranks (`decode_results`). None (a rank without a call) and

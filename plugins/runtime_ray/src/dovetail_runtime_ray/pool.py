@@ -221,7 +221,7 @@ class PoolProcesses:
 
         Returns:
             A text for the error, with the file's path or the stacks themselves; and the ranks that gave no stacks. Even a
-            rank that waits in a collective gives its stacks, so the others must be suspended (SIGSTOP).
+            rank that waits in a collective gives its stacks, so a rank without stacks must be suspended (SIGSTOP).
         """
         asked = {
             rank: self._actors[rank].stacks.options(concurrency_group=CONTROL).remote()

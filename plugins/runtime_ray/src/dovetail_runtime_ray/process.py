@@ -76,7 +76,7 @@ class Process:
         )
 
     def prepare(self) -> str:
-        """Load torch with the threads and determinism of the set-up, and return the device.
+        """Import torch, apply the set-up's number of threads and determinism, and return the device's name.
 
         Raises:
             PlacementError: an accelerator is reserved, but torch finds none.
