@@ -119,7 +119,7 @@ class CallTimeouts:
     """Time limits of calls, in seconds."""
 
     start: float
-    """Limit for starting processes together, including loading models."""
+    """Limit for the start of all processes together, including the loading of models."""
     default: float
     methods: Mapping[str, float]
     grace: float

@@ -28,7 +28,7 @@ class RunProcesses:
     run_directory: str | None
     """The directory of the processes' log files; None outside a run."""
     ending: ExitStack = attrs.field(factory=ExitStack)
-    """The exit stack that ends the processes with the runtime."""
+    """The exit stack that ends the processes when the runtime is closed."""
 
     def printed(self, name: str) -> str:
         """Return the last lines that the process of this name printed, for an error; empty if they can't be read."""

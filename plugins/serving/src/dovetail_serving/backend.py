@@ -33,7 +33,7 @@ class SampleCall:
     seed: int | None = None
     """The sample's seed; None draws from the engine's random generator."""
     media: tuple[MediaRef, ...] = ()
-    """References to the prompt's images, in the order of their tokens, by paths that every engine process can read."""
+    """References to the prompt's images, in the order of the image tokens; every process of the engine can read their paths."""
     priority: int = 0
     """Priority as in `RolloutRequest.priority`. An engine that runs out of KV cache preempts the samples with the highest numbers first."""
 

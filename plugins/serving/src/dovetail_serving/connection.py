@@ -43,7 +43,7 @@ class ServerConnection:
         token: the token that the server requires; empty for no token.
         patience: seconds without an answer to health checks after which the server counts as dead.
         ended: a function that returns how the server's process ended; None if the process runs, or was not started by Dovetail.
-        died: a function that returns the error for a dead server, given the last failure.
+        died: a function that returns the error for a dead server, given a text that says how it died.
 
     Attributes:
         draining: whether the server's latest health answer announced its shutdown.

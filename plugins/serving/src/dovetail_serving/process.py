@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def refuse_used(port: int, engine: str) -> None:
-    """Refuse a port in use, before the engine takes a minute to find out.
+    """Raise an error if a port is in use; the engine itself would find out only after a minute.
 
     Args:
         port: the port of the loopback interface.

@@ -117,7 +117,7 @@ class DrivenEngine:
         return missing_names(_directory(self.plugin), _directory(self.package))
 
     def defines(self, module: str, name: str) -> bool:
-        """Return whether the sources of the installed engine's module define a name."""
+        """Return whether a module of the installed engine defines a name, according to its source file."""
         return _defines(_directory(self.package).parent, module, name)
 
 

@@ -71,7 +71,7 @@ class ServingRollout(BaseRollout):
 
     @abstractmethod
     def make_backend(self) -> Backend:
-        """Return the backend for the config and context, before its start."""
+        """Return a backend for the rollout's config and context, not yet started."""
 
     def starts_empty(self) -> bool:
         """Return whether the engine starts without the model's weights, because a complete update precedes the first request."""
