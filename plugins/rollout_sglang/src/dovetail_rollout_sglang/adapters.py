@@ -39,7 +39,7 @@ class Adapters:
         """Check that the server was started with support for adapters; called before an adapter is received.
 
         Raises:
-            WeightSyncError: the server was started without support for adapters, or the manifest describes none.
+            WeightSyncError: the server was started without support for adapters, or the manifest describes no adapter.
         """
         if self._manager is None or manifest.adapter is None:
             raise without_room(manifest.version, "SGLang")

@@ -109,7 +109,7 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
 
 
 def may_start_empty(config: SglangRolloutConfig, context: PluginContext) -> bool:
-    """Return whether the server may start without weights; False with adapters or quantisation, which need the base weights."""
+    """Return whether the server may start with random weights; False with adapters or quantisation, which need the weights on disk."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 

@@ -160,7 +160,7 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
 
 
 def may_start_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
-    """Return whether the engine may start without weights; False with adapters or quantisation, which need the base weights."""
+    """Return whether the engine may start with random weights; False with adapters or quantisation, which need the weights on disk."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 

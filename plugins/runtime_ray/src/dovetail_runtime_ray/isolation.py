@@ -196,7 +196,7 @@ def environment_problems(
 def describe_environment(
     role: str, path: str, plugins: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the plugin lock's entry for a role's Python environment: its path and, if on this machine, its Python and its plugins' dependencies."""
+    """Return the plugin lock's entry for a role's Python environment: its path and, if on this machine, the versions of Python and dependencies."""
     try:
         interpreter = interpreter_of(path, f"runtime.environments.{role}")
         there = facts_of(interpreter, plugins_of_roles([role], plugins))

@@ -172,7 +172,7 @@ class PoolProcesses:
         Args:
             role: the worker's role.
             method: the method of the worker.
-            payloads: the result of `encode`, one a rank.
+            payloads: the result of `BatchCodec.encode`: a payload for each rank, or None.
             answering: the ranks whose results are read; None for all. Other ranks send None, or their failure.
         """
         what = f"{role}.{method}()"

@@ -177,7 +177,7 @@ class HostProcess(Process):
     def call(
         self, role: str, method: str, payload: Any, answers: bool, context: Mapping[str, Any]
     ) -> Reply:
-        """Run one rank's call of a role's method.
+        """Call a method of this rank's worker, and return the encoded result.
 
         Args:
             role: the worker's role.

@@ -114,8 +114,8 @@ class Host(ABC):
 class Routes(ABC):
     """ASGI application that answers requests below `/dovetail/v1/` and forwards other requests to the engine's application.
 
-    Token data is sent as frames (`frames`) instead of JSON. If the server was started with the environment variable `token_variable`,
-    requests must carry the variable's value as a bearer token.
+    Token ids and log-probabilities are sent in binary frames (`frames`) instead of JSON. If the server was started with the environment
+    variable `token_variable`, requests must carry the variable's value as a bearer token.
 
     Args:
         app: the engine's application.
@@ -133,7 +133,7 @@ class Routes(ABC):
 
     @abstractmethod
     def make_host(self, scope: Scope) -> Host:
-        """Return the host of the running engine; called once, at the first request."""
+        """Return a `Host` for the running engine; called once, at the first request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._draining and scope["type"] == "http" and scope["path"] == "/health":

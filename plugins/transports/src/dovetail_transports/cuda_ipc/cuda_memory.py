@@ -73,7 +73,7 @@ class CudaMemory:
             ) from error
 
     def allocate(self, size: int) -> Allocation:
-        """Allocate memory outside torch's allocator, which other processes can open.
+        """Allocate memory that other processes can open, outside torch's allocator.
 
         Raises:
             WeightSyncError: the device lacks free memory, or its memory can't be shared.

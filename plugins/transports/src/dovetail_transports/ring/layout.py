@@ -20,7 +20,7 @@ _PAGE = 4096
 
 @attrs.frozen(kw_only=True)
 class TensorSlot:
-    """The position of one tensor within its bucket, a contiguous piece of an update's bytes."""
+    """The position of one tensor within its bucket."""
 
     spec: TensorSpec
     dtype: torch.dtype

@@ -90,7 +90,7 @@ class LocalSenderRendezvous(SenderRendezvous):
     """Connects a sender to receivers on the same machine, whose sockets it finds in a directory.
 
     Args:
-        join: a function that joins the directory, called on first use.
+        join: a function that joins the run's rendezvous directory and returns it, called on first use.
     """
 
     hint = f"{_ONE_MACHINE}: check where the rollout runs, or set rollout.weight_transport=disk"

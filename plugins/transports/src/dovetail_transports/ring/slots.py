@@ -83,7 +83,7 @@ class ReceiverSlots(ABC):
     """A rollout's end of the trainer's ring of slots (`SenderSlots`), kept between updates."""
 
     collective: ClassVar[bool] = False
-    """Whether all receivers take part in every delivery, as in `SenderSlots`. A receiver that fails then takes part until the last one."""
+    """Whether all receivers take part in every delivery, as in `SenderSlots`. If so, a receiver that fails takes part in the rest, too."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of this end as JSON values, from which the sender makes its offer."""
