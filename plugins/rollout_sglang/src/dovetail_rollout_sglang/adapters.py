@@ -29,17 +29,17 @@ class Adapters:
     SGLang keeps adapters in host memory, and copies a batch's adapter to memory reserved on the accelerator.
 
     Args:
-        manager: SGLang's LoRAManager; None in a server started without adapters.
+        manager: SGLang's LoRAManager; None in a server that was started without support for adapters.
     """
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
 
     def refuse_none(self, manifest: WeightManifest) -> None:
-        """Check that the server was started with adapters, before an adapter is received.
+        """Check that the server was started with support for adapters; called before an adapter is received.
 
         Raises:
-            WeightSyncError: the server was started without adapters.
+            WeightSyncError: the server was started without support for adapters, or the manifest describes no adapter.
         """
         if self._manager is None or manifest.adapter is None:
             raise without_room(manifest.version, "SGLang")

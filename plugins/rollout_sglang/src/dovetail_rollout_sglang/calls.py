@@ -46,7 +46,7 @@ def scoring() -> dict[str, Any]:
 
 
 def likeliest(call: SampleCall, vocab_size: int) -> int:
-    """Return for how many of the most likely tokens a request needs log-probabilities: those from which top-k sampling draws."""
+    """Return for how many of the most likely tokens to request log-probabilities at each position: k for top-k sampling, else 0."""
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
 
@@ -92,7 +92,7 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
 def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
     """Return the total probability of the tokens from which SGLang samples with top-k and top-p.
 
-    SGLang keeps those of the k most likely tokens whose more likely tokens have at most `top_p` of the probability.
+    Of the k most likely tokens, SGLang keeps each token for which all more likely tokens together have at most the probability `top_p`.
 
     Args:
         log_probs_K: float32 [K], in nats: log-probabilities of the k most likely tokens under the full softmax.

@@ -28,10 +28,10 @@ from dovetail_serving import (
 async def join(
     connection: ServerConnection, config: SglangRolloutConfig, context: PluginContext
 ) -> None:
-    """Check that a server that was started by hand responds and fits the rollout.
+    """Check that a server that the user started answers requests and fits the rollout.
 
     Raises:
-        RolloutError: the server does not respond or fit; the error says how to start a suitable server.
+        RolloutError: the server does not answer or does not fit; the error says how to start a suitable server.
     """
     import httpx2
 

@@ -34,7 +34,7 @@ _GRAPHS, _MOST_GRAPHS = 512, 1024
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
     """Return the arguments of SGLang's `ServerArgs` without the address: the user's `engine_args`, overridden by Dovetail's arguments.
 
-    A warning names every argument that the user and Dovetail set, with both values.
+    A warning names every argument that the user and Dovetail set to different values, and both values.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -109,7 +109,7 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
 
 
 def may_start_empty(config: SglangRolloutConfig, context: PluginContext) -> bool:
-    """Return whether the server may start without weights; False with adapters or quantisation, which need the base weights."""
+    """Return whether the server may start with random weights; False with adapters or quantisation, which need the weights on disk."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 
@@ -127,7 +127,7 @@ def server_command(
 
 
 def command_by_hand(config: SglangRolloutConfig, context: PluginContext, *, port: int) -> str:
-    """Return a shell command that starts a server for this rollout by hand."""
+    """Return the shell command with which a user can start a server that fits this rollout."""
     address = {"host": "127.0.0.1", "port": port}
     arguments = {**config.engine_args, **own_arguments(config, context), **address}
     settings = [f"{name}={value} " for name, value in joining(context).items()]

@@ -13,7 +13,7 @@ LOAD_FORMAT = "dovetail"
 
 
 def register() -> None:
-    """Install Dovetail's hooks in this SGLang process; do nothing in servers that were started otherwise."""
+    """Install Dovetail's hooks in this SGLang process; do nothing in a server without Dovetail's routes."""
     if not os.environ.get(SERVED_VARIABLE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Run Dovetail's commands, and pass other weight updates to SGLang.
+    """Run the command of Dovetail that a request for a weight update carries; pass other requests to SGLang's own method.
 
     Args:
         update: SGLang's method that this function wraps.

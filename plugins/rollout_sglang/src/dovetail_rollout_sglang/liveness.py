@@ -11,7 +11,7 @@ _PATIENCE = 10.0
 
 
 class Liveness:
-    """Watches a server's processes for stopped ones (SIGSTOP), which SGLang does not notice.
+    """Finds processes of a server that a signal (SIGSTOP) has stopped for too long, which SGLang does not notice.
 
     Args:
         stopped: a function that returns the ids of stopped processes; None checks the descendants of this process.
@@ -32,7 +32,7 @@ class Liveness:
         self._looked = clock()
 
     def lost(self) -> str | None:
-        """Return a description of processes that have been stopped for too long; None if there are none. Time is measured between calls."""
+        """Return a text that names processes found stopped in all calls over `patience` seconds or longer; None if there are none."""
         now = self._clock()
         if now - self._looked >= self._patience:
             # Without running samples, nothing calls this method: a process may have run between two calls.

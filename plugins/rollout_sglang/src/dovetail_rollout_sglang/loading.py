@@ -59,7 +59,7 @@ def load(
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
-    """Record within the block which parameters are loaded, and which shards of each: `q`, `k`, `v`, a number, or None for all.
+    """Yield a mapping that loading in the block fills: parameter name → its loaded shards (`q`, `k`, `v` or a number; None for all of it).
 
     SGLang's models load each parameter through its `weight_loader`, and do not report which parameters were loaded.
     """

@@ -23,11 +23,11 @@ class _Group:
 class Prefixes:
     """Computes shared prompts once, before their samples start.
 
-    SGLang's cache has prefixes of earlier engine steps. Samples of one prompt that start in the same engine step would each compute
-    the whole prompt.
+    SGLang's prefix cache only has prompts that earlier engine steps computed. Without this class, samples of one prompt that start in the
+    same engine step would each compute the whole prompt.
 
     Args:
-        compute: a function of prompt and priority that computes the prompt, and returns after that.
+        compute: a function that is given a prompt and a priority, and returns when the engine has computed the prompt.
     """
 
     def __init__(self, compute: Callable[[Sequence[int], int], Awaitable[None]]) -> None:
@@ -35,7 +35,7 @@ class Prefixes:
         self._groups: dict[int, _Group] = {}
 
     async def shared(self, prompt_ids: Sequence[int], priority: int = 0) -> None:
-        """Wait until a prompt that several samples share has been computed; return at once for a single sample.
+        """Wait until a prompt that several samples share has been computed; return at once for a single sample or a short prompt.
 
         Args:
             prompt_ids: the token ids; the same object for all samples of a prompt that arrive together.

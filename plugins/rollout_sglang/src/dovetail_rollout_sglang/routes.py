@@ -17,7 +17,7 @@ _OPEN = frozenset({"/health", "/metrics", "/model_info"})
 
 
 class SglangRoutes(Routes):
-    """Dovetail's routes to the engine of an SGLang server.
+    """Answers requests to Dovetail's paths in an SGLang server.
 
     SGLang's own paths require the token too, since they can replace weights and unpickle requests.
     """

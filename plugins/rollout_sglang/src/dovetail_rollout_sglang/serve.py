@@ -65,10 +65,10 @@ def main(argument: str) -> None:
 
 
 def end_at_once_when_asked() -> None:
-    """End this process and all its children on SIGTERM; children do not handle the signal.
+    """Start a thread that ends this process and all its children on SIGTERM; the children themselves ignore the signal.
 
-    If the whole process group handled SIGTERM, schedulers would end first, and SGLang would treat that as a crash: it waits, and
-    dumps its state. Call this function before starting child processes or threads, which inherit the block of the signal.
+    If the children handled SIGTERM, schedulers would end first, and SGLang would treat that as a crash: it waits, and dumps its state.
+    Call this function before starting child processes or threads: they inherit that the signal is blocked.
     """
     # Started here, because starting the tracker, as the first child process would, unblocks the signal.
     resource_tracker.ensure_running()

@@ -67,8 +67,8 @@ def settle_grpc(
 ) -> None:
     """Set SGLang's gRPC port so that it neither prevents the server's start nor gives access without a token.
 
-    Versions without an argument for the gRPC port derive it from the server's port, and refuse to start if it is invalid, but do
-    not listen on it. Later versions listen on the port that the environment variable names, and require no token.
+    Versions without an argument for the gRPC port derive it from the server's port. They do not listen on it, but refuse to start if it
+    is invalid. Later versions listen on the port that the environment variable names, and require no token.
 
     Args:
         environment: the environment variables of this process, before the arguments are parsed.
@@ -97,9 +97,9 @@ def updater() -> str:
 
 
 def refitted(model: nn.Module, device: torch.device) -> AbstractContextManager[None]:
-    """Prepare quantised or packed weights for loading before the block, and quantise or pack them again after it.
+    """Return a context manager that prepares quantised or packed weights for loading, and quantises or packs them again at its end.
 
-    Versions that can't unpack weights load directly, which is correct if no weight is packed.
+    With versions of SGLang that can't unpack weights, it does nothing, which is correct if no weight is packed.
 
     Raises:
         WeightSyncError: this version can't load over quantised weights; no weight has changed.

@@ -63,11 +63,11 @@ class SchedulerWorker:
 
         Args:
             command: JSON. `{"do": "connect", "info": …}` has the result of `transport_info`. `{"do": "load", "manifest": …,
-                "adapter": …, "in_force": …}` has the result of `manifest_info`, the new adapter's name and the current adapter's
-                (null if none). The third command is `{"do": "free_bytes"}`.
+                "adapter": …, "in_force": …}` has the result of `manifest_info`, the new adapter's name, and the current adapter's
+                name (null without an adapter). The third command is `{"do": "free_bytes"}`.
 
         Returns:
-            JSON of an `Outcome` of all ranks together, with the field `free_bytes`. Errors are returned, not raised, since a
+            The `Outcome` of all ranks together, with the field `free_bytes`, as JSON. Errors are returned, not raised, since a
             scheduler that raises ends its server.
         """
         request = json.loads(command)

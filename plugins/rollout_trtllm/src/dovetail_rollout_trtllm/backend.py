@@ -40,7 +40,7 @@ from dovetail_serving import (
 class TrtllmBackend(Backend):
     """Runs a `trtllm-serve` process on the loopback interface, and restarts it on a new checkpoint for every weight update.
 
-    Requests run on a dedicated event loop, the only thread that uses the connections.
+    Requests run on an event loop in a separate thread, the only one that uses the connections to the server.
 
     Args:
         config: the rollout's config.

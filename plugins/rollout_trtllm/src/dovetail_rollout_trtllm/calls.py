@@ -56,7 +56,8 @@ class TokenStream:
 
     Args:
         call: the sample.
-        decode: a function from token ids to text, needed for stop strings, since the server searches only text for them.
+        decode: a function from token ids to text, with which this class finds stop strings, since the server returns no text; None
+            if the run has no tokenizer.
 
     Attributes:
         aborted: whether the sample was ended early; set by the caller.

@@ -37,8 +37,8 @@ class TrtllmRolloutConfig(ServingSection):
     kv_cache_memory: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.lt(1)]
     )
-    """Share, for the KV cache, of an accelerator's memory that is free after loading the weights (TensorRT-LLM's
-    `free_gpu_memory_fraction`). Unlike in other engines the share does not include the weights."""
+    """Fraction of the memory that is free on an accelerator after loading the weights; the KV cache takes this fraction (TensorRT-LLM's
+    `free_gpu_memory_fraction`). Unlike in other engines, the fraction does not include the weights."""
     max_num_seqs: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     """Maximum number of samples that run at once (TensorRT-LLM's `max_batch_size`); each sample has a connection to the server."""
     max_num_tokens: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)

@@ -8,7 +8,7 @@ from dovetail_rollout_trtllm.server import INSTALL, program_of
 
 
 def examine() -> list[dict[str, Any]]:
-    """Return the report's row on TensorRT-LLM: `what`, `available`, `detail`, and `problem`, which is None since the engine is optional."""
+    """Return one row for `dovetail doctor`: `what`, `available`, `detail`, and `problem`, which is None since TensorRT-LLM is optional."""
     found = program_of("trtllm-serve")
     detail = f"{found or f'trtllm-serve is not found: {INSTALL}'}; the plugin has not run on the real engine"
     return [

@@ -34,7 +34,7 @@ def room_for(rank: int) -> int:
 
 
 def adapter_name(version: int) -> str:
-    """Return the name in vLLM of an update's adapter; vLLM's prefix cache distinguishes adapters by name."""
+    """Return vLLM's name for the adapter of this weight version; vLLM's prefix cache distinguishes adapters by name."""
     return f"dovetail-{version}"
 
 

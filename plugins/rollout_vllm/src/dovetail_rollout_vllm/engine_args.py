@@ -32,7 +32,7 @@ WORKING_SHARE = 0.2
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
     """Return the arguments of vLLM's `AsyncEngineArgs`: the user's `engine_args`, overridden by Dovetail's arguments.
 
-    A warning names every argument that the user and Dovetail set, with both values.
+    A warning names every argument that the user and Dovetail set to different values, and both values.
 
     Raises:
         ModelError: no model is configured, or its directory does not exist.
@@ -98,7 +98,8 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
 def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: int) -> int | None:
     """Return the bytes of KV cache that the run's samples need on each accelerator; None to size the cache by `gpu_memory_utilization`.
 
-    The result is None if the samples need the whole share, or if their number or the model's token limit is unknown.
+    The result is None if that cache and the weights would not fit into the share `gpu_memory_utilization` with room for activations. It is
+    also None if the number of tokens, the model's shape or its token limit is unknown.
 
     Args:
         config: the config of the rollout.
@@ -127,7 +128,7 @@ def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: in
 
 
 def accelerator_bytes() -> int:
-    """Return the memory of an accelerator in bytes, without reserving the accelerator."""
+    """Return the total memory of an accelerator in bytes, without allocating any of it."""
     from vllm.platforms import current_platform
 
     return int(current_platform.get_device_total_memory())
@@ -159,7 +160,7 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
 
 
 def may_start_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
-    """Return whether the engine may start without weights; False with adapters or quantisation, which need the base weights."""
+    """Return whether the engine may start with random weights; False with adapters or quantisation, which need the weights on disk."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 

@@ -58,7 +58,7 @@ class EngineDriver:
         return bool(self._engine.errored)
 
     async def record(self) -> None:
-        """Make the workers hold log-probabilities until their request has ended. Only for an engine without other clients."""
+        """Make workers keep each request's log-probabilities, to fetch them together at its end. Only for an engine without other clients."""
         self._records = any(await self._engine.collective_rpc("dovetail_record"))
 
     async def generate(self, call: SampleCall) -> SampleResult:
@@ -127,7 +127,7 @@ class EngineDriver:
         """Make every worker create its receiver of weights.
 
         Args:
-            info: the result of `wire.transport_info`.
+            info: the result of `dovetail_serving.weight_wire.transport_info`.
         """
         return await self._everywhere("dovetail_connect", info, version=0)
 
@@ -151,7 +151,7 @@ class EngineDriver:
         """Make every worker receive, verify and load a weight update, and drop cached prefixes.
 
         Args:
-            manifest: the result of `wire.manifest_info`.
+            manifest: the result of `dovetail_serving.weight_wire.manifest_info`.
         """
         version = int(manifest["version"])
         outcome = await self._everywhere("dovetail_receive", manifest, version=version)

@@ -20,7 +20,7 @@ class Totals:
 
     new_tokens: float = 0.0
     busy_seconds: float = 0.0
-    """Total seconds between steps while there were requests."""
+    """Sum of the seconds from each step to the next, without pauses in which there was no request."""
     steps: float = 0.0
     running: float = 0.0
     waiting: float = 0.0
@@ -66,7 +66,7 @@ class EngineMetrics:
                 self._note_scheduler(scheduler)
 
     def take(self) -> Mapping[str, Metric]:
-        """Return the metrics since the last call; empty if no token was generated."""
+        """Return the metrics since the last call; empty if the engine made no step."""
         with self._lock:
             totals, self._totals = self._totals, Totals()
         if not totals.steps:
@@ -106,7 +106,7 @@ class EngineMetrics:
 
 
 def stat_logger(metrics: EngineMetrics) -> type:
-    """Return a class of vLLM stat logger that records into these metrics.
+    """Return a subclass of vLLM's stat logger that records every step in `metrics`.
 
     The class replaces vLLM's Prometheus logger, which counts every token although this process has no endpoint for reading the counts.
     """

@@ -25,7 +25,7 @@ def parts_of(model: object) -> dict[str, list[str]]:
     """Return the layers of a vLLM model that fuse several tensors of a checkpoint, with the names of these tensors.
 
     Returns:
-        `Parts` of the packed layers, and of the matrices that hold the experts of a layer.
+        A mapping as in `Parts`, for packed layers such as `qkv_proj` and for matrices that hold all experts of a layer.
     """
     from vllm.model_executor.utils import get_moe_expert_mapping, get_packed_modules_mapping
 
@@ -60,7 +60,7 @@ class FusedLayers:
     checkpoint: Path | None = None
 
     def refuse_incomplete(self, version: int, names: Iterable[str]) -> None:
-        """Check that an update has all tensors of a fused layer or none.
+        """Check that an update has all tensors of each fused layer, or none of them.
 
         Args:
             version: the version of the update, for the error message.

@@ -14,10 +14,9 @@ Named = tuple[str, Tensor]
 
 
 class Counted(Iterator[Named]):
-    """Iterates over the tensors of an update, counts them, and copies tensors that become invalid with the next.
+    """Iterates over the tensors of an update, counts them, and copies each tensor that stays valid only until the next is requested.
 
-    vLLM may hold a tensor until other tensors of its layer have arrived. A tensor that becomes invalid is therefore copied to the
-    model's device.
+    The copy, on the model's device, is needed because vLLM may use a tensor later, when other tensors of its layer have arrived.
 
     Args:
         tensors: the verified tensors with their names.

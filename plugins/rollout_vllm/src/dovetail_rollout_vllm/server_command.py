@@ -33,7 +33,7 @@ def server_command(
 
 
 def command_by_hand(config: VllmRolloutConfig, context: PluginContext, *, port: int) -> str:
-    """Return a shell command that starts a server for this rollout by hand."""
+    """Return the shell command with which a user can start a server that fits this rollout."""
     arguments = {**config.engine_args, **own_arguments(config, context)}
     return shlex.join(
         ["python", "-m", _MODULE, *_flags(arguments), *_served("127.0.0.1", port)],

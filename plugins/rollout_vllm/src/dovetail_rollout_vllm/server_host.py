@@ -104,12 +104,12 @@ class ServerHost(Host):
         )
 
     async def abort(self, frame: Frame) -> Frame:
-        """Abort the requests that the field `calls` names."""
+        """Abort the requests named in the header's `calls`."""
         await self._driver.abort(frame.header["calls"])
         return Frame(header={})
 
     async def score(self, frame: Frame) -> Frame:
-        """Return log-probabilities of the sequences in the frame's arrays."""
+        """Return the log-probabilities, float32 [L_i − 1] each, of the sequences in the frame's arrays."""
         scores = await self._driver.score([array.tolist() for array in frame.arrays])
         return Frame(header={}, arrays=tuple(scores))
 
@@ -119,12 +119,12 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Reset the engine for a new run, and make workers create receivers for the transport in the field `info`."""
+        """Reset the engine for a new run, and make workers create receivers for the transport in the header's `info`."""
         await self._driver.settle()
         return Frame(header=attrs.asdict(await self._driver.connect(frame.header["info"])))
 
     async def load(self, frame: Frame) -> Frame:
-        """Receive and load the weight update that the field `manifest` describes."""
+        """Receive and load the weight update that the header's `manifest` describes."""
         manifest = frame.header["manifest"]
         outcome = await self._driver.load(manifest)
         if manifest["kind"] != "adapter" and outcome.changed:
@@ -147,7 +147,7 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the accelerator memory of the field `tags`, and return the number of freed bytes."""
+        """Free the accelerator memory for the header's `tags`, and return the number of freed bytes."""
         tags = frozenset(frame.header["tags"])
         keep = frame.header["keep_weights"]
         freed = await self._driver.sleep(tags, keep_weights=keep)
@@ -156,12 +156,12 @@ class ServerHost(Host):
         return Frame(header={"freed": freed})
 
     async def wake(self, frame: Frame) -> Frame:
-        """Allocate the memory of the field `tags` again."""
+        """Allocate the memory for the header's `tags` again."""
         await self._driver.wake(frozenset(frame.header["tags"]))
         return Frame(header={})
 
     async def metrics(self, _: Frame) -> Frame:
-        """Return totals since the server's start, and reset peak gauges. The caller subtracts earlier totals."""
+        """Return totals since the server's start, by name; maxima are those since the last call. The caller subtracts earlier totals."""
         if self._driver.running:
             self._rest()
             self._busy_since = time.monotonic()

@@ -54,10 +54,10 @@ def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) 
 async def join(
     connection: ServerConnection, config: VllmRolloutConfig, context: PluginContext
 ) -> None:
-    """Check that a server that was started by hand responds and fits the rollout.
+    """Check that a server that the user started answers requests and fits the rollout.
 
     Raises:
-        RolloutError: the server does not respond or fit; the error says how to start a suitable server.
+        RolloutError: the server does not answer or does not fit; the error says how to start a suitable server.
     """
     import httpx2
 

@@ -25,7 +25,7 @@ from dovetail_serving import WeightEnd, end_from, manifest_from
 
 @dataclass
 class DovetailInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Argument of `init_weight_transfer_engine`: the result of `wire.transport_info`."""
+    """Argument of `init_weight_transfer_engine`: the result of `dovetail_serving.weight_wire.transport_info`."""
 
     transport: dict[str, Any] = field(default_factory=dict)
     context: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class DovetailInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass(kw_only=True)
 class DovetailUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Argument of `update_weights`: the result of `wire.manifest_info`."""
+    """Argument of `update_weights`: the result of `dovetail_serving.weight_wire.manifest_info`."""
 
     manifest: dict[str, Any] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         """Do nothing, since `receive_weights` finishes the update."""
 
     def taking(self, manifest: WeightManifest) -> AbstractContextManager[None]:
-        """Surround the receipt of an update; if the block fails, this worker aborts the update (see `WeightEnd.taking`).
+        """Return a context manager for the receipt of an update. If its block fails, the update is called off, as in `WeightEnd.taking`.
 
         Raises:
             WeightSyncError: the receiver was not created.

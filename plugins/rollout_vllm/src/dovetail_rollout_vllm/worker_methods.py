@@ -23,10 +23,10 @@ class WorkerMethods:
         """Create this worker's receiver of weights.
 
         Args:
-            info: JSON of `wire.transport_info`.
+            info: the result of `dovetail_serving.weight_wire.transport_info`, as JSON.
 
         Returns:
-            JSON of an `Outcome`.
+            An `Outcome`, as JSON.
         """
 
         def act() -> None:
@@ -38,10 +38,10 @@ class WorkerMethods:
         """Receive, verify and load a weight update.
 
         Args:
-            info: JSON of `wire.manifest_info`.
+            info: the result of `dovetail_serving.weight_wire.manifest_info`, as JSON.
 
         Returns:
-            JSON of an `Outcome`.
+            An `Outcome`, as JSON.
         """
         from vllm.config import set_current_vllm_config
 
@@ -63,7 +63,7 @@ class WorkerMethods:
         """Return the names of the model's fused layers, each with the names of the checkpoint tensors that are fused.
 
         Returns:
-            JSON of `fused.parts_of`.
+            The result of `fused.parts_of`, as JSON.
         """
         return json.dumps(parts_of(self.get_model()))
 
@@ -72,7 +72,7 @@ class WorkerMethods:
         return free_bytes(self.device)
 
     def dovetail_record(self: Any) -> bool:
-        """Hold log-probabilities in this worker until they are taken; return False if vLLM returns them with tokens instead."""
+        """Keep log-probabilities in this worker until `dovetail_log_probs` fetches them; return False if vLLM returns them with tokens."""
         self.dovetail_recorder = LogProbRecorder.attach(self)
         return self.dovetail_recorder is not None
 
@@ -83,7 +83,7 @@ class WorkerMethods:
             lengths: JSON object with the number of tokens by request id.
 
         Returns:
-            JSON of `LogProbRecorder.take`.
+            The result of `LogProbRecorder.take`, as JSON.
         """
         recorder = self.dovetail_recorder  # None on the stages of a pipeline before the last
         return json.dumps(recorder.take(json.loads(lengths)) if recorder else {})

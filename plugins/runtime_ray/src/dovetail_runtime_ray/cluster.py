@@ -56,7 +56,7 @@ class Cluster:
 
     Attributes:
         local: whether this run started the cluster, on this machine's loopback interface.
-        directory: a private directory on this machine, while connected to a local cluster.
+        directory: the private directory of the local cluster that this run started; None if the run joined a cluster.
     """
 
     def __init__(self, config: RayConfig, cpus: int, logger: Logger) -> None:

@@ -60,13 +60,13 @@ class Chunks:
         self._lock = threading.Lock()
 
     def place(self, wanted: Sequence[tuple[Ragged, np.ndarray]]) -> list[_Placement]:
-        """Store rows that are not in the store yet.
+        """Put the wanted rows into the store, except those that it already has, and return where each column's rows are.
 
         Args:
-            wanted: columns of N rows, and int64 [M] rows of each, none of them empty. A column may come twice.
+            wanted: columns of N rows, each with the indices of its wanted rows, int64 [M]; no wanted row is empty. A column may occur twice.
 
         Returns:
-            The places of each column's rows in the store. Entries for rows that were not wanted may change at any time.
+            The positions of each column's rows in the store. Entries for rows that were not wanted may change at any time.
         """
         with self._lock:
             found = [self._placement(column) for column, _ in wanted]
@@ -125,7 +125,7 @@ class _Placement:
 
 
 class BatchCodec:
-    """Packs and unpacks the batches among arguments and results: one codec in the controller for all groups, and one in each host process.
+    """Packs and unpacks batches among the arguments and results of calls. The controller has one codec for all groups, each process its own.
 
     The controller encodes a call (`encode`). Each rank's process decodes the call in the thread that runs it (`decode`), and encodes the
     result (`encode_result`). The controller decodes the results of all ranks (`decode_results`). None (a rank without a call) and
@@ -147,7 +147,7 @@ class BatchCodec:
         self._chunks = Chunks(store)
 
     def encode(self, calls: Sequence[Call | None]) -> list[Any]:
-        """Return one payload a rank, None for ranks without a call; calls with the same arguments share a payload."""
+        """Return one payload for each rank, None for ranks without a call; calls with the same arguments share a payload."""
         packed: dict[int, PackedBatch] = {}
         payloads: dict[tuple[Any, ...], Call] = {}
 

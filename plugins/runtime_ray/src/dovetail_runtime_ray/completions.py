@@ -25,7 +25,7 @@ class PackedCompletions:
     samples_C: np.ndarray
     """int32: index of each completion among its request's samples."""
     reasons_C: np.ndarray
-    """uint8: index of each completion's finish reason."""
+    """uint8: index of each completion's finish reason among the members of `FinishReason`."""
     columns: dict[str, tuple[np.ndarray, np.ndarray]]
     """Column → values [T] and offsets int64 [C + 1]."""
     missing: dict[str, np.ndarray]
@@ -72,7 +72,7 @@ def pack(completions: Sequence[Completion]) -> PackedCompletions:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Message:
-    """The results of one submission's requests since the last message."""
+    """Results of the requests that one call of `ReplicaProcess.submit` submitted, since its last message."""
 
     completions: PackedCompletions | None
     ended: tuple[str, ...] = ()

@@ -192,7 +192,7 @@ class RayConfig(RuntimeSection):
         return tuple(pools)
 
     def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
-        """See `RuntimeSection`; a cluster that the run starts has only this machine's accelerators."""
+        """Return the error if the run starts its own cluster and the pools do not fit on this machine, else None. See `RuntimeSection`."""
         if not self.own_cluster:
             return None
         import torch

@@ -26,7 +26,7 @@ _MANY_CALLS = 100_000
 
 
 class TaskProcess(Process):
-    """Runs a task in its process, on an event loop, so that no call blocks another."""
+    """A process that runs one task (`TaskSpec`) on an event loop, so that no call blocks another."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)

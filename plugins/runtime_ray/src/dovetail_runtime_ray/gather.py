@@ -30,7 +30,7 @@ class Gather:
         what: the call as text, such as `actor.update()`.
         refs: Ray's reference to the answer of every rank that was called.
         limit: the time limit in seconds.
-        method: the method, which names the file of stacks and the time limit's setting; empty for calls of the start.
+        method: the called method, from which the stacks' file and the time limit's config key get their names; empty during the start.
     """
 
     def __init__(

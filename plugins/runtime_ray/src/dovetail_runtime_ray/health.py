@@ -22,7 +22,7 @@ _NO_NOTICE = "connection error code 2"
 
 
 class Health:
-    """The state of every process, and the error that ended the run's calls, if any.
+    """Watches the processes of a run, and holds the error of the first that failed, which ends all calls.
 
     A thread waits on a call that every process holds open, so a process that dies is detected at once, whether or
     not it was computing.
@@ -119,7 +119,7 @@ class CallTimeouts:
     """Time limits of calls, in seconds."""
 
     start: float
-    """Limit for starting processes together, including loading models."""
+    """Limit for the start of all processes together, including the loading of models."""
     default: float
     methods: Mapping[str, float]
     grace: float

@@ -63,8 +63,8 @@ class EnvironmentInfo:
     uses: Mapping[str, str] = field(default_factory=dict)
     """Dependency → version, for the dependencies of the plugins' distributions."""
     plugins: Sequence[Mapping[str, Any]] = ()
-    """The requested plugins, each with kind, name, distribution, version and sha256. A missing plugin has the reason in `missing`;
-    unmet needs have their install commands in `unmet`."""
+    """The requested plugins, each with kind, name, distribution, version and sha256. A missing plugin has the reason in `missing`.
+    `unmet` lists needs that this environment does not meet, each with its install command."""
 
     @property
     def pip(self) -> str:
@@ -109,10 +109,10 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
 def facts_here(
     plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """Describe this environment, without importing the plugins.
+    """Return a description of this process's Python environment, made without importing the plugins.
 
     Args:
-        plugins: entries of a lock; plugins from files are left out.
+        plugins: entries of a plugin lock; plugins from files are left out.
         packages: distributions whose versions to include, besides dovetail-core.
     """
     asked = [item for item in plugins if item.get("path") is None]
@@ -132,7 +132,7 @@ def facts_here(
 def facts_of(
     interpreter: Path, plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """Describe the environment of another interpreter, in a process of that interpreter.
+    """Return a description of another interpreter's environment, made in a process of that interpreter.
 
     Raises:
         PluginIncompatibleError: the environment has another Python version, lacks dovetail-core, or does not answer.
@@ -160,7 +160,7 @@ def facts_of(
 
 
 def facts_asked_for(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe this process's environment for `facts_of`, which started the process."""
+    """Return a description of this process's environment for `facts_of`, which started the process."""
     return asdict(facts_here(asked["plugins"], asked["packages"]))
 
 
@@ -196,7 +196,7 @@ def environment_problems(
 def describe_environment(
     role: str, path: str, plugins: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the plugin lock's entry for a role's Python environment: its path and, if on this machine, its Python and its plugins' dependencies."""
+    """Return the plugin lock's entry for a role's Python environment: its path and, if on this machine, the versions of Python and dependencies."""
     try:
         interpreter = interpreter_of(path, f"runtime.environments.{role}")
         there = facts_of(interpreter, plugins_of_roles([role], plugins))
@@ -208,7 +208,7 @@ def describe_environment(
 def unfit_environment(
     role: str, path: str, plugins: Sequence[Mapping[str, Any]]
 ) -> Iterator[DovetailError]:
-    """Yield the problems of a role's environment, with their fixes."""
+    """Yield an error for each problem of a role's Python environment, with the fix as its hint."""
     key = f"runtime.environments.{role}"
     try:
         there = facts_of(interpreter_of(path, key), plugins)
@@ -222,7 +222,7 @@ def unfit_environment(
 def plugins_of_roles(
     roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the entries of a lock that processes of these roles load."""
+    """Return the entries of a plugin lock whose plugins are loaded by processes of these roles."""
     kinds: frozenset[str] = frozenset()
     for role in roles:
         kinds |= _OF_ROLLOUTS if role == "rollout" else _OF_TRAINERS

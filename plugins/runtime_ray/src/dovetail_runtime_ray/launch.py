@@ -28,7 +28,7 @@ class RunProcesses:
     run_directory: str | None
     """The directory of the processes' log files; None outside a run."""
     ending: ExitStack = attrs.field(factory=ExitStack)
-    """The exit stack that ends the processes with the runtime."""
+    """The exit stack that ends the processes when the runtime is closed."""
 
     def printed(self, name: str) -> str:
         """Return the last lines that the process of this name printed, for an error; empty if they can't be read."""
@@ -49,8 +49,8 @@ class RunProcesses:
             refs: Ray's references by the processes' numbers.
             timeout: seconds for all processes together.
             label: the prefix of the processes' log files.
-            late: a function from the numbers of processes that are late to the error.
-            died: a function from the number of a process that died, and the cause, to the error.
+            late: a function that returns the error, given the numbers of the processes that did not answer in time.
+            died: a function that returns the error, given the number of a process that died and the cause.
         """
         _, waiting = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout)
         if waiting:

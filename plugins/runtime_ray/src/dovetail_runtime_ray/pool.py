@@ -172,7 +172,7 @@ class PoolProcesses:
         Args:
             role: the worker's role.
             method: the method of the worker.
-            payloads: the result of `encode`, one a rank.
+            payloads: the result of `BatchCodec.encode`: a payload for each rank, or None.
             answering: the ranks whose results are read; None for all. Other ranks send None, or their failure.
         """
         what = f"{role}.{method}()"
@@ -221,7 +221,7 @@ class PoolProcesses:
 
         Returns:
             A text for the error, with the file's path or the stacks themselves; and the ranks that gave no stacks. Even a
-            rank that waits in a collective gives its stacks, so the others must be suspended (SIGSTOP).
+            rank that waits in a collective gives its stacks, so a rank without stacks must be suspended (SIGSTOP).
         """
         asked = {
             rank: self._actors[rank].stacks.options(concurrency_group=CONTROL).remote()

@@ -76,7 +76,7 @@ class Process:
         )
 
     def prepare(self) -> str:
-        """Load torch with the threads and determinism of the set-up, and return the device.
+        """Import torch, apply the set-up's number of threads and determinism, and return the device's name.
 
         Raises:
             PlacementError: an accelerator is reserved, but torch finds none.
@@ -177,7 +177,7 @@ class HostProcess(Process):
     def call(
         self, role: str, method: str, payload: Any, answers: bool, context: Mapping[str, Any]
     ) -> Reply:
-        """Run one rank's call of a role's method.
+        """Call a method of this rank's worker, and return the encoded result.
 
         Args:
             role: the worker's role.

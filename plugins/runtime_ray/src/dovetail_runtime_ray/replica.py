@@ -120,9 +120,9 @@ class RequestStreams:
 
 
 class RayReplica(BaseRollout):
-    """A replica in a process of its own. Its methods may be called from any thread and event loop.
+    """The controller's handle of a rollout replica in a separate process. Calls may come from any thread and event loop.
 
-    When the process dies, its running and later requests fail with a RolloutError, and the rollout pool sends them to
+    When the process dies, the replica's running and later requests fail with a RolloutError, and the rollout pool sends them to
     other replicas.
 
     Args:

@@ -20,7 +20,7 @@ GATHER_SECONDS = 0.005
 
 
 class ReplicaProcess(Process):
-    """One replica of a generation engine. Every method is a coroutine, so that no method blocks another."""
+    """The process of one rollout replica. Every method is a coroutine, so that no method blocks another."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
@@ -76,7 +76,7 @@ class ReplicaProcess(Process):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def control(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Reply:
-        """Call a method of the engine beside `submit`; a blocking method runs in a thread."""
+        """Call a method of the engine other than `submit`; a blocking method runs in a thread."""
         act = getattr(self._started(), method)
         if not asyncio.iscoroutinefunction(act):
             return await self._aside(functools.partial(act, *args, **named))

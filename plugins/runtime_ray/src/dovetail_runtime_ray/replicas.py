@@ -28,7 +28,7 @@ class Replicas:
     Args:
         spec: the spec of the replicas.
         count: the number of replicas.
-        reserved: the reserved pool.
+        reserved: the pool's reserved resources.
         ranks: training processes on the same accelerators, if any.
         run: the state shared with all processes of the run.
         setup: a function from a process's label and number to its set-up.

@@ -21,7 +21,7 @@ RESERVE_SECONDS = 30.0
 
 @attrs.frozen(kw_only=True, eq=False)
 class Reserved:
-    """The placement groups of a pool, one group a node with one bundle a rank."""
+    """The placement groups of a pool: one group for each node, with one bundle for each rank."""
 
     pool: Pool
     groups: tuple[PlacementGroup, ...]

@@ -170,7 +170,7 @@ class RayRuntime(Runtime):
         return again
 
     def task_workers(self, spec: TaskSpec) -> list[TaskWorker]:
-        """Start processes outside the pools, spread over the machines. See `Runtime.task_workers` for errors."""
+        """Start the task workers of a spec in processes outside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
         if self._cluster is None or self._setups is None:
             raise DispatchError(f"{spec.label} workers can't be started: call place() first")
         setup = partial(self._setups.of_task, spec)
@@ -188,7 +188,7 @@ class RayRuntime(Runtime):
         return "accelerator" if here is None else here.type
 
     def address(self) -> str:
-        """See `Runtime.address`; the loopback address if the cluster has a single machine."""
+        """Return this machine's address in the cluster, or the loopback address if the cluster has a single machine."""
         nodes = [] if self._cluster is None or self._cluster.local else self._cluster.nodes()
         return node_address() if len({node.address for node in nodes}) > 1 else "127.0.0.1"
 

@@ -25,7 +25,7 @@ class Setups:
 
     config: RayConfig
     reserved: Mapping[str, Reserved]
-    """Every pool of the run, by name."""
+    """The reserved resources of every pool of the run, by the pool's name."""
     run_directory: str | None
     """Directory of `logs/`; None outside a run."""
     plugins: dict[str, Any] | None
@@ -41,7 +41,7 @@ class Setups:
         Args:
             label: the prefix of the process's files in `logs/`.
             rank: the rank in the pool, or the replica's number.
-            home: the pool.
+            home: the reserved resources of the pool.
             place: the environment of the process.
         """
         return self._setup(

@@ -21,7 +21,7 @@ class TokenizerOf:
 
     model: ModelSection
     chat_template: str | Mapping[str, str] | None = None
-    """The chat template of the run, with its arguments."""
+    """The run's chat template, with `data.chat_template_args` as default values; None for that of the loaded tokenizer."""
 
 
 def spec_to_send(spec: WorkerSpec) -> WorkerSpec:

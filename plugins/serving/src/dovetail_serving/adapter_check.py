@@ -15,7 +15,7 @@ _MERGED = "or send merged weights (actor.engine.lora.sync: merged)"
 
 
 def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) -> str | None:
-    """Return why an engine that applies only plain adapters of linear layers can't apply an adapter, or None.
+    """Return why an engine can't apply an adapter. The engine applies only plain LoRA adapters of linear layers.
 
     Args:
         dora: whether the adapter is a DoRA adapter (arXiv 2402.09353).
@@ -23,7 +23,7 @@ def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) 
         layers: last parts of the names of layers that the engine can adapt; None for every linear layer.
 
     Returns:
-        The reason as text that follows the engine's name; None if no obstacle is known.
+        The reason, which an error appends to the engine's name, such as `can't apply DoRA adapters`; None if no obstacle is known.
     """
     if dora:
         return "can't apply DoRA adapters"
@@ -38,7 +38,7 @@ def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) 
 
 
 def without_room(version: int, who: str) -> WeightSyncError:
-    """Return the error for an adapter sent to an engine that was started without room for adapters.
+    """Return the error for an adapter sent to an engine that reserved no memory for adapters at its start.
 
     Args:
         version: the version of the update.
@@ -51,7 +51,7 @@ def without_room(version: int, who: str) -> WeightSyncError:
 
 
 def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, who: str) -> None:
-    """Refuse an adapter that an engine with the capability `lora` can't apply.
+    """Raise an error if an engine with the capability `lora` can't apply an adapter.
 
     Args:
         version: the version of the update.
@@ -60,7 +60,7 @@ def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, 
         who: the engine's name in messages.
 
     Raises:
-        WeightSyncError: the adapter is not described, is of an unsupported kind, or is too large.
+        WeightSyncError: the manifest does not describe the adapter, or the adapter is of an unsupported kind or too large.
     """
     what, adapter = f"weight update {version} is", manifest.adapter
     if adapter is None:

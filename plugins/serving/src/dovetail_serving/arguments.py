@@ -67,7 +67,7 @@ def model_of(context: PluginContext) -> ModelSection:
 
 
 def has_tokenizer(model: ModelSection) -> bool:
-    """Return whether the model's directory holds a tokenizer, which engines need only for stop strings; True for a hub id."""
+    """Return whether the model has a tokenizer, which engines need only for stop strings. True for a model from the Hugging Face hub."""
     directory = Path(model.tokenizer_path or model.path)
     return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)
 

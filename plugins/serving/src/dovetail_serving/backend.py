@@ -33,7 +33,7 @@ class SampleCall:
     seed: int | None = None
     """The sample's seed; None draws from the engine's random generator."""
     media: tuple[MediaRef, ...] = ()
-    """References to the prompt's images, in the order of their tokens, by paths that every engine process can read."""
+    """References to the prompt's images, in the order of the image tokens; every process of the engine can read their paths."""
     priority: int = 0
     """Priority as in `RolloutRequest.priority`. An engine that runs out of KV cache preempts the samples with the highest numbers first."""
 
@@ -86,7 +86,7 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, version: int, manifest: WeightManifest) -> None:
-        """Let all workers receive, verify and load the weights of a manifest, while no call generates.
+        """Let all workers receive, verify and load the weights that the manifest describes, while no call generates.
 
         Raises:
             OthersFailedError: the update was called off by a receiver outside this engine.
@@ -97,11 +97,11 @@ class Backend(ABC):
 
     @abstractmethod
     def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
-        """Free the memory with these tags on the accelerators, and return the measured number of freed bytes."""
+        """Free the accelerators' memory for `tags` (`weights`, `kv_cache`), and return the measured number of freed bytes."""
 
     @abstractmethod
     def wake(self, tags: frozenset[str]) -> None:
-        """Allocate the freed memory with these tags again."""
+        """Allocate again the memory that `sleep` freed for these tags."""
 
     async def freeze(self) -> None:
         """Pause all calls until `thaw`; a `load` before then keeps the calls' KV cache.

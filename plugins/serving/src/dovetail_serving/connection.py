@@ -43,7 +43,7 @@ class ServerConnection:
         token: the token that the server requires; empty for no token.
         patience: seconds without an answer to health checks after which the server counts as dead.
         ended: a function that returns how the server's process ended; None if the process runs, or was not started by Dovetail.
-        died: a function that returns the error for a dead server, given the last failure.
+        died: a function that returns the error for a dead server, given a text that says how it died.
 
     Attributes:
         draining: whether the server's latest health answer announced its shutdown.
@@ -81,7 +81,12 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """Post a frame to one of the server's Dovetail paths and return the answer; `arrays` are [n] each, as in `frames.pack`.
+        """Post a frame to one of the server's Dovetail paths, and return the frame of the answer.
+
+        Args:
+            name: the last part of the path, such as `load`.
+            header: the JSON values to send.
+            arrays: the arrays to send, [n] each, as in `frames.pack`.
 
         Raises:
             RolloutError: the server refused, failed, or is dead.
@@ -109,7 +114,7 @@ class ServerConnection:
         """Post a request and call `take` with each frame of the streamed answer on arrival.
 
         Args:
-            name: the name of the path.
+            name: the last part of the path, such as `generate`.
             content: the request.
             answered: a function that is called when the server has accepted the request.
             take: a function that is called with each frame.

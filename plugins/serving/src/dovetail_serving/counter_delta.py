@@ -10,12 +10,12 @@ Totals = Mapping[str, float]
 
 
 class CounterDelta:
-    """Turns a server's running totals into metrics for the time since the last call.
+    """Computes metrics for the time since the previous call of `since`, from totals that a server counts since its start.
 
     Args:
         prefix: the prefix of the metrics' names, such as `rollout/vllm/`.
-        counted: the name of the total that must have grown for metrics to be reported.
-        metrics: a function that returns the metrics, given the growth of the totals and the totals themselves.
+        counted: the name of one total; if it has not grown, there are no metrics.
+        metrics: a function that returns the metrics, given each total's growth since the previous call, and the totals.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class CounterDelta:
         self._before: Totals = {}
 
     def since(self, totals: Totals) -> Mapping[str, Metric]:
-        """Return the metrics since the previous totals; empty if `counted` has not grown.
+        """Return the metrics for the time since the previous call; empty if the total `counted` has not grown.
 
         Args:
             totals: the server's totals since its start, by name.

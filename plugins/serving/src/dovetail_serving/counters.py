@@ -32,7 +32,7 @@ class Counters:
             self._running -= 1
 
     def add(self, **amounts: float) -> None:
-        """Add to the counters of these names."""
+        """Add each amount to the event counter of the same name."""
         for name, amount in amounts.items():
             self._totals[name] += amount
 
@@ -40,8 +40,8 @@ class Counters:
         """Return all totals since the start.
 
         Returns:
-            The counters by name; `busy_seconds`, in which any sample ran; `sample_seconds`, the running times of all samples added;
-            `running_max`, the maximum number of samples at once since the last call.
+            The event counters by name; `busy_seconds`, the time in which at least one sample ran; `sample_seconds`, the sum of all
+            samples' running times; `running_max`, the maximum number of samples that ran at once since the last call.
         """
         self._advance()
         most, self._most = self._most, self._running

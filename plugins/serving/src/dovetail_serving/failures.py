@@ -19,7 +19,7 @@ class Known:
     """A known cause of failure, recognised in an engine's exception or output."""
 
     pattern: str
-    """A regular expression for the text, in which each run of white space is replaced by one blank."""
+    """A regular expression to search in the exception and output, in which white space has been reduced to single blanks."""
     error: type[DovetailError]
     """The type of the error that is raised for this cause."""
     message: str
@@ -43,7 +43,7 @@ class Failures:
     engine: str
     """The engine's name in messages."""
     marks: re.Pattern[str]
-    """The prefix of the engine's output lines, such as timestamps, which errors leave out."""
+    """A regular expression of the prefix of output lines, such as a timestamp; errors show the lines without it."""
     known: tuple[Known, ...] = ()
     """Known causes of failure, tried in this order."""
 

@@ -101,7 +101,7 @@ class Gate:
         _release(waiting)
 
     def empty(self) -> Future[None]:
-        """Return a future that completes when no sample runs; no further sample then starts while the gate is closed."""
+        """Return a future that completes when no sample runs. If the gate is closed, none starts afterwards until it is opened."""
         future: Future[None] = Future()
         with self._lock:
             if self._running:

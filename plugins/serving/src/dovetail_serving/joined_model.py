@@ -12,16 +12,16 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shape_of(text: object) -> dict[str, int]:
-    """Return the sizes of a server's text model, which `model_problems` compares with the run's model.
+    """Return the sizes of a server's language model by name, such as `hidden_size`; `model_problems` compares them with the run's model.
 
     Args:
-        text: the text model's config, with the field names of transformers.
+        text: the language model's config, with the field names of transformers.
     """
     return {name: int(getattr(text, name)) for name in _SHAPE}
 
 
 def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
-    """Return the differences between a joined server's model and the run's model as text; empty if there are none.
+    """Return the differences between the run's model and the model of a server that the run joins, as text for an error.
 
     Args:
         found: the server's description: `model` (the path), `shape` (from `shape_of`) and `architectures`.

@@ -48,7 +48,7 @@ async def answers_of(
 
 
 def refuse_problems(problems: Sequence[str], *, engine: str, url: str, hint: str) -> None:
-    """Refuse a server, with all its problems in one error.
+    """Raise an error that lists all problems of a server, if there are any.
 
     Raises:
         RolloutError: `problems` is not empty.

@@ -26,7 +26,7 @@ _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_version
 
 
 def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
-    """Pack calls, keyed by their names on the server, into one frame. Calls of a group share their prompt and sampling in the frame."""
+    """Return one frame with these calls, by their names on the server. The frame has a group's prompt and sampling parameters only once."""
     prompts: dict[int, int] = {}
     samplings: dict[SamplingParams, int] = {}
     arrays: list[np.ndarray] = []
@@ -51,7 +51,7 @@ def calls_of(frame: Frame) -> list[SampleCall]:
     """Return the calls in a frame from `packed_calls`; their ids are the names on the server.
 
     Raises:
-        RolloutError: the frame holds no calls.
+        RolloutError: the frame has no calls, or malformed ones.
     """
     try:
         samplings = [

@@ -15,9 +15,9 @@ _NAMED = 3
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Remove the engine's adapter layers from a model during the `with` block.
+    """Replace the engine's adapter layers in a model by the layers that they wrap, during the `with` block.
 
-    The parameters stay the same, under the names that the model's own loading code expects.
+    The parameters then have the names that the model's own loading code expects.
 
     Args:
         model: the engine's model, whose adapter layers hold the wrapped layer as `base_layer`.

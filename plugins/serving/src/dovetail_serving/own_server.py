@@ -48,8 +48,8 @@ class OwnServer:
         environment: environment variables in addition to this process's.
         failures: the engine's known failures, recognised in the log.
         config: the rollout's config; `start_timeout` limits the start.
-        turn: the lock file of a process that loads models (`dovetail.workers.loading`), for which the server waits; the time limit starts
-            after the wait.
+        turn: the lock file that is held while the run's training models load (`dovetail.workers.loading`); `ready` first waits for its
+            release, and `start_timeout` counts from then on. None for no wait.
 
     Attributes:
         url: the server's address.

@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def refuse_used(port: int, engine: str) -> None:
-    """Refuse a port in use, before the engine takes a minute to find out.
+    """Raise an error if a port is in use; the engine itself would find out only after a minute.
 
     Args:
         port: the port of the loopback interface.
@@ -48,11 +48,11 @@ def refuse_used(port: int, engine: str) -> None:
 
 
 class ServerProcess:
-    """A process that runs a command until `close` or the end of this process, even if this process is killed.
+    """A process that runs a command. It is ended by `close`, or when the process that created it ends or is killed.
 
     Args:
         command: program and arguments.
-        log: the file for the command's output; an existing file is kept under a number, `.1`, `.2`, …
+        log: the file for the command's output; an existing file is renamed with a number, `.1`, `.2`, …
         environment: environment variables in addition to this process's.
     """
 

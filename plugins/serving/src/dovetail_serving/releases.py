@@ -24,7 +24,7 @@ class Release:
 
     @property
     def number(self) -> Version:
-        """The version for comparison, without a local build's suffix; an invalid version counts as the oldest."""
+        """The version, parsed for comparison, without a local suffix such as `+cu128`; an invalid version counts as 0."""
         return number_of(self.version)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Release:
 
 
 def number_of(version: str) -> Version:
-    """Parse a version for comparison, without a local build's suffix; an invalid version counts as the oldest."""
+    """Return a version, parsed for comparison, without a local suffix such as `+cu128`; an invalid version counts as 0."""
     try:
         return Version(Version(version).public)
     except InvalidVersion:
@@ -50,7 +50,7 @@ class DrivenEngine:
         plugin: the plugin's package, whose imports determine the names that the engine must have.
         oldest: the oldest release that the plugin supports.
         newest: the newest release that the plugin was tested with.
-        lacks: the features that releases before `oldest` lack, for the error.
+        lacks: a clause for the error that says what releases before `oldest` can't do.
     """
 
     title: str
@@ -108,7 +108,7 @@ class DrivenEngine:
         return f"this plugin was tested with {self.title} {self.oldest} to {self.newest}"
 
     def untried(self, release: Release) -> bool:
-        """Return whether a release is newer than `newest`, compared to the precision of `newest`."""
+        """Return whether a release is newer than `newest`; if `newest` is 0.24, then 0.24.1 is not newer."""
         newest = self.newest.release
         return release.number.release[: len(newest)] > newest
 
@@ -117,7 +117,7 @@ class DrivenEngine:
         return missing_names(_directory(self.plugin), _directory(self.package))
 
     def defines(self, module: str, name: str) -> bool:
-        """Return whether the sources of the installed engine's module define a name."""
+        """Return whether a module of the installed engine defines a name, according to its source file."""
         return _defines(_directory(self.package).parent, module, name)
 
 

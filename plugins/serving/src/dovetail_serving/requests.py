@@ -21,7 +21,7 @@ def problem_of(
     engine: str,
     log_probs: Literal["processed", "raw"],
 ) -> str | None:
-    """Return the reason why an engine can't generate a request, or None.
+    """Return the reason why an engine can't generate samples for a request; None if it can.
 
     Args:
         request: the request.
@@ -127,7 +127,15 @@ def completion_of(
     version: int,
     earlier: Completion | None,
 ) -> Completion:
-    """Return a complete or partial sample from the engine's result and an earlier partial sample."""
+    """Return a sample, complete or partial: the earlier partial sample, if any, followed by the engine's result.
+
+    Args:
+        request: the sample's request.
+        index: the sample's index among the request's samples.
+        result: the engine's result for the tokens after `earlier`.
+        version: the version of the result's tokens, unless the result has a version for each token.
+        earlier: the partial sample before an interruption; None for a new sample.
+    """
     sampling = request.sampling
     part = Completion(
         request_id=request.request_id,

@@ -57,7 +57,7 @@ class ServingRollout(BaseRollout):
     """The engine's name in messages, such as `vLLM`."""
     log_probs: ClassVar[Literal["processed", "raw"]] = "processed"
     """The distribution of the backend's log-probabilities. `processed`: the distribution that the sampler used; `raw`: the full softmax of
-    logits / temperature, before top-p and top-k; if top-k is set, both distributions.
+    logits / temperature, before top-p and top-k. With `raw`, the backend returns both log-probabilities if top-k is set.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
@@ -71,7 +71,7 @@ class ServingRollout(BaseRollout):
 
     @abstractmethod
     def make_backend(self) -> Backend:
-        """Return the backend for the config and context, before its start."""
+        """Return a backend for the rollout's config and context, not yet started."""
 
     def starts_empty(self) -> bool:
         """Return whether the engine starts without the model's weights, because a complete update precedes the first request."""

@@ -60,7 +60,7 @@ class Host(ABC):
 
     @abstractmethod
     async def describe(self, _: Frame) -> Frame:
-        """Describe the running engine: `protocol` (`messages.PROTOCOL`), and data that the rollout's plugin checks."""
+        """Return a description of the running engine: `protocol` (`messages.PROTOCOL`), and data that the rollout's plugin checks."""
 
     @abstractmethod
     async def abort(self, frame: Frame) -> Frame:
@@ -100,11 +100,11 @@ class Host(ABC):
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the memory with the header's `tags`, with or without `keep_weights`; the answer gives the `freed` bytes."""
+        """Free the memory for the header's `tags`; with `keep_weights`, `wake` restores the weights. The answer has `freed`, in bytes."""
 
     @abstractmethod
     async def wake(self, frame: Frame) -> Frame:
-        """Allocate the memory with the header's `tags` again."""
+        """Allocate again the memory that `sleep` freed for the header's `tags`."""
 
     @abstractmethod
     async def metrics(self, _: Frame) -> Frame:
@@ -114,8 +114,8 @@ class Host(ABC):
 class Routes(ABC):
     """ASGI application that answers requests below `/dovetail/v1/` and forwards other requests to the engine's application.
 
-    Token data is sent as frames (`frames`) instead of JSON. If the server was started with the environment variable `token_variable`,
-    requests must carry the variable's value as a bearer token.
+    Token ids and log-probabilities are sent in binary frames (`frames`) instead of JSON. If the server was started with the environment
+    variable `token_variable`, requests must carry the variable's value as a bearer token.
 
     Args:
         app: the engine's application.
@@ -133,7 +133,7 @@ class Routes(ABC):
 
     @abstractmethod
     def make_host(self, scope: Scope) -> Host:
-        """Return the host of the running engine; called once, at the first request."""
+        """Return a `Host` for the running engine; called once, at the first request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._draining and scope["type"] == "http" and scope["path"] == "/health":

@@ -56,7 +56,7 @@ class ServerBackend(Backend):
 
     @abstractmethod
     async def join(self, connection: ServerConnection) -> None:
-        """Check that a server which was started separately answers and fits the run.
+        """Check that a server that the user started answers requests and fits the run.
 
         Raises:
             RolloutError: the server does not answer or fit; the hint says how to start a suitable server.

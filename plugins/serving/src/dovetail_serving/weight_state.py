@@ -41,14 +41,14 @@ class WeightState:
         self._baseless = self._baseless or manifest.kind != "adapter"
 
     def slept(self, tags: frozenset[str], *, kept_weights: bool) -> None:
-        """Record that the memory with these tags was freed."""
+        """Record that the engine's memory for these tags was freed; `kept_weights` says whether `wake` restores the weights."""
         self.asleep |= tags
         if "weights" in tags and not kept_weights:
             self._unfit = "the engine's weights were freed during sleep"
             self._baseless = True
 
     def woke(self, tags: frozenset[str]) -> None:
-        """Record that the memory with these tags was allocated again."""
+        """Record that the engine's memory for these tags was allocated again."""
         self.asleep -= tags
 
     @property
@@ -75,7 +75,7 @@ class WeightState:
         """Refuse an update that the current state does not allow.
 
         Raises:
-            WeightSyncError: the weights are asleep, or an adapter's base weights are missing.
+            WeightSyncError: the memory for weights is freed, or an adapter's base weights are missing.
         """
         who = f"weight update {version}"
         if "weights" in self.asleep:

@@ -90,8 +90,8 @@ def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: s
     """Construct a transport from the values of `transport_info`, and return this process's end of the transport.
 
     Args:
-        transport: the transport's part of `transport_info`.
-        context: the context's part of `transport_info`.
+        transport: the value of `transport` in the result of `transport_info`.
+        context: the value of `context` in the result of `transport_info`.
         device: the torch device of the received weights.
 
     Raises:

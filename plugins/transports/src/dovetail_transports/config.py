@@ -14,8 +14,8 @@ class RingConfig(PluginSection):
     """Settings common to the transports between processes, which send buckets of tensors through a ring of slots."""
 
     buckets: int = attrs.field(default=2, validator=attrs.validators.ge(2))
-    """Number of slots in the ring: while receivers read some slots, the sender fills the next. An update in transit takes at most this
-    many times the manifest's bucket size, or the size of its largest tensor."""
+    """Number of slots in the ring, each for one bucket of tensors: while receivers read some slots, the sender fills others. The ring
+    takes this many times the manifest's bucket size, or the size of the largest tensor if that is larger."""
     verify: bool = True
     """Whether to check by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
@@ -24,13 +24,13 @@ class RingConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class LocalConfig(RingConfig):
-    """Settings common to the transports within one machine: where sender and receivers meet."""
+    """Settings common to the transports within one machine: how sender and receivers find each other."""
 
     directory: str | None = None
-    """Directory in which sender and receivers meet, by sockets that only this user can open; absent: below `/dev/shm`, or the
-    directory for temporary files if there is no `/dev/shm`."""
+    """Directory of the sockets by which sender and receivers connect, which only this user can open; absent: below `/dev/shm`, or
+    below the directory for temporary files if there is no `/dev/shm`."""
     channel: str | None = None
-    """Name that sender and receivers share, in place of the run directory's path."""
+    """Name by which sender and receivers find each other, the same on both sides; absent: the run directory's path."""
 
 
 @attrs.frozen(kw_only=True)

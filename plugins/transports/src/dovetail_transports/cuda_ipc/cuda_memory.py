@@ -23,7 +23,7 @@ _HANDLE_BYTES = 64
 
 @attrs.frozen(kw_only=True, eq=False)
 class Allocation:
-    """Memory that this process has allocated or opened."""
+    """GPU memory that this process has allocated, or opened by another process's IPC handle."""
 
     address: int
     """Address of the memory in this process."""
@@ -73,7 +73,7 @@ class CudaMemory:
             ) from error
 
     def allocate(self, size: int) -> Allocation:
-        """Allocate memory outside torch's allocator, which other processes can open.
+        """Allocate memory that other processes can open, outside torch's allocator.
 
         Raises:
             WeightSyncError: the device lacks free memory, or its memory can't be shared.

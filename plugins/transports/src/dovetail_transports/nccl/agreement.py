@@ -19,7 +19,7 @@ _BY_ITSELF = "-2"
 
 
 def described(backend: str) -> dict[str, Any]:
-    """Return this process's properties for the comparison, as JSON.
+    """Return the properties of this process that `agree` compares, as JSON values.
 
     Args:
         backend: `nccl` or `gloo`.
@@ -39,7 +39,7 @@ def described(backend: str) -> dict[str, Any]:
 
 
 def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> None:
-    """Check that the processes can form a group.
+    """Check that sender and receivers can form a process group.
 
     Args:
         ours: the sender's result of `described`.

@@ -154,12 +154,12 @@ def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
 
 
 def store_there(host: str, port: int, timeout: float) -> Any:
-    """Connect a receiver to the sender's store, which `store_at` started."""
+    """Return a receiver's connection to the sender's store, which `store_at` started."""
     return _c10d.TCPStore(host, port, None, False, timedelta(seconds=timeout))
 
 
 def in_time(act: Callable[[], T], pulse: Pulse, timeout: float) -> T:
-    """Call an uninterruptible function in a thread, and abandon the thread if the function takes too long.
+    """Return the result of a function that can't be interrupted. It runs in a thread, which is abandoned if it takes too long.
 
     Raises:
         TimeoutError: the function took longer than `timeout`.

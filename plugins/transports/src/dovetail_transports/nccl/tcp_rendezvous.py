@@ -63,7 +63,7 @@ def listen_at(host: str) -> socket.socket:
 
 
 class TcpSenderRendezvous(SenderRendezvous):
-    """The sender's rendezvous over TCP, which listens from the first update on. A thread reads each connection.
+    """Accepts the receivers' TCP connections for a sender, from the first update on. A thread reads each connection.
 
     Args:
         host: the address to listen at.
@@ -163,7 +163,7 @@ class TcpSenderRendezvous(SenderRendezvous):
 
 
 def call_off(manifest: WeightManifest, reason: str) -> None:
-    """Notify the sender of an update that a receiver will not connect, and wait for the sender's acknowledgement.
+    """Notify an update's sender that a receiver will not connect, and wait for the sender's acknowledgement.
 
     Args:
         manifest: the manifest that the sender's `prepare` returned.
@@ -201,7 +201,7 @@ def _greeting(channel: Channel) -> dict[str, Any]:
 
 
 class TcpReceiverRendezvous(ReceiverRendezvous):
-    """The receiver's rendezvous over TCP, which connects to the address in the manifest.
+    """Connects a receiver to its sender over TCP, at the address in the manifest of each update.
 
     Args:
         who: the receiver's name in messages.
@@ -269,7 +269,7 @@ def _set_up(connection: socket.socket) -> None:
 
 
 class ReceiverRegistry:
-    """The receivers that have connected. The threads that accept receivers write it, and the sending thread reads it.
+    """Stores the receivers that have connected. The threads that accept receivers add them, and the sending thread reads them.
 
     A receiver that names a future update waits until that update starts. A receiver that names a past update is sent
     the reason why the update ended.
@@ -312,7 +312,7 @@ class ReceiverRegistry:
         return found
 
     def enter(self, greeting: dict[str, Any], channel: Channel) -> None:
-        """Add a receiver whose greeting had the right password, or note that it calls its update off."""
+        """Add a receiver whose greeting had the right password; if the greeting calls an update off, only record its reason."""
         update_id = greeting.get("update")
         update_id = None if update_id is None else str(update_id)
         with self._lock:

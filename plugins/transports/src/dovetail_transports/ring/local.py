@@ -22,9 +22,10 @@ from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
 
 
 class LocalTransport(WeightTransport):
-    """Base of a transport whose config has `directory` and `channel`.
+    """Base of the transports within one machine; their configs have `directory` and `channel`.
 
-    In a run on several machines, each machine has its own senders and receivers. Updates are called off in the run's directory.
+    In a run on several machines, each machine has its own senders and receivers. A receiver that will not connect then calls the update
+    off by a note in the run's directory, which all machines share.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:

@@ -159,7 +159,7 @@ class Peers:
             )
 
     def faults(self) -> str:
-        """Return a text of the failed receivers with their reasons; empty if none has failed."""
+        """Return the failed receivers and why each failed, as text for an error; empty if none has failed."""
         return "; ".join(
             f"{peer.who} {peer.fault}" for peer in self._peers if peer.fault is not None
         )

@@ -78,7 +78,7 @@ class ReceiverRendezvous(ABC):
 
         Raises:
             TimeoutError: no sender connected in time.
-            WeightSyncError: no sender can connect.
+            WeightSyncError: the sender can't be reached, or the manifest lacks its address.
         """
 
     @abstractmethod
@@ -87,10 +87,10 @@ class ReceiverRendezvous(ABC):
 
 
 class LocalSenderRendezvous(SenderRendezvous):
-    """The sender's rendezvous within one machine, which looks for the sockets of receivers in a directory.
+    """Connects a sender to receivers on the same machine, whose sockets it finds in a directory.
 
     Args:
-        join: a function that joins the directory, called on first use.
+        join: a function that joins the run's rendezvous directory and returns it, called on first use.
     """
 
     hint = f"{_ONE_MACHINE}: check where the rollout runs, or set rollout.weight_transport=disk"
@@ -138,7 +138,7 @@ class LocalSenderRendezvous(SenderRendezvous):
 
 
 class LocalReceiverRendezvous(ReceiverRendezvous):
-    """The receiver's rendezvous within one machine, which listens in a directory from its construction on.
+    """Accepts connections of senders on the same machine, at a socket in a directory, from its construction on.
 
     Args:
         directory: the joined directory; `close` leaves the directory.

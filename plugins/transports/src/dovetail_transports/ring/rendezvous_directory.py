@@ -29,7 +29,7 @@ _BACKLOG = 64
 
 
 def default_root() -> Path:
-    """Return the default parent of the runs' directories, for a config that names none."""
+    """Return the directory below which each run makes its rendezvous directory, if the config sets no `directory`."""
     memory = Path("/dev/shm")  # noqa: S108 - only the directory below it is used, which must be this user's own
     base = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"dovetail-{os.getuid()}"
@@ -39,9 +39,9 @@ class RendezvousDirectory:
     """Membership of this process in the private directory in which sender and receivers of a run meet.
 
     Args:
-        root: the directory with the directories of all runs of this user.
-        key: a text that both sides know, such as the run directory's path.
-        notes: the directory of called-off updates, shared by all machines of a run; None for the joined directory.
+        root: the directory with the private directories of all runs of this user.
+        key: a text that both sides know, such as the run directory's path; it determines the private directory's name.
+        notes: the directory for notes on called-off updates, which all machines of a run share; None for the private directory.
 
     Raises:
         WeightSyncError: the root can't be made, or another user owns it or has access.
@@ -91,7 +91,7 @@ class RendezvousDirectory:
         return sorted(self.directory.glob(f"*{_SOCKET}"))
 
     def call_off(self, update_id: str, reason: str) -> None:
-        """Write a note which tells an update's sender why a receiver will not connect."""
+        """Write a note for an update's sender, with the reason why a receiver will not connect."""
         note = self._notes / f"{update_id}{_NOTE}"
         draft = note.with_suffix(f".{secrets.token_hex(4)}")
         draft.write_text(reason, encoding="utf-8")

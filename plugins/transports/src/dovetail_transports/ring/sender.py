@@ -213,9 +213,9 @@ def gather_receivers(
     hello: dict[str, Any],
     timeout: float,
 ) -> None:
-    """Greet receivers as they connect, until as many have answered as the manifest says.
+    """Send `hello` to each receiver that connects, until as many have answered as the manifest says.
 
-    If the manifest has no number, returns as soon as there is a receiver.
+    If the manifest has no number of receivers, return as soon as one has connected.
 
     Raises:
         CalledOffError: a receiver will not connect.

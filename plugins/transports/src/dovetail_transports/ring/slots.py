@@ -32,7 +32,7 @@ class Offer:
 
 
 class SenderSlots(ABC):
-    """The trainer's end of the ring, kept between updates."""
+    """The trainer's end of a ring of slots, through which the buckets of an update pass; kept between updates."""
 
     collective: ClassVar[bool] = False
     """Whether all receivers take part in every delivery, so that a lost receiver stops the update for all."""
@@ -80,10 +80,10 @@ class SenderSlots(ABC):
 
 
 class ReceiverSlots(ABC):
-    """A rollout's end of the ring, kept between updates."""
+    """A rollout's end of the trainer's ring of slots (`SenderSlots`), kept between updates."""
 
     collective: ClassVar[bool] = False
-    """Whether all receivers take part in every delivery, as in `SenderSlots`; a receiver that fails still takes part in the rest."""
+    """Whether all receivers take part in every delivery, as in `SenderSlots`. If so, a receiver that fails takes part in the rest, too."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of this end as JSON values, from which the sender makes its offer."""
@@ -111,7 +111,7 @@ class ReceiverSlots(ABC):
 
 
 def numbered(device: torch.device) -> torch.device:
-    """Return the device with an index; the current device's index if it has none."""
+    """Return the device with an index: its own, or else that of the current device."""
     if device.type == "cpu" or ":" in str(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

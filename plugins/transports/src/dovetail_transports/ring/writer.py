@@ -46,7 +46,7 @@ class BucketCopier:
         self._streams: dict[torch.device, torch.Stream] = {}
 
     def start(self, slots: SenderSlots, number: int) -> BucketWriter:
-        """Start a bucket; its slot must be free."""
+        """Return a writer for the bucket with this number, whose slot must be free."""
         return BucketWriter(self, slots, number)
 
     def stream(self, device: torch.device) -> torch.Stream:

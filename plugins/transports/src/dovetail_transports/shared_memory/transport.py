@@ -69,7 +69,7 @@ class SharedRing:
         self._pinned = int(code) == 0
 
     def close(self) -> None:
-        """Unmap the memory; existing views keep it mapped."""
+        """Unmap the memory: now, or when its last view is gone."""
         if self._pinned and self._octets is not None:
             _cudart().cudaHostUnregister(self._octets.data_ptr())
             self._pinned = False
@@ -107,7 +107,7 @@ def _cudart() -> Any:
 
 
 class SharedSenderSlots(SenderSlots):
-    """Allocates the shared memory, and allocates a larger ring if an update needs larger slots."""
+    """Allocates the ring in shared memory, and a larger ring if an update needs larger slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
