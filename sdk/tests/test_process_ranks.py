@@ -53,7 +53,7 @@ def test_a_failure_arrives_with_the_rank_and_its_traceback(ranks: ProcessRanks) 
 def test_a_rank_that_hangs_is_named_and_all_are_ended() -> None:
     with ProcessRanks(2) as started:
         started.run(sum_of_ranks, np.ones(1))  # both ranks have then imported this module
-        with pytest.raises(WorkerError, match=r"ranks \[1\] of 2 died or did not answer"):
+        with pytest.raises(WorkerError, match=r"ranks \[1\] .* died or did not answer"):
             started.run(sleep_on_one, timeout=3.0)
         assert not any(
             process.is_alive() for process in started._processes if process.join(60) is None

@@ -219,7 +219,7 @@ def test_a_rollout_that_is_scored_lets_every_part_sleep(hybrid, sample, run, mon
 
 
 def test_a_manager_of_groups_is_refused(hybrid) -> None:
-    with pytest.raises(ConfigError, match="can score only whole groups"):
+    with pytest.raises(ConfigError, match="manager=group scores whole groups"):
         hybrid(lambda: 1.0, scorers={"a": ScorerSection(manager=GroupConfig(name="group"))})
 
 

@@ -141,6 +141,8 @@ def test_paused_samples_go_on_with_their_images_after_new_weights(
     async def interrupted() -> list[Completion]:
         running = asyncio.create_task(drain(rollout, request_of(prompts[1])))
         while not rollout._scheduler._batch.active:
+            if running.done():  # before it was seen: once more
+                running = asyncio.create_task(drain(rollout, request_of(prompts[1])))
             await asyncio.sleep(0.001)
         await rollout.pause(PauseMode.KEEP)
         scheduler = rollout._scheduler

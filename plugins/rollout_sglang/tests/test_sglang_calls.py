@@ -63,7 +63,7 @@ def test_answers_that_make_no_sense_are_refused() -> None:
         result_of(answer([4, 5], entries=[[-0.5, 4, None]]), log_probs=True)
     with pytest.raises(RolloutError, match="finish reason"):
         result_of(answer([4], "bored"), log_probs=False)
-    with pytest.raises(RolloutError, match=r"1 scores.*of 3"):
+    with pytest.raises(RolloutError, match=r"1 log-probabilities.* 3 tokens"):
         scores_of({"meta_info": {"input_token_logprobs": [[None, 1], [-1.0, 2]]}}, 3)
 
 

@@ -234,7 +234,7 @@ class Ledger:
         skipped = set(range(self._closed, newest)) - self._epochs.keys()
         if skipped:
             raise LedgerError(
-                f"no prompt was issued in these epochs before epoch {newest}: {_some(skipped)}"
+                f"prompts of epoch {newest} were issued, but none of the earlier epochs {_some(skipped)}"
             )
         if not in_flight and (lost := self.open()):
             names = "; ".join(_name(*key) for key in lost[:5])

@@ -170,8 +170,8 @@ class DatasetSource(Plugin):
             DataError: the rows can't be written; by default always.
         """
         raise DataError(
-            f"the dataset source {cls.name!r} can't take rows from a Python program: it reads only files",
-            hint="write the rows to a file that the source reads, or set data.source.name=files",
+            f"the dataset source {cls.name!r} can't take rows from a Python program",
+            hint="write the rows to a file that the source reads, or set data.source.name=files: that source takes such rows",
         )
 
 

@@ -70,7 +70,7 @@ def _read(distribution: importlib.metadata.Distribution) -> Installed:
 def _name(distribution: importlib.metadata.Distribution) -> str:
     metadata = distribution.metadata
     if "Name" not in metadata:
-        raise ValueError("the file METADATA has no field Name")
+        raise ValueError("its file METADATA has no field Name; install it again")
     return metadata["Name"]
 
 

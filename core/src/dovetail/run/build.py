@@ -155,7 +155,8 @@ def _start(
         copies = CheckpointCopies(place, CheckpointStore(folder.checkpoints), context.logger)
         observers.add(copies, "checkpoint_copies")
     trainer = make_plugin(plan.refs["trainer"], context)
-    loader, ledger = make_loader(config, data, make_plugin(plan.refs["data.sampler"], context))
+    sampler: Any = make_plugin(plan.refs["data.sampler"], context)
+    loader, ledger = make_loader(config, data, sampler)
     started.callback(loader.close)
     return _Parts(
         config=config,

@@ -139,11 +139,13 @@ class RunDirectory:
                     "'/', and neither '.' nor '..'",
                     hint=f"set {key}=NAME; to choose the folder above project and experiment, set output_dir=PATH",
                 )
-        longest = max(len(os.fsencode(part)) for part in Path(config.output_dir).parts or [""])
-        if longest > 255:
+        longest = max(
+            Path(config.output_dir).parts or [""], key=lambda part: len(os.fsencode(part))
+        )
+        if (size := len(os.fsencode(longest))) > 255:
             raise ConfigError(
-                f"output_dir has a folder name of {longest} bytes; expected at most 255",
-                hint="set output_dir=PATH to a folder that you can write to",
+                f"output_dir contains a folder name of {size} bytes, {longest[:20]!r}…; expected at most 255",
+                hint="shorten this name in output_dir",
             )
         return Path(config.output_dir) / config.project / config.experiment
 

@@ -97,7 +97,9 @@ class ShardFile(Shard):
         with pa.memory_map(str(path)) as file:
             content = file.read_buffer()
         if _digest(content) != path.stem.partition("-")[2]:
-            raise ValueError(f"the shard {path} is damaged: its digest differs")
+            raise ValueError(
+                f"the shard {path} is damaged: the digest of its content is not the one in its name"
+            )
         table = pa.ipc.open_file(content).read_all().combine_chunks()
         facts = json.loads(table.schema.metadata[b"facts"])
         facts["truncated"] = Truncation(**facts["truncated"])

@@ -274,7 +274,7 @@ class _Process:
                 return self._reply(bytes(received))
             if len(received) > MAX_REPLY_BYTES:
                 raise ProcessDiedError(
-                    f"the process sent a reply of more than {MAX_REPLY_BYTES} bytes"
+                    f"the process sent a reply of more than {MAX_REPLY_BYTES} bytes, the limit of a reward function's result"
                 )
             if left <= 0:
                 raise RequestTimeoutError(f"the process sent no reply within {limit:g} s")

@@ -146,7 +146,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
     def _made(self) -> WeightEnd:
         if self._end is None:
             raise WeightSyncError(
-                "this vLLM has no weight transport: `connect` was not called",
-                hint="call init_weight_transfer_engine first",
+                "this vLLM is not connected to a weight transport yet",
+                hint="call init_weight_transfer_engine, which connects it, before any update",
             )
         return self._end

@@ -117,7 +117,7 @@ def _joined(name: str, parts: list[Tensor]) -> Tensor:
         raise ModelError(
             f"images of different sizes give tensors {name!r} of the shapes {shapes[0]} and {shapes[-1]}, which can't be concatenated: "
             "this model's image processor gives equal shapes only to images that it processes together",
-            hint="scale the images to one size, or use a model whose image processor makes patches, or images of one fixed size",
+            hint="scale the images to one size, or use a model whose image processor cuts them into patches or scales them itself",
         )
     return torch.cat(parts)
 

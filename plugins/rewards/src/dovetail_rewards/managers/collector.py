@@ -126,7 +126,7 @@ class BatchQueue(Generic[Item]):
             outcomes = await self._run([entry.sample for entry in entries])
             if len(outcomes) != len(entries):
                 raise ValueError(  # noqa: TRY301 - answered below
-                    f"the call returned {len(outcomes)} outcomes for {len(entries)} samples; expected one for each"
+                    f"the scoring call returned {len(outcomes)} results for {len(entries)} samples; expected one for each"
                 )
         except asyncio.CancelledError:
             if this is not None and this.cancelling():

@@ -108,7 +108,9 @@ class BroadcastGroup:
         except RuntimeError as error:
             if isinstance(error, WeightSyncError):
                 raise
-            raise DeliveryError(f"a bucket can't be broadcast: {error}") from error
+            raise DeliveryError(
+                f"a bucket of weights can't be broadcast to the receivers: {error}"
+            ) from error
 
     def abort(self) -> None:
         """Abort the group; a running broadcast of another thread fails. Safe to call twice."""

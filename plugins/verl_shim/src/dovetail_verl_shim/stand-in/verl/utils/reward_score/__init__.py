@@ -32,5 +32,5 @@ def _rule(name: str) -> Any:
         return make_plugin(PluginRef(kind="reward_function", name=known), PluginContext())
     except PluginNotFoundError as error:
         raise NotImplementedError(
-            f"data_source {name!r} has no reward function in Dovetail"
+            f"data_source {name!r} has no reward function in Dovetail; give one of your own in `reward.functions`"
         ) from error
