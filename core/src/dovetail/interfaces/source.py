@@ -323,7 +323,10 @@ class ExperienceSource(SourceDescription):
 
     @property
     def observers(self) -> Mapping[str, object]:
-        """Observers that the source adds to the run, by a name for reports; see `dovetail.hooks`. Read between `start` and `open`."""
+        """Observers that the source adds to the run, by a name for reports; see `dovetail.hooks`.
+
+        The run reads this property after `start` and before `open`.
+        """
         return {}
 
     @property

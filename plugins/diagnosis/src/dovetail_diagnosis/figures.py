@@ -75,7 +75,7 @@ class Figure:
         return value if value is not None and math.isfinite(value) else None
 
     def read(self, metrics: Mapping[str, float | None], name: str | None = None) -> str:
-        """Return the figure in a step's metrics as text, with ± half the width of its interval, if any.
+        """Return the figure's value in a step's metrics as text, empty if absent; followed by ± half of its 95% interval if the metrics have one.
 
         Args:
             metrics: the metrics of the step.

@@ -124,10 +124,10 @@ class Measured:
         )
 
     def decodings(self) -> list[Decoding]:
-        """Return decoding times with which a simulation reproduces the run's generation time and concurrency.
+        """Return three decoding times with which a simulation reproduces the run's generation time and concurrency.
 
-        The first decoding time is the best fit. The other two have the smallest and the largest value of `fixed` with which the simulated
-        concurrency is within `_MODEL_ERROR` of the run's.
+        The first is the best fit. The other two bound the seconds of a decoding step that don't depend on the number of samples
+        (`Decoding.fixed`): the smallest and the largest with which the simulated concurrency is within 5% of the run's.
         """
         schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
         count = self.plan.counts.samples_per_step

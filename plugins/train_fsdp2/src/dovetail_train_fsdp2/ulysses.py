@@ -35,7 +35,7 @@ class RankLayout:
 
 
 class SequenceParallel:
-    """The ranks that divide each pack's tokens among them.
+    """A group of ranks that each hold a part of every pack's tokens.
 
     Attributes:
         size: the number of ranks, C.
@@ -101,9 +101,14 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
-    """Return the ranks that share packs with this rank along the mesh's axis `cp`; None if packs are not shared.
+    """Return this rank's group along the mesh's axis `cp`, whose ranks hold a part of each pack; None if the axis has one rank.
 
     Collective over all ranks of the mesh, which must be torch's default process group.
+
+    Args:
+        mesh: the engine's mesh; None for one rank.
+        rank: this rank's number in the mesh.
+        trunk: the model, whose number of attention heads is checked.
 
     Raises:
         ConfigError: the ranks do not divide the attention heads; see `check_heads`.

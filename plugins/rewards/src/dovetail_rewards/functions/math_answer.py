@@ -48,8 +48,7 @@ class MathAnswer(VerifiedFunction):
         """Return `score`, its parts `format` (an answer was found) and `correct`, each 0 or 1, and `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: the ground truth alone exceeds `verify_timeout`.
-            RewardError: math-verify failed on the ground truth alone.
+            TimeoutError, RewardError: see `VerifiedFunction.is_right`.
         """
         pred = self._answer(solution_str)
         if pred is None:
