@@ -1,8 +1,9 @@
 """Sharding a model over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
 
-fully_shard wraps every decoder layer, and the model's `ModelRunner` (the runner) as the root. Weights outside of decoder layers (embedding, last norm, output layer)
-are gathered during the runner's forward pass. Weights, gradients and moments are sharded in float32; layers compute in the compute dtype.
-Gradients are sums over all ranks, not means, since each rank's loss is already divided by the denominator of the whole mini-batch.
+fully_shard wraps every decoder layer, and the model's `ModelRunner` (the runner) as the root. Weights outside of decoder layers (embedding,
+last norm, output layer) are gathered during the runner's forward pass. Weights, gradients and moments are sharded in float32; layers
+compute in the compute dtype. Gradients are sums over all ranks, not means, since each rank's loss is already divided by the denominator of
+the whole mini-batch.
 """
 
 from __future__ import annotations

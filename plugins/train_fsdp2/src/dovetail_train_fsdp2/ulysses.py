@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 AXIS = "cp"
-"""The name of the mesh's axis along which ranks share each pack."""
+"""The name of the mesh's axis along which each pack's tokens are divided among ranks."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -29,7 +29,7 @@ class RankLayout:
     """One rank's share of a packed layout."""
 
     layout: MicroBatchLayout
-    """The layout of the rank's F / C tokens, with the lengths of all sequences and M scored tokens: the rank's own, then padding."""
+    """The layout of the rank's F / C tokens. It has the lengths of all sequences, and M scored tokens: the rank's own, then padding."""
     share: ScoredShare
     """The rank's share of the pack's scored tokens."""
 

@@ -19,8 +19,8 @@ class MathAnswer(VerifiedFunction):
     `2^{-1}`). `2\frac12` and `2 1/2` are the mixed number 2.5; `x = 5` is 5; `2x = 10` is not 10. The right answer scores `score`, another
     answer `format_score`, no answer `miss_score`.
 
-    math-verify runs in separate processes. An answer whose comparison exceeds `verify_timeout` or the memory limit is wrong. If the ground
-    truth alone exceeds a limit, the sample fails as `timeout`.
+    math-verify runs in separate processes. An answer whose comparison exceeds `verify_timeout` or the memory limit is wrong. If comparing
+    the ground truth with the number 1 exceeds the time limit too, the sample fails as `timeout`.
     """
 
     name = "math"
